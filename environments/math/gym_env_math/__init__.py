@@ -19,35 +19,57 @@ from .verdict import MathVerdict, decided
 @hookimpl
 @asynccontextmanager
 async def lifespan() -> AsyncIterator[Kept]:
-    """Keep settled grades for as long as the environment runs."""
+    """Yield the cache of settled grades. All episodes of a process share it."""
     yield Kept()
 
 
 @hookimpl
 async def verify(task: MathTask, transcript: Transcript, config: MathConfig, shared: Kept) -> MathVerdict:
-    """Compare the answer in what the policy wrote with the expected one."""
+    """Compare the policy's answer with the expected answer.
+
+    Args:
+        task: The row with the expected answer.
+        transcript: The transcript of the episode.
+        config: The settings of the environment.
+        shared: The cache that `lifespan` yields.
+
+    Returns:
+        The verdict: reward 1.0 if the answers are equal, else 0.0.
+
+    Raises:
+        Unscorable: math-verify cannot read the expected answer, or the judge fails.
+    """
     return await decided(task, transcript.text(), config, shared)
 
 
 @hookimpl
 def tasks(split: Split, seed: int, config: MathConfig) -> Iterator[MathTask]:
-    """Draw problems of the chosen families and difficulties."""
+    """Generate tasks of the configured families and difficulties.
+
+    Args:
+        split: `train` (endless), `validation` or `example`.
+        seed: The same split, seed and settings generate the same tasks.
+        config: The settings of the environment.
+
+    Returns:
+        An iterator over the tasks.
+    """
     return map(task_of, drawn(split, seed, config.families, config.difficulties))
 
 
 @hookimpl
 def solve(task: MathTask) -> Message:
-    """Reply with the expected answer in a box."""
+    """Reply with the expected answer in a `\\boxed{}`."""
     return Message(content=boxed(bare(task.expected_answer)))
 
 
 @hookimpl
 def claims(task: MathTask) -> Claims:
-    """Claim full marks for the expected answer and its other forms, next to none for a guess."""
+    """Claim a reward of 1.0 for the expected answer and its other forms, and at most 0.02 for a guess."""
     return Claims(chance=chance(task), variants=[boxed(answer) for answer in task.other_answers])
 
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Give the mean reward by family and by difficulty, and what math-verify and the judge gave."""
+    """Return the mean reward by family and by difficulty, and the mean rewards of math-verify and of the judge."""
     return figures(rollouts)

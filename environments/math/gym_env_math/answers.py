@@ -1,4 +1,4 @@
-"""Answers: what of a text counts as one, and whether it equals the gold answer, decided by math-verify."""
+"""Extract the answer from a text and compare it with the gold answer, using math-verify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRECISION = 6
 
 
 def bare(expected: str) -> str:
-    r"""The gold answer without blanks, `\( \)` or `$ $` around it."""
+    r"""Return the gold answer without surrounding whitespace, `\( \)` or `$ $`."""
     gold = expected.strip()
     if len(gold) >= len(r"\(\)") and gold.startswith(r"\(") and gold.endswith(r"\)"):
         gold = gold[2:-2].strip()
@@ -26,28 +26,36 @@ def bare(expected: str) -> str:
 
 
 def boxed(content: str) -> str:
-    r"""Give *content* in a `\boxed{}`."""
+    r"""Return *content* in a `\boxed{}`."""
     return f"\\boxed{{{content}}}"
 
 
 @offload(timeout=30.0, cpu=10.0, preload=["math_verify"])
 def grade(gold: str, text: str, box: str | None, keep_gold: bool) -> Grade | None:
-    """The grade of *text*, or `None` where math-verify reads nothing in the gold answer.
+    """Grade *text* in a worker process.
 
-    *box* is the content that alone decides wherever it can be read (see `shortcut`).
+    Args:
+        gold: The expected answer without delimiters.
+        text: The text of the policy.
+        box: The content of the only box in *text*, or `None`. If math-verify can read this content, it decides
+            the grade alone (see `shortcut`).
+        keep_gold: Whether to cache the parsed gold answer.
+
+    Returns:
+        The grade, or `None` if math-verify cannot read the gold answer.
     """
     known = _kept_gold(gold) if keep_gold else _gold(gold)
     if known is None:
         return None
     alone = _predictions(boxed(box), first_match=True) if box is not None else []
-    # Two readings: the expression, and the text it was read from. One means the text could not be read.
+    # math-verify returns the expression and its source text. A single item means that it could not parse the text.
     settled = len(alone) > 1
     return _compare(known, alone if settled else _predictions(text), settled=settled)
 
 
 @offload(timeout=30.0, cpu=10.0, preload=["math_verify"])
 def readable(gold: str) -> bool:
-    """Whether math-verify can read the gold answer."""
+    """Return whether math-verify can read the gold answer."""
     return _gold(gold) is not None
 
 
@@ -75,7 +83,7 @@ def _library() -> SimpleNamespace:
 
 def _gold(gold: str) -> _Gold | None:
     library = _library()
-    # No timeout of math-verify's own anywhere: it is a SIGALRM, and the worker has a deadline.
+    # Disable the timeouts of math-verify: they use SIGALRM, and the worker already has a deadline.
     readings = library.parse(boxed(gold), library.gold_targets, parsing_timeout=None)
     try:
         written = frozenset(str(reading).strip() for reading in readings)
@@ -100,7 +108,7 @@ def _compare(gold: _Gold, answers: list[Any], *, settled: bool) -> Grade:
         right = library.verify(gold.readings, answers, PRECISION, timeout_seconds=None)
         return Grade(float(right), _extracted(gold, answers), settled)
     except library.errors:
-        # An answer that cannot even be written down, such as one of too many digits, is no answer.
+        # An answer that cannot be converted to text, for example because it has too many digits, counts as wrong.
         return Grade(0.0, None, settled)
 
 

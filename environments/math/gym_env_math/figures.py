@@ -1,4 +1,4 @@
-"""The figures of the environment: the mean reward by family and by difficulty, math-verify's and the judge's part."""
+"""The metrics of the environment: mean rewards by family and by difficulty, from math-verify and from the judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from gymsdk import Rollout
 
 
 def figures(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """Give `<subset>/mean/reward` where rows name a subset, `symbolic_accuracy`, and `judge_accuracy` if asked."""
+    """Compute the metrics of *rollouts*.
+
+    Returns:
+        `<subset>/mean/reward` for each family and difficulty in the rows, `symbolic_accuracy`, and
+        `judge_accuracy` if a judge graded any rollout.
+    """
     found: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, value in _scores(rollout):
@@ -24,7 +29,7 @@ def _scores(rollout: Rollout) -> Iterator[tuple[str, float]]:
     for name in ("family", "difficulty"):
         if (value := rollout.row.get(name)) is not None:
             yield f"{name}={value}/mean/reward", rollout.reward
-    # A verdict read back from a file is no `MathVerdict`, and the host's own has only a reward.
+    # A verdict from a file is a plain `Verdict` with extra fields. A verdict from the host has only a reward.
     fields = rollout.verdict.model_dump() if rollout.verdict else {}
     if "library_reward" in fields:
         yield "symbolic_accuracy", fields["library_reward"]

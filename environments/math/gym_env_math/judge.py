@@ -1,4 +1,4 @@
-"""The judge: a second opinion of a model on two answers, asked for in both orders."""
+"""The judge: a model that compares two answers, in both orders."""
 
 from __future__ import annotations
 
@@ -22,14 +22,28 @@ Explain your comparison in a few sentences. Then write {EQUAL} if they are the s
 
 
 class Judgement(NamedTuple):
-    """Whether the judge called the answers equal, and the calls it took."""
+    """Whether the judge found the answers equal, and the calls to the judge."""
 
     equal: bool
     evaluations: list[dict[str, Any]]
 
 
 async def judge(model: Model, question: str, expected: str, answer: str, options: Mapping[str, Any]) -> Judgement:
-    """Give the judge's opinion: equal only if it says so in both orders; raises `Unscorable` where it fails."""
+    """Ask the judge to compare two answers, in both orders.
+
+    Args:
+        model: The judge.
+        question: The problem.
+        expected: The expected answer.
+        answer: The policy's answer.
+        options: Additional parameters of the requests.
+
+    Returns:
+        The judgement. The answers are equal only if the judge finds them equal in both orders.
+
+    Raises:
+        Unscorable: A call to the judge fails, or its response is incomplete or empty.
+    """
     evaluations: list[dict[str, Any]] = []
     for first, second in ((expected, answer), (answer, expected)):
         request = {**options, "input": _messages(question, first, second)}
@@ -42,7 +56,7 @@ async def judge(model: Model, question: str, expected: str, answer: str, options
 
 
 def label_in(response: Mapping[str, Any]) -> Label | None:
-    """The label that comes first in the last text of *response*, if any."""
+    """Return the first label in the last text of *response*, or `None`."""
     item = (response.get("output") or [{}])[-1]
     content = item.get("content") if item.get("type", "message") == "message" else None
     last = content[-1] if isinstance(content, list) and content else content

@@ -1,4 +1,4 @@
-"""The rows of the environment: what a task says, and the tasks made of problems."""
+"""The rows of the environment, and their construction from problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LUCK = 0.02
 
 
 class MathTask(Task):
-    """A problem and the answer expected; *other_answers* are right as well, written differently."""
+    """A problem and its expected answer. *other_answers* are other correct ways to write this answer."""
 
     question: str = ""
     expected_answer: str
@@ -23,8 +23,8 @@ class MathTask(Task):
 
 
 def task_of(drawn: Drawn) -> MathTask:
-    """The task that asks a drawn problem."""
-    # The box of the instruction comes last and holds a word, so that repeating the prompt answers nothing.
+    """Build a task from a drawn problem."""
+    # The last box of the prompt holds a word, so a policy that repeats the prompt earns nothing.
     return MathTask.ask(
         f"{drawn.problem.question}\n\n{INSTRUCTION}",
         question=drawn.problem.question,
@@ -36,10 +36,10 @@ def task_of(drawn: Drawn) -> MathTask:
 
 
 def question_of(task: MathTask) -> str:
-    """The question itself, or the whole prompt where the row does not give it by itself."""
+    """Return the question, or the whole prompt if the row has no `question` field."""
     return task.question or "\n".join(str(item.get("content", "")) for item in task.input)
 
 
 def chance(task: MathTask) -> float:
-    """What a guess earns at most: a whole number can be hit by luck."""
+    """Return the highest expected reward of a guess. Only an integer can be guessed."""
     return LUCK if INTEGER.fullmatch(bare(task.expected_answer)) else 0.0

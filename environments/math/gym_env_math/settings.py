@@ -18,11 +18,16 @@ def _listed(families: object) -> object:
 
 
 class MathConfig(Config):
-    """Which problems to draw, and how answers are graded.
+    """Which problems to draw, and how to grade answers.
 
-    *families* and the difficulties from *min_difficulty* to *max_difficulty* say what is drawn. *shortcut* decides
-    the clear cases without math-verify, *gold_cache* keeps expected answers it has read: neither changes a grade.
-    *judge* is asked, with *judge_options* in the request, where math-verify finds an answer wrong.
+    Attributes:
+        families: The problem families to draw from, as a list or as names separated by commas.
+        min_difficulty: The lowest difficulty to draw.
+        max_difficulty: The highest difficulty to draw.
+        shortcut: Whether to grade clear cases without math-verify. The grades stay the same.
+        gold_cache: Whether to cache parsed expected answers. The grades stay the same.
+        judge: A model that compares the answers when math-verify finds them different.
+        judge_options: Additional parameters of the requests to the judge.
     """
 
     families: Annotated[tuple[Family, ...], BeforeValidator(_listed), Field(min_length=1)] = FAMILIES

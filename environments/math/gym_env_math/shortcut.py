@@ -1,18 +1,18 @@
-r"""The shortcut: answers whose grade is known without asking math-verify again.
+r"""The shortcut: grade clear answers without calling math-verify again.
 
-math-verify collects everything in a text that may be an answer and takes the match of the highest rank that
-ends furthest right. Of a text that passes `only_box`, that is always the content of its one box:
+math-verify collects all possible answers in a text. It takes the matches of the highest rank, and of these the
+match that ends furthest right. In a text that passes `only_box`, this match is always the content of the only box:
 
-- Rank 0 needs the words "I hope", and there are none.
-- Rank 50 holds the box by itself, a formula around a box, and what follows "final answer". The box by itself
-  always matches and ends with its last brace. What ends further right must close with the one delimiter
-  allowed after that brace, so it opens before the box, as the box holds no delimiter, and reads as the content
-  of the box; it is the only formula of its match, as there is no second box and as, after "final answer",
-  no other formula opens.
-- Nothing turns it into a percentage: after the box there is only that delimiter, blanks and full stops.
+- Rank 0 needs the words "I hope". The text does not contain them.
+- Rank 50 contains the box, a formula around a box, and the text after "final answer". The box always matches,
+  and this match ends at its closing brace. A match that ends further right must close with the only delimiter
+  allowed after this brace. The box contains no delimiter, so this match opens before the box and has the same
+  content as the box. It is the only formula in its match: there is no second box, and no other formula opens
+  after "final answer".
+- The answer does not become a percentage: only the delimiter, whitespace and full stops follow the box.
 
-So the content alone decides wherever math-verify can read it (`answers.grade` says whether it can), and what
-was decided once for a gold answer and a content holds for every such text.
+If math-verify can read the content of the box (`answers.grade` reports this), the content alone decides the
+grade. The grade of a gold answer and a content is then valid for every text with this content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTEGER = re.compile(r"0|-?[1-9][0-9]{0,14}")
 LONGEST_TEXT = 100_000
 LONGEST_KEPT = 500
 
-# Possessive: a tail of a million full stops must not be tried a million ways.
+# Possessive quantifiers: a tail of a million full stops must not cause backtracking.
 _TAIL = re.compile(r"[ \t\r\n.]*+(?:\$\$?|\\[\])])?+[ \t\r\n.!*]*+")
 _DELIMITER = re.compile(r"[$\n]|\\[()\[\]]|\s\[")
 _FINAL_ANSWER = re.compile(r"final answer", re.IGNORECASE)
@@ -34,7 +34,7 @@ _FORMULA = re.compile(r"[$\\\[]")
 
 
 class Grade(NamedTuple):
-    """What math-verify makes of an answer; *settled* where the content of the text's box alone decided it."""
+    """The grade of an answer. *settled* is true if the content of the only box decided the grade alone."""
 
     reward: float
     extracted: str | None
@@ -42,7 +42,7 @@ class Grade(NamedTuple):
 
 
 class Kept:
-    """The latest settled grades, by gold answer and content of the box."""
+    """A cache of settled grades, by gold answer and content of the box. It drops the least recently used grade."""
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
@@ -52,14 +52,14 @@ class Kept:
         return len(self._grades)
 
     def get(self, gold: str, box: str) -> Grade | None:
-        """Give the grade that is kept of this content, if any."""
+        """Return the cached grade of this content, or `None`."""
         grade = self._grades.get((gold, box))
         if grade is not None:
             self._grades.move_to_end((gold, box))
         return grade
 
     def put(self, gold: str, box: str, grade: Grade | None) -> None:
-        """Keep a settled grade, forgetting the one that was longest not asked for."""
+        """Cache a settled grade. If the cache is full, drop the least recently used grade."""
         if grade is None or not grade.settled or len(gold) + len(box) > LONGEST_KEPT:
             return
         self._grades[gold, box] = grade
@@ -68,7 +68,7 @@ class Kept:
 
 
 def only_box(text: str) -> str | None:
-    r"""The content of the one `\boxed{}` that ends *text*, or `None` where more than it may count."""
+    r"""Return the content of the only `\boxed{}`, at the end of *text*, or `None` if other parts may affect the grade."""
     if len(text) > LONGEST_TEXT or text.count("\\boxed") != 1 or "\\fbox" in text or "I hope" in text:
         return None
     head, _, rest = text.partition("\\boxed{")
@@ -79,7 +79,7 @@ def only_box(text: str) -> str | None:
 
 
 def integers(gold: str, box: str) -> Grade | None:
-    """The grade where both are plain integers, or `None` where one is not."""
+    """Return the grade if both are plain integers, else `None`."""
     answer = box.strip()
     if not INTEGER.fullmatch(gold) or not INTEGER.fullmatch(answer):
         return None
@@ -92,7 +92,7 @@ def _anchored_alone(head: str) -> bool:
 
 
 def _balanced(content: str) -> bool:
-    # Escaped braces count too: that is how math-verify finds the end of a box.
+    # Count escaped braces too, because math-verify does so to find the end of a box.
     depth = 0
     for brace in re.findall(r"[{}]", content):
         depth += 1 if brace == "{" else -1

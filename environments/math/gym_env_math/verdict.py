@@ -1,4 +1,4 @@
-"""The verdict on an answer: the shortcut's or math-verify's, and a judge's where one is set."""
+"""Grade an answer: with the shortcut, with math-verify, and with a judge if the settings name one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from .shortcut import Grade, Kept, integers, only_box
 
 
 class MathVerdict(Verdict):
-    """The reward, the answer that was found, what math-verify gave it, and the judge's calls if any."""
+    """The verdict on an answer.
+
+    Attributes:
+        expected_answer: The expected answer, as in the row.
+        extracted_answer: The answer that math-verify found in the text, or `None`.
+        library_reward: The reward from math-verify, before the judge.
+        judge_evaluations: The calls to the judge, or `None` if there were none.
+    """
 
     expected_answer: str
     extracted_answer: str | None = None
@@ -23,7 +30,20 @@ class MathVerdict(Verdict):
 
 
 async def decided(task: MathTask, text: str, config: MathConfig, kept: Kept) -> MathVerdict:
-    """Give the verdict on everything the policy wrote; raises `Unscorable` where none can be had."""
+    """Grade everything that the policy wrote.
+
+    Args:
+        task: The row with the expected answer.
+        text: The text of the policy, without reasoning.
+        config: The settings of the environment.
+        kept: The cache of settled grades.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        Unscorable: math-verify cannot read the expected answer and there is no judge, or the judge fails.
+    """
     gold = answers.bare(task.expected_answer)
     grade, spent = await _graded_in_budget(gold, text, config, kept)
     if grade is None and config.judge is None:
@@ -43,7 +63,21 @@ async def decided(task: MathTask, text: str, config: MathConfig, kept: Kept) -> 
 
 
 async def graded(gold: str, text: str, config: MathConfig, kept: Kept) -> Grade | None:
-    """Give the grade of *text*, `None` where the gold answer cannot be read; raises `BudgetSpent`, `WorkerLost`."""
+    """Grade *text* without a judge.
+
+    Args:
+        gold: The expected answer without delimiters.
+        text: The text of the policy.
+        config: The settings of the environment.
+        kept: The cache of settled grades.
+
+    Returns:
+        The grade, or `None` if math-verify cannot read the expected answer.
+
+    Raises:
+        BudgetSpent: Grading exceeded its CPU budget.
+        WorkerLost: The worker process died.
+    """
     box = only_box(text) if config.shortcut else None
     if box is None:
         return await answers.grade(gold, text, None, config.gold_cache)
@@ -58,7 +92,7 @@ async def _graded_in_budget(gold: str, text: str, config: MathConfig, kept: Kept
     try:
         return await graded(gold, text, config, kept), False
     except BudgetSpent:
-        # An answer too heavy to compare is wrong; beside a gold answer too heavy to read, none can be.
+        # An answer that exceeds the CPU budget is wrong, unless reading the gold answer alone exceeds it too.
         return (Grade(0.0, None), True) if await _readable(gold) else (None, False)
 
 
@@ -80,5 +114,5 @@ async def _second_opinion(verdict: MathVerdict, task: MathTask, text: str, confi
 
 
 def _sendable(extracted: str | None) -> str | None:
-    # Half a surrogate pair has no place in JSON.
+    # JSON cannot encode an unpaired surrogate.
     return None if extracted is None else extracted.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Find every synonym of one term in a haystack, look up their values, extract them in order."""
+"""multineedle: find all synonyms of one term in a long list and extract their values in order."""
 
 from __future__ import annotations
 
@@ -32,25 +32,52 @@ async def extract_synonym_values(synonym_values: Values) -> dict[str, bool]:  # 
 
 @hookimpl
 def tools() -> list[Callable[..., Any]]:
-    """Give the look-up and the extraction."""
+    """Return the two tools: `get_synonym_value` and `extract_synonym_values`."""
     return [get_synonym_value, extract_synonym_values]
 
 
 @hookimpl
 def tasks(split: Split, seed: int, config: SynonymConfig) -> Iterable[Task]:
-    """Give haystacks of the configured size."""
+    """Generate the tasks of a split.
+
+    Args:
+        split: `train` (endless), `validation` or `example`.
+        seed: The same seed, split and settings generate the same tasks.
+        config: The size of each list and the number of synonyms to extract.
+
+    Returns:
+        The tasks, generated lazily.
+    """
     return generated(split, seed, config)
 
 
 @hookimpl
 async def verify(task: SynonymTask, transcript: Transcript) -> SynonymVerdict:
-    """Judge the last extraction."""
+    """Grade the last call of `extract_synonym_values`.
+
+    Args:
+        task: The row with the expected synonym values.
+        transcript: The transcript of the episode.
+
+    Returns:
+        The verdict: reward 1.0 if the last call lists exactly the expected values in order, else 0.0.
+    """
     return judged(task, transcript.calls("extract_synonym_values"))
 
 
 @hookimpl
 async def solve(task: SynonymTask, transcript: Transcript) -> Message | list[ToolCall]:
-    """Look up each expected synonym in turn, extract the values, say so."""
+    """Return the next turn of a perfect policy.
+
+    The policy looks up each expected synonym in turn, extracts the values, and ends with a reply.
+
+    Args:
+        task: The row with the expected synonyms.
+        transcript: The transcript so far.
+
+    Returns:
+        One tool call, or the final reply.
+    """
     looked_up = [(call.parsed() or {}).get("synonym") for call in transcript.calls("get_synonym_value")]
     for synonym in task.expected_synonyms:
         if synonym not in looked_up:
@@ -63,11 +90,11 @@ async def solve(task: SynonymTask, transcript: Transcript) -> Message | list[Too
 
 @hookimpl
 async def claims() -> Claims:
-    """Claim that nothing but the right values in the right order pays."""
+    """Claim a maximum reward of 1.0 and a reward of 0.0 for guessing."""
     return Claims(maximum=1.0, chance=0.0)
 
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Give the mean reward by number of needles."""
+    """Return `needles=<n>/mean/reward` for each number of needles in *rollouts*."""
     return by_needles(rollouts)

@@ -1,4 +1,4 @@
-"""The figures of the environment: the mean reward by number of needles."""
+"""The metrics of the environment: the mean reward by number of needles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymsdk import Rollout
 
 
 def by_needles(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """Give `needles=<n>/mean/reward` for each number of expected values."""
+    """Return `needles=<n>/mean/reward` for each number of expected values."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.reward is not None:

@@ -1,4 +1,4 @@
-"""A haystack: shuffled lines that pair terms with synonyms, a few of them about the one term that is asked for."""
+"""Build haystacks: shuffled lines that pair terms with synonyms. A few lines belong to the term to find."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ from .words import Entry, entries, made_up, value
 
 @dataclass(frozen=True, slots=True)
 class Haystack:
-    """The *lines*, and the synonyms to find in them in the order in which they stand."""
+    """The *lines* of the list, and the synonyms to find in the order of their lines."""
 
     lines: list[str]
     needles: list[str]
 
 
 def haystack(rng: Random, entry: Entry, *, distractors: int, sizes: Sequence[int]) -> Haystack:
-    """Give *distractors* lines about other terms, and among them those about *entry*.
+    """Build a list about one term and many others.
 
-    Every term has one of *sizes* synonyms, so that their number does not betray which one is asked for.
+    The number of synonyms varies for every term in the same way, so it does not reveal which term to find.
+
+    Args:
+        rng: The source of randomness.
+        entry: The term to find.
+        distractors: The number of lines about other terms.
+        sizes: The possible numbers of synonyms of a term.
+
+    Returns:
+        The lines, and the synonyms of *entry* in the order of their lines.
     """
     needles = _needles(rng, entry, rng.choice(sizes))
     lines = list(islice(_distractors(rng, entry, sizes), distractors))
     rng.shuffle(lines)
-    # From the last place to the first, so that an earlier needle does not shift a later one.
+    # Insert from the last position to the first, so that an insertion does not shift the remaining positions.
     places = sorted(rng.choices(range(len(lines) + 1), k=len(needles)), reverse=True)
     for place, needle in zip(places, reversed(needles), strict=True):
         lines.insert(place, _line(entry.term, needle))
@@ -34,7 +43,7 @@ def haystack(rng: Random, entry: Entry, *, distractors: int, sizes: Sequence[int
 
 
 def _needles(rng: Random, entry: Entry, number: int) -> list[str]:
-    """Draw synonyms of *entry* that differ in value, from each other and from the term's own."""
+    """Draw synonyms of *entry* whose values differ from each other and from the value of the term."""
     taken = {value(entry.term)}
     names = entry.names(number)
     found = []

@@ -1,4 +1,4 @@
-"""Prompts: what the policy is told to do, and the questions it is asked."""
+"""Prompts: the instructions to the policy, and the user's questions."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ NAMING = (
 
 
 def instructions(lines: Iterable[str]) -> str:
-    """Give the system message around the haystack's *lines*."""
+    """Return the system message: the instructions followed by the *lines* of the list."""
     return INSTRUCTIONS + "\n".join(lines)
 
 
 def question(rng: Random, entry: Entry) -> str:
-    """Give a user's message about *entry*, as often one that names it as one that does not."""
+    """Return a user message about *entry*. Half of the messages name the term; the others describe it."""
     if rng.random() < 0.5:  # noqa: PLR2004  # an even chance
         return rng.choice(NAMING).format(term=entry.term.lower())
     return rng.choice(entry.questions)

@@ -16,13 +16,13 @@ from .prompts import instructions, question
 from .words import entries, value
 
 Split: TypeAlias = Literal["train", "validation", "example"]
-"""`train` never ends; the others are as long as `SIZES` says."""
+"""`train` is endless; `SIZES` holds the number of tasks of the other splits."""
 
 SIZES = {"validation": 200, "example": 5}
 
 
 class SynonymConfig(Config):
-    """How large a generated haystack is and how many of its lines count."""
+    """The settings: the size of a generated haystack and the number of synonyms to extract."""
 
     distractors: int = Field(default=300, ge=10, le=50_000, description="lines about other terms")
     needles: int = Field(default=3, ge=1, le=40, description="synonyms to extract, give or take the spread")
@@ -36,12 +36,16 @@ class SynonymConfig(Config):
 
     @property
     def sizes(self) -> range:
-        """How many synonyms a term may have in the list."""
+        """The possible numbers of synonyms of a term in the list."""
         return range(self.needles - self.spread, self.needles + self.spread + 1)
 
 
 class SynonymTask(Task):
-    """A row: the synonyms to extract with their values in the list's order, and the term that is none of them."""
+    """A row of the environment.
+
+    It holds the synonyms to extract with their values, in the order of the list, and the term itself
+    (the minefield label), which the policy must not extract.
+    """
 
     id: int | None = None
     expected_synonyms: list[str] = Field(min_length=1)
@@ -51,7 +55,16 @@ class SynonymTask(Task):
 
 
 def generated(split: Split, seed: int, config: SynonymConfig) -> Iterator[SynonymTask]:
-    """Yield the tasks of *split*; the same *seed* and *config* give the same ones."""
+    """Generate the tasks of a split.
+
+    Args:
+        split: The split to generate.
+        seed: The same split, seed and settings generate the same tasks.
+        config: The settings of the environment.
+
+    Returns:
+        An iterator over the tasks. It is endless for `train`.
+    """
     numbers: Iterable[int] = range(SIZES[split]) if split in SIZES else count()
     return (_task(number, Random(f"{split}:{seed}:{number}"), config) for number in numbers)
 

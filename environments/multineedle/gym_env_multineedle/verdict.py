@@ -1,4 +1,4 @@
-"""The verdict: the values of the last extraction against the expected ones."""
+"""Grade an extraction: compare its values with the expected values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from gymsdk import ToolCall, Verdict
 from .task import SynonymTask
 
 LARGEST = 2**63
-"""Beyond it a number is no value of any word, and no JSON reader need take it."""
+"""Integers whose absolute value reaches this bound are rejected: no word has such a value, and some JSON readers
+cannot read such integers."""
 
 
 class SynonymVerdict(Verdict):
-    """Whether the extraction is right, and in which way it is wrong.
+    """The verdict on the last extraction.
 
-    *set_overlap* is the share of expected values that were extracted, *original_term_minefield_hit* says that the
-    term itself was, *order_instruction_following_failure* that only the order or a surplus is wrong.
+    Attributes:
+        accuracy: Whether the values are exactly the expected values in the expected order.
+        set_overlap: The share of the expected values that the policy extracted.
+        original_term_minefield_hit: Whether the policy extracted the term itself or its value.
+        order_instruction_following_failure: Whether all expected values are present, but the order is wrong or
+            there are additional values.
+        parsed_synonym_values: The extracted integers.
     """
 
     accuracy: bool
@@ -25,7 +31,15 @@ class SynonymVerdict(Verdict):
 
 
 def judged(task: SynonymTask, calls: list[ToolCall]) -> SynonymVerdict:
-    """Give the verdict on the last of *calls*; none, or one whose values are no list of integers, earns 0."""
+    """Grade the last of *calls*.
+
+    Args:
+        task: The row with the expected values.
+        calls: The calls of `extract_synonym_values`, in order.
+
+    Returns:
+        The verdict. The reward is 0.0 if *calls* is empty or the values of the last call are not a list of integers.
+    """
     given = _given(calls[-1]) if calls else []
     values = _integers(given)
     expected = task.expected_synonym_values
@@ -42,19 +56,19 @@ def judged(task: SynonymTask, calls: list[ToolCall]) -> SynonymVerdict:
 
 
 def _given(call: ToolCall) -> list[object]:
-    """Give the members of the list in *call*, of whatever type; nothing where there is no list."""
+    """Return the items of the list in *call*, of any type, or an empty list if *call* holds no list."""
     values = (call.parsed() or {}).get("synonym_values")
     return values if isinstance(values, list) else []
 
 
 def _integers(given: list[object]) -> list[int]:
-    """Give all members as integers, or nothing where one is none."""
+    """Return all items as integers, or an empty list if any item is not an integer."""
     numbers = [number for each in given if (number := _integer(each)) is not None]
     return numbers if len(numbers) == len(given) else []
 
 
 def _integer(given: object) -> int | None:
-    # As in JSON Schema, 5.0 is the integer 5; a truth value is none, though Python counts it as one.
+    # As in JSON Schema, 5.0 is the integer 5. A boolean is not an integer, although `bool` subclasses `int` in Python.
     if isinstance(given, float) and given.is_integer():
         return _integer(int(given))
     if isinstance(given, bool) or not isinstance(given, int):

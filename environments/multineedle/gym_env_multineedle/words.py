@@ -1,4 +1,4 @@
-"""Words: terms with synonyms and questions about them, and made-up ones to fill a haystack of any size."""
+"""The vocabulary: terms with synonyms and questions, and made-up words to fill a haystack of any size."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ QUALIFIERS = (
 )
 _ONSETS = (*"BDFGHJKLMNPRSTVWYZ", "Bl", "Br", "Cl", "Cr", "Dr", "Fl", "Gl", "Gr", "Pl", "Pr", "Sk", "Sn", "Tr")
 _OPENINGS = tuple(map("".join, product(_ONSETS, "aeiou", "bdgklmnprtvz")))
-# No English word ends so: a made-up term is never what a question is about.
+# No English word has these endings, so no question is about a made-up term.
 _ENDINGS = tuple(map("".join, product("aeiou", "dlmnrstv", ("ov", "esk", "ulm", "ash", "orn"))))
 MADE_UP = len(_OPENINGS) * len(_ENDINGS)
-"""How many made-up words there are."""
+"""The number of different made-up words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A term, its synonyms, and questions that are about it without naming it."""
+    """A term, its synonyms, and questions that describe the term without naming it."""
 
     term: str
     synonyms: tuple[str, ...]
     questions: tuple[str, ...]
 
     def names(self, number: int) -> list[str]:
-        """Give the synonyms to draw *number* from; plain ones where they suffice, else qualified ones too."""
+        """Return synonyms to draw *number* from: the plain synonyms, and qualified ones if there are too few."""
         plain = list(self.synonyms)
         if number <= len(plain):
             return plain
@@ -50,7 +50,7 @@ class Entry:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Give the package's own terms, no two of them alike in meaning."""
+    """Return the terms of the package. No two terms have a similar meaning."""
     text = files(__package__).joinpath("words.txt").read_text(encoding="utf-8")
     return tuple(map(_entry, text.splitlines()))
 
@@ -61,7 +61,7 @@ def _entry(line: str) -> Entry:
 
 
 def made_up(rng: Random) -> Iterator[str]:
-    """Yield made-up words in an order of *rng*'s, none twice within `MADE_UP`."""
+    """Yield made-up words in an order that *rng* chooses. No word repeats within `MADE_UP` words."""
     start, step = rng.randrange(MADE_UP), rng.randrange(MADE_UP)
     while math.gcd(step, MADE_UP) > 1:
         step += 1
@@ -71,5 +71,5 @@ def made_up(rng: Random) -> Iterator[str]:
 
 
 def value(word: str) -> int:
-    """Give what a synonym is worth: the sum of its code points."""
+    """Return the value of a synonym: the sum of its code points."""
     return sum(map(ord, word))

@@ -1,4 +1,4 @@
-"""Problems: seeded questions with exact answers, by family and difficulty."""
+"""Generate problems: seeded questions with exact answers, by family and difficulty."""
 
 from __future__ import annotations
 
@@ -60,9 +60,18 @@ class Drawn(NamedTuple):
 
 
 def drawn(split: Split, seed: int, families: Sequence[Family], difficulties: Sequence[int]) -> Iterator[Drawn]:
-    """Yield the split's problems: endless for `train`, else as many as the split holds.
+    """Yield the problems of a split.
 
-    Family follows family, from one that the seed chooses: the first problem of a seed may be of any.
+    The families take turns. The seed chooses the family of the first problem.
+
+    Args:
+        split: The split. `train` is endless; `SIZES` holds the sizes of the others.
+        seed: The same arguments yield the same problems.
+        families: The families to draw from.
+        difficulties: The difficulties to draw from.
+
+    Yields:
+        Problems with their family and difficulty.
     """
     rng = random.Random(f"{split}:{seed}")
     size = SIZES[split]
@@ -78,7 +87,7 @@ def drawn(split: Split, seed: int, families: Sequence[Family], difficulties: Seq
 
 
 def home(question: str) -> Split:
-    """The one split a question belongs to, whatever the seed, so that no split leaks into another."""
+    """Return the split that *question* belongs to. The seed has no influence, so no two splits share a question."""
     share = zlib.crc32(question.encode()) % 16
     return "example" if share == 0 else "validation" if share < 4 else "train"  # noqa: PLR2004 -- sixteenths
 
@@ -88,7 +97,7 @@ def _draw(rng: random.Random, split: Split, family: Family, difficulty: int, see
     mine = (p for p in iter(lambda: generate(rng, difficulty), None) if home(p.question) == split)
     problem = next(mine)
     for _ in range(_DRAWS):
-        # A small whole number is too easily guessed; a question met before teaches nothing.
+        # Reject answers that are small integers (easy to guess) and questions that already occurred in this split.
         if not _GUESSABLE.fullmatch(problem.answer) and problem.question not in seen:
             return problem
         problem = next(mine)

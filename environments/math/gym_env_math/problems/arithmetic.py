@@ -1,4 +1,4 @@
-"""Problems of arithmetic: fractions and number theory."""
+"""Generate arithmetic problems: fractions and number theory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPERATIONS = {"+": Fraction.__add__, "-": Fraction.__sub__, r"\cdot": Fraction.
 
 
 def fractions(rng: random.Random, difficulty: int) -> Problem:
-    """Fractions added, subtracted, multiplied and divided, or a continued fraction."""
+    """Generate a calculation with fractions, or a continued fraction."""
     if difficulty >= CONTINUED_FROM:
         return _continued(rng, depth=difficulty - 1)
     value = _fraction(rng)
@@ -27,7 +27,7 @@ def fractions(rng: random.Random, difficulty: int) -> Problem:
 
 
 def number_theory(rng: random.Random, difficulty: int) -> Problem:
-    """Divisors, remainders and residues."""
+    """Generate a problem about divisors, remainders or residues."""
     family = {1: _divisors_shared, 2: _divisors, 3: _remainder, 4: _two_residues, 5: _coprime}
     return family[difficulty](rng)
 

@@ -1,4 +1,4 @@
-"""Problems of calculus: derivatives and definite integrals."""
+"""Generate calculus problems: derivatives and definite integrals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .latex import Problem, Rational, number, polynomial, power_of, rational, te
 
 
 def derivatives(rng: random.Random, difficulty: int) -> Problem:
-    """The derivative of a polynomial, product, quotient or composition."""
+    """Ask for the derivative of a polynomial, product, quotient or composition."""
     family = {1: _of_polynomial, 2: _at_point, 3: _of_product, 4: _of_quotient, 5: _of_composition}
     return family[difficulty](rng)
 
 
 def integrals(rng: random.Random, difficulty: int) -> Problem:
-    """A definite integral with an exact value."""
+    """Ask for a definite integral with an exact value."""
     family = {1: _of_powers, 2: _area_between, 3: _of_exponential, 4: _of_logarithm, 5: _by_parts}
     return family[difficulty](rng)
 

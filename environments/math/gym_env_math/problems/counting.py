@@ -1,4 +1,4 @@
-"""Problems of counting: combinatorics and probability."""
+"""Generate counting problems: combinatorics and probability."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _WORDS = ("BANANA", "PEPPER", "LETTERS", "SUCCESS", "BALLOON", "COFFEE", "PARALL
 
 
 def combinatorics(rng: random.Random, difficulty: int) -> Problem:
-    """How many ways there are."""
+    """Ask for a number of possibilities."""
     family = {1: _ordered, 2: _committee, 3: _word, 4: _paths, 5: _shares}
     return family[difficulty](rng)
 
 
 def probability(rng: random.Random, difficulty: int) -> Problem:
-    """How likely it is, as a fraction."""
+    """Ask for a probability, as a fraction."""
     family = {1: _two_balls, 2: _two_dice, 3: _coins, 4: _at_least, 5: _two_boxes}
     return family[difficulty](rng)
 
 
 def arrangements(word: str) -> int:
-    """The number of different strings made of all letters of *word*."""
+    """Return the number of different strings that use all letters of *word*."""
     return math.factorial(len(word)) // math.prod(math.factorial(count) for count in Counter(word).values())
 
 
@@ -68,7 +68,7 @@ def _paths(rng: random.Random) -> Problem:
 def _shares(rng: random.Random) -> Problem:
     children, most = rng.randint(3, 6), rng.randint(4, 9)
     coins = rng.randint(2 * children, children * most - 3)
-    # Inclusion and exclusion over the children that get more than the most allowed.
+    # Inclusion-exclusion over the children that get more coins than allowed.
     answer = sum(
         (-1) ** over * math.comb(children, over) * math.comb(coins - over * (most + 1) + children - 1, children - 1)
         for over in range(children + 1)

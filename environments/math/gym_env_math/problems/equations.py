@@ -1,4 +1,4 @@
-"""Problems of algebra: linear equations, quadratic equations and systems."""
+"""Generate algebra problems: linear equations, quadratic equations and systems."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Matrix = Sequence[Sequence[int]]
 
 
 def linear(rng: random.Random, difficulty: int) -> Problem:
-    """One linear equation, plain, in brackets, over denominators or as a proportion."""
+    """Ask for the solution of a linear equation: plain, with brackets, with denominators or as a proportion."""
     family = {1: _one_side, 2: _both_sides, 3: _brackets, 4: _denominators, 5: _proportion}
     return family[difficulty](rng)
 
 
 def quadratic(rng: random.Random, difficulty: int) -> Problem:
-    """The real roots of a quadratic equation, or a symmetric value of them."""
+    """Ask for the real roots of a quadratic equation, or for a symmetric function of them."""
     family = {1: _whole_roots, 2: _rational_roots, 3: _irrational_roots, 4: _symmetric, 5: _of_high_degree}
     return family[difficulty](rng)
 
 
 def systems(rng: random.Random, difficulty: int) -> Problem:
-    """Two or three linear equations in as many unknowns, with whole or rational solutions."""
+    """Ask for the solution of two or three linear equations, with integer or rational values."""
     size, largest, whole = {1: (2, 5, True), 2: (2, 5, False), 3: (2, 12, False), 4: (3, 6, True), 5: (3, 9, False)}[
         difficulty
     ]
@@ -136,7 +136,7 @@ def _of_high_degree(rng: random.Random) -> Problem:
 
 
 def _of_roots(rng: random.Random) -> tuple[list[int], Fraction, Fraction]:
-    """Give a quadratic's coefficients, the sum of its roots and their product."""
+    """Return the coefficients of a quadratic, the sum of its roots and their product."""
     a, b, c = rng.randint(2, 9), _nonzero(rng, 15), _nonzero(rng, 15)
     return [a, b, c], Fraction(-b, a), Fraction(c, a)
 

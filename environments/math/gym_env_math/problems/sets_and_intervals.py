@@ -1,4 +1,4 @@
-"""Problems of sets: finite sets and intervals of the real line."""
+"""Generate problems about finite sets and intervals of the real line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .latex import Problem, finite_set, number, polynomial, rational
 
 
 def sets(rng: random.Random, difficulty: int) -> Problem:
-    """A set to list, or its size."""
+    """Ask for the elements of a set, or for its size."""
     family = {1: _combined, 2: _symmetric_difference, 3: _absolute, 4: _multiples, 5: _subsets}
     return family[difficulty](rng)
 
 
 def intervals(rng: random.Random, difficulty: int) -> Problem:
-    """The solutions of an inequality, as an interval or a union of two."""
+    """Ask for the solutions of an inequality, as an interval or a union of two intervals."""
     family = {1: _one_sided, 2: _two_sided, 3: _near, 4: _squared, 5: _quotient}
     return family[difficulty](rng)
 
