@@ -1,7 +1,7 @@
-"""tool_call: a personal assistant with typed tools, graded on what it did.
+"""tool_call: a personal assistant with typed tools, graded on the changes it makes and the answer it gives.
 
-Its world (weather, address book, calendar, notes, messages, ...) belongs to the episode. Rows that bring a ground
-truth of calls, and weather rows that bring neither, are graded on the calls made.
+Each episode has its own world (weather, address book, calendar, notes, messages, ...). Rows with a `ground_truth`
+and weather rows are graded on the tool calls instead.
 """
 
 from __future__ import annotations
@@ -22,20 +22,35 @@ from .tools import TOOLS, Tool
 from .tools.answers import error
 
 RECEIVED = "Received."
-"""The answer to a call of a tool that only its row knows."""
+"""The output of a tool that only the row defines."""
 
 NO_OBJECT = json.dumps(error("the arguments are not a JSON object; write them as one"))
 
 
 @hookimpl
 async def reset(task: Request) -> Reset:
-    """Open with the records of the row's world."""
+    """Start an episode with the records of the row's world.
+
+    Args:
+        task: The row.
+
+    Returns:
+        The initial state and the names of the offered tools (`None`: all tools).
+    """
     return Reset(state=task.world.records, tools=task.offered)
 
 
 @hookimpl
 async def step(task: Request, action: Action) -> Step | None:
-    """Acknowledge a call of a row that is graded by its calls; leave the rest to the floor."""
+    """Acknowledge a tool call if the row has a `ground_truth`.
+
+    Args:
+        task: The row.
+        action: A tool call or a reply.
+
+    Returns:
+        The acknowledgement, or `None` to let gymsdk's default `step` handle the action.
+    """
     if task.ground_truth is None or not isinstance(action, ToolCall):
         return None
     return Step(output=NO_OBJECT if action.parsed() is None else RECEIVED)
@@ -43,7 +58,17 @@ async def step(task: Request, action: Action) -> Step | None:
 
 @hookimpl
 async def verify(task: Request, state: Records, transcript: Transcript) -> Graded:
-    """Give the verdict on how the world ended, on the calls made, or on whether the weather was asked for."""
+    """Grade an episode in the way that its row requires.
+
+    Args:
+        task: The row.
+        state: The records at the end of the episode.
+        transcript: The transcript of the episode.
+
+    Returns:
+        The verdict: on the final records and the answer if the row has `expected`, on the calls if it has
+        `ground_truth`, else on the calls of `get_weather`.
+    """
     if task.expected is not None:
         return grading.by_end(task, task.expected, state, transcript)
     if task.ground_truth is not None:
@@ -53,29 +78,38 @@ async def verify(task: Request, state: Records, transcript: Transcript) -> Grade
 
 @hookimpl
 def tools() -> list[Tool]:
-    """Give the tools of the assistant."""
+    """Return the tools of the assistant."""
     return list(TOOLS.values())
 
 
 @hookimpl
 def tasks(split: Split, seed: int, config: Settings) -> Iterator[Request]:
-    """Yield generated requests: 300 to validate with, 10 to look at, to train on as many as are taken."""
+    """Generate requests.
+
+    Args:
+        split: `train` (endless), `validation` (300 rows) or `example` (10 rows).
+        seed: The same split, seed and settings generate the same rows.
+        config: The settings of the environment.
+
+    Returns:
+        An iterator over the rows.
+    """
     return generator.requests(split, seed, config)
 
 
 @hookimpl
 async def solve(task: Request, transcript: Transcript) -> Message | list[ToolCall]:
-    """Give the next calls of the row's plan, then the reply."""
+    """Return the next calls of the row's plan, or the reply after the last call."""
     return oracle.next_move(task, transcript)
 
 
 @hookimpl
 async def claims(task: Request) -> Claims:
-    """Claim 1.0 of every row, and what guessing earns."""
+    """Claim a maximum reward of 1.0, and the expected reward of a guess."""
     return Claims(maximum=1.0, chance=chance.chance(task))
 
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Give the mean reward by kind and by number of calls needed, and the share that did what nobody asked for."""
+    """Return the mean rewards by kind and by number of needed calls, and the share of rollouts with unrequested actions."""
     return figures(rollouts)

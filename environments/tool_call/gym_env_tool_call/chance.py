@@ -1,4 +1,4 @@
-"""Chance: what a row pays a policy that understands nothing, at most."""
+"""The chance of a row: the highest expected reward of a policy that guesses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .grading import worth_of_changes
 from .rows import Call, Request
 
 GUESSED_ANSWER = 0.05
-"""No answer the generated requests ask for comes up more often than this."""
+"""An upper bound on how often the most frequent answer occurs in generated requests."""
 
 GUESSED_ARGUMENT = 0.1
-"""A number in a ground truth is as a rule a small one."""
+"""The chance of guessing a number in a ground truth, which is usually small."""
 
 
 def chance(task: Request) -> float:
-    """Give the best mean reward of guessing at *task*.
+    """Return the highest expected reward of guessing at *task*.
 
-    Any call of the only tool wins a weather row, any reply a row whose ground truth is no call at all.
+    Any call of the only tool solves a weather row. Any reply solves a row with an empty ground truth.
     """
     if task.ground_truth is not None:
         return math.prod(_called(call, task) for call in task.ground_truth)

@@ -1,4 +1,4 @@
-"""Days and times as the rows and tools write them: `2026-03-14` and `09:30`."""
+"""Parse and write dates and times in the format of the rows and tools: `2026-03-14` and `09:30`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,39 @@ END_OF_DAY = 24 * 60
 
 
 def day(text: str) -> date:
-    """Give the date in *text*; raises `ValueError` with a sentence for whoever wrote it."""
+    """Parse a date.
+
+    Args:
+        text: A date as `YYYY-MM-DD`.
+
+    Returns:
+        The date.
+
+    Raises:
+        ValueError: *text* is not such a date. The policy may read the message.
+    """
     try:
         found = date.fromisoformat(text)
     except ValueError:
         found = None
-    # `fromisoformat` also reads week dates and dates without hyphens, which would never compare equal.
+    # `fromisoformat` also accepts week dates and dates without hyphens. As text, these never equal other dates.
     if found is None or found.isoformat() != text:
         raise ValueError(f"{text!r} is no date; write it as YYYY-MM-DD, for example 2026-03-14")
     return found
 
 
 def minute(text: str) -> int:
-    """Give the minutes from midnight to the time in *text*; raises `ValueError` as `day` does."""
+    """Parse a time of day.
+
+    Args:
+        text: A time as `HH:MM`.
+
+    Returns:
+        The minutes since midnight.
+
+    Raises:
+        ValueError: *text* is not such a time. The policy may read the message.
+    """
     found = HOURS_AND_MINUTES.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no time of day; write it as HH:MM, for example 09:30")
@@ -33,12 +53,12 @@ def minute(text: str) -> int:
 
 
 def time_of(minutes: int) -> str:
-    """Give the time of day *minutes* after midnight."""
+    """Write the time of day *minutes* after midnight."""
     return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
 
 def after(text: str, days: int) -> str:
-    """Give the date *days* after the one in *text*."""
+    """Return the date *days* after the date *text*."""
     return (day(text) + timedelta(days=days)).isoformat()
 
 

@@ -1,4 +1,4 @@
-"""The figures of the environment: the mean reward by kind and by calls needed, and how often it did too much."""
+"""The metrics of the environment: mean rewards by kind and by needed calls, and the rate of unrequested actions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from gymsdk import Rollout
 
 
 def figures(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """Give `<subset>/mean/reward` by kind and by calls needed, and the share that did what nobody asked for."""
+    """Compute the metrics of *rollouts*.
+
+    Returns:
+        `<subset>/mean/reward` by kind and by needed calls, and `overstepped`, the share of rollouts with
+        unrequested actions.
+    """
     found: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        # A verdict read back from a file is no `Graded`, and the host's own has only a reward.
+        # A verdict from a file is a plain `Verdict` with extra fields. A verdict from the host has only a reward.
         fields = rollout.verdict.model_dump() if rollout.verdict else {}
         for subset in _subsets(rollout.row, fields):
             found[f"{subset}/mean/reward"].append(rollout.reward or 0.0)

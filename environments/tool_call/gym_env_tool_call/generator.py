@@ -1,4 +1,4 @@
-"""The generator: rows whose right end is found by playing their plan in their world."""
+"""The generator: it runs the plan of each row in the world of the row to find the expected end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Split: TypeAlias = Literal["train", "validation", "example"]
 SIZES: dict[Split, int | None] = {"train": None, "validation": 300, "example": 10}
 
 SHARES: dict[Split, range] = {"example": range(1), "validation": range(1, 5), "train": range(5, 16)}
-"""Which sixteenths of all requests a split may draw from, so that no two splits share one, whatever the seed."""
+"""The sixteenths of all requests that each split may draw from. No two splits share a request, for any seed."""
 
 DRAWS = 400
-"""Requests of one kind that are drawn for a split before another kind is tried."""
+"""How many requests of a kind the generator draws for a split before it tries another kind."""
 
 KINDS_TRIED = 10
 
@@ -42,7 +42,7 @@ INSTRUCTIONS = (
 
 
 def requests(split: Split, seed: int, settings: Settings) -> Iterator[Request]:
-    """Yield the rows of *split*, the same for the same seed and settings."""
+    """Yield the rows of *split*. The same seed and settings yield the same rows."""
     rng = random.Random(f"{split}:{seed}")
     size = SIZES[split]
     for number in count() if size is None else range(size):
@@ -53,7 +53,7 @@ def _request(rng: random.Random, split: Split, settings: Settings, *, id: str) -
     found = mixtures(settings.calls, settings.kinds)
     for _ in range(KINDS_TRIED):
         kind, chore = rng.choice(found[rng.choice(sorted(found))])
-        # A kind with few texts may have none that belongs to the split.
+        # A kind with few texts may have no text that belongs to the split.
         for _ in range(DRAWS):
             scene = Scene(rng, world(rng))
             written = draft(scene, kind, chore=chore)
@@ -88,7 +88,18 @@ def _offered(rng: random.Random, plan: Plan, distractors: int | None) -> list[st
 
 
 def expected(world: World, plan: Plan) -> Expected:
-    """Give how *world* ends when *plan* is played in it; raises `ValueError` where a call of the plan fails."""
+    """Run *plan* in *world* and return the expected end.
+
+    Args:
+        world: The world of the row.
+        plan: The solution of the row.
+
+    Returns:
+        The added and removed records, and the answer.
+
+    Raises:
+        ValueError: A call of the plan fails.
+    """
     state = world.records.model_copy(deep=True)
     task = Request.ask("", world=world)
     outputs: dict[int, Any] = {}
@@ -112,4 +123,4 @@ def _run(tool: Tool, task: Request, state: Records, arguments: dict[str, Any]) -
         running.send(None)
     except StopIteration as finished:
         return finished.value
-    raise RuntimeError(f"tool {tool.__name__!r} waits for something; a plan is played without a loop")
+    raise RuntimeError(f"tool {tool.__name__!r} waits for something; a plan runs without an event loop")

@@ -1,4 +1,4 @@
-"""The grading of a request: on what its records and its answer ended as, or on the calls that were made."""
+"""Grade a request: on the final records and the answer, or on the calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from .rows import Call, Expected, Request
 from .values import answered, matched, right
 
 HARM = 0.5
-"""What each change that was not asked for costs, and any call where none was needed."""
+"""The penalty for each unrequested change, and for making calls if the request needs no call."""
 
 
 class Graded(Verdict):
-    """The verdict of tool_call: *unasked* counts the changes nobody asked for, or the calls nobody wanted."""
+    """The verdict of tool_call.
+
+    Attributes:
+        kind: The kind of request.
+        solved: Whether the reward is 1.0.
+        calls_needed: The number of calls in the solution.
+        calls_made: The number of calls of the policy.
+        unasked: The number of unrequested changes, or of unexpected calls in a row with a ground truth.
+        given_answer: The answer of the policy, or `None`.
+    """
 
     kind: str
     solved: bool
@@ -28,7 +37,7 @@ class Graded(Verdict):
 
 
 def by_end(task: Request, expected: Expected, state: Records, transcript: Transcript) -> Graded:
-    """Give the verdict on how the records and the answer ended."""
+    """Grade the final records and the answer."""
     done, asked, unasked = _compared(facts(task.world.records), facts(state), expected)
     calls = len(transcript.calls())
     unasked += int(expected.without_calls and calls > 0)
@@ -48,7 +57,7 @@ def by_end(task: Request, expected: Expected, state: Records, transcript: Transc
 
 
 def _components(expected: Expected, *, done: float, given: str | None, unasked: int) -> dict[str, float]:
-    """The reward's parts: what was earned, and what was lost of it again."""
+    """Return the components of the reward: the earned parts, and the penalty as a negative number."""
     worth = worth_of_changes(expected)
     correct = expected.answer is not None and right(given, expected.answer)
     earned = {"state": worth * done, "answer": (1.0 - worth) * correct}
@@ -56,7 +65,7 @@ def _components(expected: Expected, *, done: float, given: str | None, unasked: 
 
 
 def worth_of_changes(expected: Expected) -> float:
-    """Give what the changes are worth; the answer is worth the rest."""
+    """Return the share of the reward for the changes. The answer has the remaining share."""
     if not (facts(expected.added) or facts(expected.removed)):
         return 0.0
     return 1.0 if expected.answer is None else 0.5
@@ -71,7 +80,10 @@ def _compared(before: Counter[Fact], after: Counter[Fact], expected: Expected) -
 
 
 def by_calls(task: Request, wanted: list[Call], transcript: Transcript) -> Graded:
-    """Give the verdict on the calls made: 1 for exactly those *wanted*; where none is, for a reply without any."""
+    """Grade the calls: the reward is 1.0 for exactly the *wanted* calls.
+
+    If *wanted* is empty, the reward is 1.0 for a non-empty reply without calls.
+    """
     calls = transcript.calls()
     found = matched(calls, wanted, ordered=task.ordered)
     exact = found == len(wanted) == len(calls)
@@ -80,7 +92,7 @@ def by_calls(task: Request, wanted: list[Call], transcript: Transcript) -> Grade
 
 
 def by_weather(task: Request, transcript: Transcript) -> Graded:
-    """Give the verdict on a published weather row: 1 where a call of `get_weather` was answered with the weather."""
+    """Grade a weather row: the reward is 1.0 if a call of `get_weather` returned the weather."""
     calls, texts = transcript.calls(), outputs(transcript)
     solved = any(call.name == "get_weather" and _is_weather(parsed(texts, call)) for call in calls)
     return _all_or_nothing(task.kind or "get_weather", 1, calls, solved=solved)

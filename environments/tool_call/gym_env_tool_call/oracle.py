@@ -1,4 +1,4 @@
-"""The oracle: what a perfect policy does next, taking from the transcript what earlier calls gave."""
+"""The oracle: the next turn of a perfect policy, using the outputs of earlier calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANY_CITY = "San Francisco"
 
 
 def next_move(task: Request, transcript: Transcript) -> Message | list[ToolCall]:
-    """Give the calls of the next turn, or the reply once all are made."""
+    """Return the calls of the next turn, or the reply after the last call."""
     plan = planned(task)
     made = transcript.calls()
     order = [number for turn in turns(plan) for number in turn]
@@ -27,7 +27,7 @@ def next_move(task: Request, transcript: Transcript) -> Message | list[ToolCall]
 
 
 def planned(task: Request) -> Plan:
-    """Give the row's own plan, or the one that its graded end or its ground truth comes to."""
+    """Return the plan of the row, or a plan derived from its `ground_truth` or its `expected` records."""
     if task.plan is not None:
         return task.plan
     if task.ground_truth is not None:
@@ -57,7 +57,10 @@ def _reply(answer: Any) -> str:
 
 
 def _changes(expected: Expected, start: Records) -> list[Call]:
-    """The calls that make the expected difference: what goes goes first, for it may be in the way of what comes."""
+    """Return the calls that make the expected changes.
+
+    Removals come first, because an old record may conflict with a new record.
+    """
     gone = [*(_cancelled(event, start) for event in expected.removed.events), *map(_deleted, expected.removed.notes)]
     added = expected.added
     return [*gone, *map(_made, [*added.events, *added.notes, *added.reminders, *added.messages])]

@@ -1,4 +1,4 @@
-"""The outputs of a transcript: what its calls were answered, by the call's id."""
+"""Read the outputs of tool calls from a transcript, by call id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from gymsdk import ToolCall, Transcript
 
 
 def outputs(transcript: Transcript) -> dict[str, str]:
-    """Give the text that first answered each call; one pass, where `Transcript.output` takes one for every call."""
+    """Return the first output of each call, by call id.
+
+    This function reads the transcript once. `Transcript.output` would read it once per call.
+    """
     found: dict[str, str] = {}
     for item in transcript.items:
         call_id = item.get("call_id")
@@ -20,7 +23,7 @@ def outputs(transcript: Transcript) -> dict[str, str]:
 
 
 def parsed(texts: Mapping[str, str], call: ToolCall) -> Any:
-    """Give the JSON value that answered *call*, `None` where nothing did or it is not JSON."""
+    """Return the output of *call* as a JSON value, or `None` if there is no output or it is not JSON."""
     try:
         return json.loads(texts.get(call.call_id, ""))
     except (ValueError, RecursionError):

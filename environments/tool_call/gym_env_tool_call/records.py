@@ -1,4 +1,4 @@
-"""The records of an assistant: everything it may change, and the facts they come down to."""
+"""The records that an assistant may change, and their comparison."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gymsdk import State
 from .clock import Day, Time, minute
 
 Fact: TypeAlias = tuple[str, ...]
-"""One record reduced to what counts about it: its kind, then its fields as compared, ids left out."""
+"""A record in comparable form: its type, then its normalized fields without the id."""
 
 DECIMALS = re.compile(r"(?<!\d)(\d++)\.(\d++)")
 EDGES = " \t\r\n\"'`.,!;:\u2018\u2019\u201c\u201d"
 
 
 class Record(BaseModel):
-    """One entry of the records."""
+    """A single record."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Event(Record):
-    """An entry of the calendar; *id* is how the tools name it."""
+    """A calendar entry. The tools identify it by *id*."""
 
     id: str = ""
     title: str
@@ -37,14 +37,14 @@ class Event(Record):
 
 
 class Note(Record):
-    """A note, named by its title."""
+    """A note. The tools identify it by its title."""
 
     title: str
     text: str
 
 
 class Reminder(Record):
-    """Something to be reminded of at a time."""
+    """A reminder: a text with a date and a time."""
 
     text: str
     date: Day
@@ -52,14 +52,14 @@ class Reminder(Record):
 
 
 class Sent(Record):
-    """A text message that was sent to a phone number."""
+    """A text message sent to a phone number."""
 
     to: str
     text: str
 
 
 class Records(State):
-    """The state of an episode: what the assistant finds and may change. *created* numbers the new events."""
+    """The state of an episode: the records. *created* counts the events created in the episode."""
 
     events: list[Event] = Field(default_factory=list)
     notes: list[Note] = Field(default_factory=list)
@@ -69,13 +69,13 @@ class Records(State):
 
 
 def facts(records: Records) -> Counter[Fact]:
-    """Give what *records* say, each fact with the number of times it is there."""
+    """Count the facts in *records*."""
     entries: list[Record] = [*records.events, *records.notes, *records.reminders, *records.messages]
     return Counter(map(_fact, entries))
 
 
 def less(records: Records, other: Records) -> Records:
-    """Give those of *records* that say what nothing in *other* does."""
+    """Return the records in *records* whose fact does not occur in *other*."""
     known = facts(other)
     return Records(
         events=[each for each in records.events if _fact(each) not in known],
@@ -90,7 +90,7 @@ def _fact(record: Record) -> Fact:
 
 
 def plain(text: str) -> str:
-    """Give *text* as it is compared: case, spacing, quotes and stops at the edges, trailing zeros do not count."""
+    """Normalize *text*: ignore case, spacing, quotes and punctuation at the edges, and trailing zeros of decimals."""
     even = " ".join(text.casefold().split()).strip(EDGES)
     return DECIMALS.sub(_shortest, even)
 
@@ -101,7 +101,7 @@ def _shortest(number: re.Match[str]) -> str:
 
 
 def clash(events: list[Event], candidate: Event) -> Event | None:
-    """Give the event that overlaps *candidate*, another one than itself."""
+    """Return an event that overlaps *candidate* and has another id, or `None`."""
     start, end = _span(candidate)
     for event in events:
         if event.date != candidate.date or event.id == candidate.id:

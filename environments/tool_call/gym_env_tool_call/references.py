@@ -1,4 +1,4 @@
-"""References: how a plan's call says that it takes a value from what an earlier call gave."""
+"""References: placeholders in a plan for values from the outputs of earlier calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ REFERENCE = re.compile(r"\{(\d+)\.([\w.]+)\}")
 
 
 def filled(template: Any, outputs: Mapping[int, Any]) -> Any:
-    """Give *template* with every reference replaced by what it names in *outputs*.
+    """Replace each reference in *template* by its value in *outputs*.
 
-    Text that is one reference becomes the value itself; a reference to nothing stays as it is.
+    A string that consists of a single reference becomes the value itself. A reference without a value stays
+    unchanged.
     """
     if isinstance(template, dict):
         return {key: filled(each, outputs) for key, each in template.items()}
@@ -39,7 +40,7 @@ def _named(reference: re.Match[str], outputs: Mapping[int, Any]) -> Any:
 
 
 def needs(template: Any) -> set[int]:
-    """Give the numbers of the calls *template* refers to."""
+    """Return the numbers of the calls that *template* refers to."""
     if isinstance(template, dict):
         return needs(list(template.values()))
     if isinstance(template, list):
@@ -48,7 +49,7 @@ def needs(template: Any) -> set[int]:
 
 
 def turns(plan: Plan) -> list[list[int]]:
-    """Give the numbers of the plan's calls turn by turn, each as early as what it refers to is known."""
+    """Group the numbers of the plan's calls by turn. Each call is in the first turn in which its references are known."""
     found: list[list[int]] = []
     turn_of: dict[int, int] = {}
     for number, call in enumerate(plan.calls):

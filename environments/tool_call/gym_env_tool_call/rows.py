@@ -1,4 +1,4 @@
-"""The row: a request to an assistant, and one of three ways to say what a right end is."""
+"""The row: a request to an assistant, with one of three ways to grade it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .records import Records, facts
 from .world import World
 
 Answer: TypeAlias = str | int | float
-"""What a request asks for: a number, compared by value, or text."""
+"""The answer to a request: a number, compared by value, or text."""
 
 
 def without_nulls(value: Any) -> Any:
-    """Give JSON *value* without the keys that are null: tables of rows pad nested objects with them."""
+    """Return the JSON *value* without keys whose value is null. Tabular formats pad nested objects with such keys."""
     if isinstance(value, list):
         return [without_nulls(each) if isinstance(each, (dict, list)) else each for each in value]
     if isinstance(value, dict):
@@ -34,7 +34,7 @@ def _object(given: Any) -> Any:
 
 
 class Call(BaseModel):
-    """A tool call of a row; its arguments are an object, or that object as JSON text."""
+    """A tool call of a row. The arguments are an object, or an object as JSON text."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,9 +43,9 @@ class Call(BaseModel):
 
 
 class Plan(BaseModel):
-    """A way to the right end: *calls* in order, then *answer*.
+    """A solution of a row: *calls* in order, then *answer*.
 
-    Text in either may refer to what an earlier call gave: `{0.contacts.1.phone}` is the phone number of the
+    Text in *calls* and *answer* may refer to the output of an earlier call: `{0.contacts.1.phone}` is the phone number of the
     second contact in the output of the first call.
     """
 
@@ -56,9 +56,13 @@ class Plan(BaseModel):
 
 
 class Expected(BaseModel):
-    """How a request should end: the records that are new, the records that are gone, the answer given.
+    """The expected end of an episode.
 
-    *without_calls* says that nothing has to be looked up or done, so that any call is one too many.
+    Attributes:
+        added: The records that the assistant must add.
+        removed: The records that the assistant must remove.
+        answer: The answer that the assistant must give.
+        without_calls: Whether the request needs no tool call. Any call then lowers the reward.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,11 +80,18 @@ class Expected(BaseModel):
 
 
 class Request(Task):
-    """A row of tool_call, of one of three sorts.
+    """A row of tool_call.
 
-    With *expected* it plays in *world* and is graded on how that ends; *plan* is a way there, *offered* the tools
-    the policy is given. With *ground_truth* it is graded by the calls made, in any order unless *ordered*. With
-    neither it asks for the weather.
+    There are three sorts of rows: with *expected*, with *ground_truth*, and weather rows with neither.
+
+    Attributes:
+        kind: The kind of request, for the metrics.
+        world: The world of the episode.
+        expected: The expected end of the episode. The environment grades the final records and the answer.
+        plan: A solution. Without it, the oracle makes the expected changes directly.
+        offered: The names of the tools that the policy may call. `None`: all tools.
+        ground_truth: The expected calls. The environment grades the calls of the policy.
+        ordered: Whether the calls must have the order of *ground_truth*.
     """
 
     kind: str | None = None
@@ -112,12 +123,12 @@ class Request(Task):
 
     @property
     def tools(self) -> list[str]:
-        """The names of the tools the row itself brings."""
+        """The names of the tools that the row defines."""
         return [str(tool.get("name", "")) for tool in self.responses_create_params.get("tools") or []]
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether a turn may hold no more than one call."""
+        """Whether a turn may contain at most one call."""
         return self.responses_create_params.get("parallel_tool_calls") is False
 
 

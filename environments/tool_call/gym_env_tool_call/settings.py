@@ -1,4 +1,4 @@
-"""The settings: what kinds of request are generated, and how hard they are."""
+"""The settings: the kinds of request to generate, and their difficulty."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ MOST_CALLS = 5
 
 
 def _divided(given: object) -> object:
-    """A list as the command line writes it: `weather,exchange`."""
+    """Split a list in the notation of the command line: `weather,exchange`."""
     return [each.strip() for each in given.split(",")] if isinstance(given, str) else given
 
 
 class Settings(Config):
-    """What to generate: requests that need *calls* calls, from the first number to the second, of *kinds* (none: all).
+    """Which requests to generate.
 
-    *distractors* is how many tools are offered besides those a request needs; without it, all are.
+    Attributes:
+        calls: The lowest and the highest number of calls that a request needs.
+        kinds: The kinds of request to draw from. Empty: all kinds.
+        distractors: The number of offered tools that a request does not need. `None`: offer all tools.
     """
 
     calls: Annotated[tuple[int, int], BeforeValidator(_divided)] = (0, MOST_CALLS)

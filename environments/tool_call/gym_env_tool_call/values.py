@@ -1,4 +1,4 @@
-"""Values compared: the arguments of two calls, and a reply's answer with the right one."""
+"""Compare values: the arguments of calls, and the answer in a reply with the expected answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from .rows import Answer, Call
 ANSWER = re.compile(r"[\s>*_#`-]*answer[*_`]*\s*:", re.IGNORECASE)
 MARKS = " \t*_`"
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-MINUSES = str.maketrans("−–", "--")  # noqa: RUF001  # a model writes a minus in more than one way
+MINUSES = str.maketrans("−–", "--")  # noqa: RUF001  # models write different minus characters
 HALF_A_HUNDREDTH = 0.005 + 1e-9
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, true is not 1, "a" is not "A", a key that is null is not there."""
+    """Return whether two JSON values are equal.
+
+    1 equals 1.0, true does not equal 1, and "a" does not equal "A". A key with the value null counts as absent.
+    """
     if isinstance(left, dict) and isinstance(right, dict):
         keys = _present(left)
         return keys == _present(right) and all(same(left[key], right[key]) for key in keys)
@@ -46,12 +49,21 @@ def _same_number(left: float, right: float) -> bool:
         return False
     try:
         return math.isclose(left, right, rel_tol=1e-9)
-    except OverflowError:  # an integer no float can hold is near none
+    except OverflowError:  # an integer beyond the range of floats is not close to any float
         return False
 
 
 def matched(calls: Sequence[ToolCall], wanted: Sequence[Call], *, ordered: bool) -> int:
-    """Give how many of *wanted* were called, each call counted once; *ordered* counts up to the first that differs."""
+    """Count the wanted calls among *calls*.
+
+    Args:
+        calls: The calls of the policy.
+        wanted: The wanted calls.
+        ordered: Whether to compare position by position and stop at the first difference.
+
+    Returns:
+        The number of wanted calls that the policy made. Each call matches at most one wanted call.
+    """
     if ordered:
         pairs = zip(calls, wanted, strict=False)
         return next((index for index, pair in enumerate(pairs) if not _fits(*pair)), min(len(calls), len(wanted)))
@@ -70,14 +82,17 @@ def _fits(call: ToolCall, want: Call) -> bool:
 
 
 def answered(reply: str) -> str | None:
-    """Give what stands on the last `Answer:` line of *reply*, or `None` where there is no such line."""
+    """Return the text of the last `Answer:` line in *reply*, or `None` if there is no such line."""
     lines = reply.splitlines()
     found = [line[match.end() :].strip(MARKS) for line in lines if (match := ANSWER.match(line))]
     return found[-1] or None if found else None
 
 
 def right(given: str | None, answer: Answer) -> bool:
-    """Whether *given* is *answer*: the only number there and right to two decimals, or the same text."""
+    """Return whether *given* equals *answer*.
+
+    A number must be the only number in *given* and match to two decimals. Text must be equal after normalization.
+    """
     if given is None:
         return False
     if isinstance(answer, str):

@@ -1,4 +1,4 @@
-"""The world of an assistant: what it can look up but never change, and the records an episode starts from."""
+"""The world of an assistant: fixed information to look up, and the initial records of an episode."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Condition = Literal["sunny", "cloudy", "rainy", "snowy", "windy", "foggy", "stor
 
 
 class Known(BaseModel):
-    """Something the world knows and no tool changes."""
+    """Information that no tool changes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Contact(Known):
-    """A person in the address book; *relation* is what the user calls them, such as `dentist`."""
+    """A person in the address book. *relation* is the user's word for the person, such as `dentist`."""
 
     name: str
     phone: str
@@ -37,17 +37,22 @@ class Forecast(Known):
 
 
 class Place(Known):
-    """Where a city lies, in degrees."""
+    """The coordinates of a city, in degrees."""
 
     latitude: float
     longitude: float
 
 
 class World(Known):
-    """Everything the tools answer from.
+    """The data behind the tools.
 
-    *weather* is by city, then by day; without it, it is cold everywhere. *rates* say how much of a currency one
-    unit of a common one buys, by the currency's code.
+    Attributes:
+        today: The current date.
+        contacts: The address book.
+        weather: The forecasts, by city and then by day. Without it, the weather is cold everywhere.
+        rates: By currency code, the amount of each currency that one unit of a common base currency buys.
+        places: The coordinates of each city.
+        records: The records at the start of an episode.
     """
 
     today: Day = "2026-01-05"
@@ -59,7 +64,7 @@ class World(Known):
 
 
 def matching(contacts: list[Contact], words: str) -> list[Contact]:
-    """Give the contacts whose name or relation holds every one of *words*."""
+    """Return the contacts whose name and relation together contain all *words*."""
     wanted = words.casefold().split()
     return [contact for contact in contacts if wanted and set(wanted) <= _words(contact)]
 
@@ -69,6 +74,6 @@ def _words(contact: Contact) -> set[str]:
 
 
 def spelled(name: str, known: Iterable[str]) -> str | None:
-    """Give the one of *known* that is *name*, whatever the case."""
+    """Return the item of *known* that equals *name*, ignoring case, or `None`."""
     wanted = name.strip().casefold()
     return next((key for key in known if key.casefold() == wanted), None)

@@ -1,4 +1,4 @@
-"""Requests: what is asked of the assistant, made up by the dice."""
+"""Generate random requests to the assistant."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ KINDS = {kind.name: kind for group in (reckoning, questions, errands, journeys) 
 
 
 def mixtures(calls: tuple[int, int], names: Collection[str]) -> dict[int, list[tuple[Kind, bool]]]:
-    """Give what needs each number of *calls*: a kind of *names* (none: all), by itself or with a chore beside it."""
+    """Group the possible requests by the number of calls that they need.
+
+    Args:
+        calls: The lowest and the highest number of calls.
+        names: The kinds of request. Empty: all kinds.
+
+    Returns:
+        By number of calls, the kinds of request, each with whether an additional chore belongs to the request.
+    """
     low, high = calls
     found: dict[int, list[tuple[Kind, bool]]] = {}
     for kind in KINDS.values():
         if names and kind.name not in names:
             continue
-        # A chore would make a request that needs no call into one that does.
+        # A chore needs a call, so a request that needs no call has no chore.
         for chore in (False, True) if kind.calls else (False,):
             if low <= kind.calls + chore <= high:
                 found.setdefault(kind.calls + chore, []).append((kind, chore))
@@ -25,11 +33,11 @@ def mixtures(calls: tuple[int, int], names: Collection[str]) -> dict[int, list[t
 
 
 def draft(scene: Scene, kind: Kind, *, chore: bool) -> Draft:
-    """Give a request of *kind*, with a chore beside it or without."""
+    """Write a request of *kind*, with or without an additional chore."""
     main = kind.write(scene)
     if not chore:
         return main
-    # Two chores of one kind could get in each other's way: no two notes bear one title.
+    # Two chores of the same kind could conflict: two notes cannot have the same title.
     beside = scene.rng.choice([each for each in errands.CHORES if each != kind]).write(scene)
     link = scene.rng.choice(["Also: ", "And one more thing: ", "Besides that: "])
     return Draft(f"{main.text} {link}{beside.text}", [*main.calls, *beside.calls], main.answer)

@@ -1,4 +1,4 @@
-"""A draft: a request in words and the plan that fulfils it, before anybody knows how it ends."""
+"""A draft: the text of a request and the plan that fulfils it, without the expected end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .worlds import DAYS
 
 @dataclass(frozen=True)
 class Scene:
-    """What a request is written from: a world, and the dice."""
+    """The input for writing a request: a world, and the source of randomness."""
 
     rng: random.Random
     world: World
@@ -25,7 +25,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Draft:
-    """A request and its plan: the calls in order, then the answer where it asks for one."""
+    """A request and its plan: the calls in order, and the answer if the request asks a question."""
 
     text: str
     calls: list[Call] = field(default_factory=list)
@@ -33,13 +33,13 @@ class Draft:
 
     @property
     def plan(self) -> Plan:
-        """The calls and the answer as a row holds them."""
+        """The calls and the answer as the `plan` of a row."""
         return Plan(calls=self.calls, answer=self.answer)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of request: how many calls it needs, and how one is written."""
+    """A kind of request: the number of calls that it needs, and the function that writes a request."""
 
     name: str
     calls: int
@@ -48,7 +48,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody as a request names them: the *words*, the *query* to look up, the *index* among what it finds."""
+    """A person in a request: the *words* for the person, the *query* to look up, the *index* in the search results."""
 
     name: str
     words: str
@@ -57,17 +57,17 @@ class Person:
     city: str
 
     def of(self, call: int, key: str) -> str:
-        """Give the reference to *key* of this person in the output of *call*."""
+        """Return a reference to *key* of this person in the output of *call*."""
         return f"{{{call}.contacts.{self.index}.{key}}}"
 
 
 def call(name: str, /, **arguments: object) -> Call:
-    """Give a call of the tool *name*."""
+    """Build a call of the tool *name*."""
     return Call(name=name, arguments=arguments)
 
 
 def person(scene: Scene) -> Person:
-    """Give somebody in the address book, named in full, by what they are to the user, or by name and city."""
+    """Choose a person in the address book, and words for this person: a name, a relation, or a name and a city."""
     contacts = scene.world.contacts
     chosen = scene.rng.choice(contacts)
     first = chosen.name.split()[0]
@@ -83,7 +83,7 @@ def person(scene: Scene) -> Person:
 
 
 def people(scene: Scene) -> tuple[Person, Person]:
-    """Give two different persons."""
+    """Choose two different persons."""
     one = person(scene)
     other = person(scene)
     while other.name == one.name:
@@ -92,17 +92,17 @@ def people(scene: Scene) -> tuple[Person, Person]:
 
 
 def lookup(who: Person) -> Call:
-    """Give the call that finds *who*."""
+    """Build the call that finds *who*."""
     return call("find_contact", name=who.query)
 
 
 def date(scene: Scene, *, earliest: int = 0) -> str:
-    """Give a day the world knows the weather of, at least *earliest* days from today."""
+    """Choose a day with a forecast, at least *earliest* days from today."""
     return after(scene.world.today, scene.rng.randrange(earliest, DAYS))
 
 
 def named(scene: Scene, when: str) -> str:
-    """Give the words for a day: today, tomorrow, a weekday of the coming week, or the date."""
+    """Return words for a day: today, tomorrow, a weekday of the coming week, or the date."""
     offset = (day(when) - day(scene.world.today)).days
     if scene.rng.random() < 1 / 4:
         return f"on {when}"
@@ -110,12 +110,12 @@ def named(scene: Scene, when: str) -> str:
 
 
 def city(scene: Scene) -> str:
-    """Give a city whose weather and place are known."""
+    """Choose a city with forecasts and coordinates."""
     return scene.rng.choice(list(scene.world.places))
 
 
 def event(scene: Scene) -> tuple[Event, int]:
-    """Give an event of the calendar, and where it stands among those of its day."""
+    """Choose a calendar event, and return it with its index among the events of its day."""
     events = scene.world.records.events
     chosen = scene.rng.choice(events)
     same_day = sorted((each for each in events if each.date == chosen.date), key=lambda each: each.start)
@@ -123,17 +123,17 @@ def event(scene: Scene) -> tuple[Event, int]:
 
 
 def agenda(chosen: Event) -> Call:
-    """Give the call that lists the day of *chosen*."""
+    """Build the call that lists the events on the day of *chosen*."""
     return call("list_events", date=chosen.date)
 
 
 def event_id(number: int, index: int) -> str:
-    """Give the reference to the id of an event in the output of call *number*."""
+    """Return a reference to the id of an event in the output of call *number*."""
     return f"{{{number}.events.{index}.id}}"
 
 
 def free(scene: Scene, when: str, minutes: int) -> str:
-    """Give a time on the day *when* at which nothing in the calendar gets in the way for *minutes*."""
+    """Choose a start time on the day *when* so that the calendar is free for *minutes*."""
     times = [time_of(start) for start in range(7 * 60, 21 * 60, 15)]
     scene.rng.shuffle(times)
     events = scene.world.records.events
@@ -142,10 +142,10 @@ def free(scene: Scene, when: str, minutes: int) -> str:
 
 
 def moment(scene: Scene) -> str:
-    """Give a time of day to be reminded at."""
+    """Choose the time of a reminder."""
     return time_of(scene.rng.randrange(7 * 12, 21 * 12) * 5)
 
 
 def message(scene: Scene) -> str:
-    """Give a text to send."""
+    """Choose the text of a message."""
     return scene.rng.choice(TEXTS)

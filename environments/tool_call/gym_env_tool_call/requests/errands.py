@@ -1,4 +1,4 @@
-"""Requests that ask for something to be done, and for nothing to be told."""
+"""Requests that ask for changes and no answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .vocabulary import ERRANDS, NOTES, OUTINGS
 
 
 def remind(scene: Scene) -> Draft:
-    """Give a request for a reminder."""
+    """Write a request for a reminder."""
     what, when, time = scene.rng.choice(ERRANDS), date(scene, earliest=1), moment(scene)
     texts = [
         f"Remind me {named(scene, when)} at {time} with the words {what!r}.",
@@ -35,7 +35,7 @@ def remind(scene: Scene) -> Draft:
 
 
 def jot(scene: Scene) -> Draft:
-    """Give a request for a new note."""
+    """Write a request for a new note."""
     taken = {note.title for note in scene.world.records.notes}
     title = scene.rng.choice([each for each in NOTES if each not in taken])
     code = str(scene.rng.randint(10_000, 99_999))
@@ -44,13 +44,13 @@ def jot(scene: Scene) -> Draft:
 
 
 def forget(scene: Scene) -> Draft:
-    """Give a request for a note to be deleted."""
+    """Write a request to delete a note."""
     title = scene.rng.choice(scene.world.records.notes).title
     return Draft(f"I no longer need my note {title!r}: delete it.", [call("delete_note", title=title)])
 
 
 def schedule(scene: Scene) -> Draft:
-    """Give a request for a new event."""
+    """Write a request for a new event."""
     title, when, minutes = scene.rng.choice(OUTINGS), date(scene, earliest=1), scene.rng.choice((30, 45, 60))
     start = free(scene, when, minutes)
     text = f"Put {title!r} into my calendar {named(scene, when)} at {start}, for {minutes} minutes, without a place."
@@ -58,7 +58,7 @@ def schedule(scene: Scene) -> Draft:
 
 
 def tell(scene: Scene) -> Draft:
-    """Give a request for a message."""
+    """Write a request for a message."""
     who, what = person(scene), message(scene)
     texts = [f"Send {who.words} exactly this: {what!r}.", f"Text {who.words} the words {what!r}."]
     send = call("send_message", to=who.of(0, "phone"), text=what)
@@ -66,14 +66,14 @@ def tell(scene: Scene) -> Draft:
 
 
 def cancel(scene: Scene) -> Draft:
-    """Give a request for an event to be cancelled."""
+    """Write a request to cancel an event."""
     chosen, index = event(scene)
     text = f"Cancel my {chosen.title} {named(scene, chosen.date)}."
     return Draft(text, [agenda(chosen), call("cancel_event", event_id=event_id(0, index))])
 
 
 def move(scene: Scene) -> Draft:
-    """Give a request for an event to be moved."""
+    """Write a request to move an event."""
     chosen, index = event(scene)
     when = date(scene, earliest=1)
     start = free(scene, when, chosen.minutes)
@@ -82,7 +82,7 @@ def move(scene: Scene) -> Draft:
 
 
 def clear_day(scene: Scene) -> Draft:
-    """Give a request for all events of a day to be cancelled."""
+    """Write a request to cancel all events of a day."""
     counted = Counter(each.date for each in scene.world.records.events)
     busiest = counted.most_common(1)[0][0]
     first = next(each for each in scene.world.records.events if each.date == busiest)
@@ -92,7 +92,7 @@ def clear_day(scene: Scene) -> Draft:
 
 
 def tell_both(scene: Scene) -> Draft:
-    """Give a request for the same message to two people."""
+    """Write a request to send the same message to two people."""
     (one, other), what = people(scene), message(scene)
     text = f"Send both {one.words} and {other.words} this text, word for word: {what!r}."
     sends = [call("send_message", to=who.of(number, "phone"), text=what) for number, who in enumerate((one, other))]
@@ -100,7 +100,7 @@ def tell_both(scene: Scene) -> Draft:
 
 
 CHORES = [Kind(write.__name__, 1, write) for write in (remind, jot)]
-"""What fits in beside any other request: nothing in the way of it, and no answer."""
+"""Requests that can be added to any other request: they do not conflict with it and ask for no answer."""
 
 KINDS = [
     *CHORES,

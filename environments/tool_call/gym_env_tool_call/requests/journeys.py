@@ -1,4 +1,4 @@
-"""Requests in which what is done depends on what was found."""
+"""Requests whose changes depend on information that the assistant must look up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .vocabulary import ERRANDS, OUTINGS
 
 
 def _day_with(scene: Scene, *, rain: bool) -> tuple[str, str]:
-    """A city and a day on which it rains, or does not."""
+    """Choose a city and a day with or without rain."""
     weather: dict[str, dict[str, Forecast]] = scene.world.weather or {}
     fits = [
         (where, when)
@@ -49,17 +49,17 @@ def _if_rainy(scene: Scene, *, rain: bool) -> Draft:
 
 
 def stay_dry(scene: Scene) -> Draft:
-    """Give a request to do something only in rain, on a day without any."""
+    """Write a request to do something only in rain, on a day without any."""
     return _if_rainy(scene, rain=False)
 
 
 def umbrella(scene: Scene) -> Draft:
-    """Give a request to do something only in rain, on a rainy day."""
+    """Write a request to do something only in rain, on a rainy day."""
     return _if_rainy(scene, rain=True)
 
 
 def price(scene: Scene) -> Draft:
-    """Give a request to note an amount in another currency, and to tell it."""
+    """Write a request to note an amount in another currency, and to answer with it."""
     source, target = scene.rng.sample(list(scene.world.rates), 2)
     amount = scene.rng.randint(20, 900) * 5
     text = (
@@ -72,7 +72,7 @@ def price(scene: Scene) -> Draft:
 
 
 def pack(scene: Scene) -> Draft:
-    """Give a request for a reminder of the weather at an event."""
+    """Write a request for a reminder of the weather at an event."""
     (chosen, index), time = event(scene), moment(scene)
     text = (
         f"Set a reminder for {time} on the day of my {chosen.title} ({named(scene, chosen.date)}) that tells the"
@@ -84,7 +84,7 @@ def pack(scene: Scene) -> Draft:
 
 
 def report(scene: Scene) -> Draft:
-    """Give a request to send somebody the weather where they live."""
+    """Write a request to send a person the weather at their home."""
     who, when = person(scene), date(scene)
     text = (
         f"Text {who.words} what the weather will be {named(scene, when)} in the city they live in,"
@@ -96,7 +96,7 @@ def report(scene: Scene) -> Draft:
 
 
 def invite(scene: Scene) -> Draft:
-    """Give a request to arrange something where somebody lives, and to tell them."""
+    """Write a request to create an event in the city of a person, and to send them a message."""
     who, when, minutes = person(scene), date(scene, earliest=1), scene.rng.choice((30, 45, 60))
     title, start = scene.rng.choice(OUTINGS), free(scene, when, minutes)
     text = (
@@ -109,7 +109,7 @@ def invite(scene: Scene) -> Draft:
 
 
 def warn(scene: Scene) -> Draft:
-    """Give a request to send somebody the weather at an event, and to tell it."""
+    """Write a request to send a person the weather at an event, and to answer with it."""
     who, (chosen, index) = person(scene), event(scene)
     text = (
         f"What temperature (Celsius) will it be where my {chosen.title} {named(scene, chosen.date)} takes place?"
@@ -121,7 +121,7 @@ def warn(scene: Scene) -> Draft:
 
 
 def compare(scene: Scene) -> Draft:
-    """Give a request to send somebody the weather of two cities."""
+    """Write a request to send a person the weather of two cities."""
     who, when = person(scene), date(scene)
     here, there = scene.rng.sample(list(scene.world.places), 2)
     text = (
@@ -134,7 +134,7 @@ def compare(scene: Scene) -> Draft:
 
 
 def _postponed(scene: Scene) -> tuple[str, list[Call]]:
-    """A request to move an event and tell somebody, as `move` and `tell` in one."""
+    """Build a request to move an event and send a message about it."""
     who, (chosen, index) = person(scene), event(scene)
     when = date(scene, earliest=1)
     start = free(scene, when, chosen.minutes)
@@ -149,12 +149,12 @@ def _postponed(scene: Scene) -> tuple[str, list[Call]]:
 
 
 def postpone(scene: Scene) -> Draft:
-    """Give a request to move an event and tell somebody."""
+    """Write a request to move an event and send a message about it."""
     return Draft(*_postponed(scene))
 
 
 def postpone_and_remind(scene: Scene) -> Draft:
-    """Give a request to move an event, tell somebody, and be reminded."""
+    """Write a request to move an event, send a message about it, and set a reminder."""
     text, calls = _postponed(scene)
     when, time = date(scene, earliest=1), moment(scene)
     what = scene.rng.choice(ERRANDS)
@@ -163,7 +163,7 @@ def postpone_and_remind(scene: Scene) -> Draft:
 
 
 def brief(scene: Scene) -> Draft:
-    """Give a request to send somebody the weather at an event in Fahrenheit, and to tell it."""
+    """Write a request to send a person the weather at an event in Fahrenheit, and to answer with it."""
     who, (chosen, index) = person(scene), event(scene)
     text = (
         f"How warm will it be at my {chosen.title} {named(scene, chosen.date)}, in degrees Fahrenheit? Text the city"
@@ -176,7 +176,7 @@ def brief(scene: Scene) -> Draft:
 
 
 def broadcast(scene: Scene) -> Draft:
-    """Give a request to send two people the weather of a city."""
+    """Write a request to send two people the weather of a city."""
     (one, other), where, when = people(scene), city(scene), date(scene)
     text = (
         f"Text both {one.words} and {other.words} what the weather in {where} will be {named(scene, when)},"

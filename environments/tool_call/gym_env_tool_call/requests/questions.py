@@ -1,4 +1,4 @@
-"""Requests that ask for something to be looked up, and for nothing to be changed."""
+"""Requests that ask for information and no changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .drafts import Draft, Kind, Scene, agenda, call, city, date, event, lookup,
 
 
 def weather(scene: Scene) -> Draft:
-    """Give a request for a temperature."""
+    """Write a request for a temperature."""
     where, when = city(scene), date(scene)
     words = named(scene, when)
     texts = [
@@ -17,7 +17,7 @@ def weather(scene: Scene) -> Draft:
 
 
 def exchange(scene: Scene) -> Draft:
-    """Give a request for an amount in another currency."""
+    """Write a request for an amount in another currency."""
     source, target = scene.rng.sample(list(scene.world.rates), 2)
     amount = scene.rng.randint(20, 900) * 5
     texts = [
@@ -29,28 +29,28 @@ def exchange(scene: Scene) -> Draft:
 
 
 def distance(scene: Scene) -> Draft:
-    """Give a request for the distance of two cities."""
+    """Write a request for the distance between two cities."""
     here, there = scene.rng.sample(list(scene.world.places), 2)
     text = f"How many kilometres is it from {here} to {there}, as the crow flies?"
     return Draft(text, [call("get_distance", origin=here, destination=there)], "{0.kilometres}")
 
 
 def address(scene: Scene) -> Draft:
-    """Give a request for somebody's number or e-mail address."""
+    """Write a request for the phone number or e-mail address of a person."""
     who = person(scene)
     key, words = scene.rng.choice([("phone", "phone number"), ("email", "e-mail address")])
     return Draft(f"I need the {words} of {who.words}.", [lookup(who)], who.of(0, key))
 
 
 def recall(scene: Scene) -> Draft:
-    """Give a request for what a note says."""
+    """Write a request for the text of a note."""
     title = scene.rng.choice(scene.world.records.notes).title
     texts = [f"What did I note down under {title!r}?", f"I wrote a note called {title!r}. What does it say?"]
     return Draft(scene.rng.choice(texts), [call("find_notes", words=title)], "{0.notes.0.text}")
 
 
 def fahrenheit(scene: Scene) -> Draft:
-    """Give a request for a temperature in Fahrenheit."""
+    """Write a request for a temperature in Fahrenheit."""
     where, when = city(scene), date(scene)
     text = f"What will the temperature be in {where} {named(scene, when)}, in degrees Fahrenheit?"
     convert = call("convert_units", value="{0.celsius}", source="celsius", target="fahrenheit")
@@ -58,7 +58,7 @@ def fahrenheit(scene: Scene) -> Draft:
 
 
 def miles(scene: Scene) -> Draft:
-    """Give a request for a distance in miles."""
+    """Write a request for a distance in miles."""
     here, there = scene.rng.sample(list(scene.world.places), 2)
     text = f"How many miles is it from {here} to {there}, as the crow flies? Give two decimals."
     convert = call("convert_units", value="{0.kilometres}", source="kilometres", target="miles")
@@ -66,14 +66,14 @@ def miles(scene: Scene) -> Draft:
 
 
 def weather_there(scene: Scene) -> Draft:
-    """Give a request for the weather where somebody lives."""
+    """Write a request for the weather at the home of a person."""
     who, when = person(scene), date(scene)
     text = f"I am visiting {who.words} {named(scene, when)}. What temperature (Celsius) will it be where they live?"
     return Draft(text, [lookup(who), call("get_weather", city=who.of(0, "city"), date=when)], "{1.celsius}")
 
 
 def weather_at(scene: Scene) -> Draft:
-    """Give a request for the weather at an event."""
+    """Write a request for the weather at an event."""
     chosen, index = event(scene)
     text = f"How warm will it be, in Celsius, where my {chosen.title} {named(scene, chosen.date)} takes place?"
     forecast = call("get_weather", city=f"{{0.events.{index}.place}}", date=chosen.date)
@@ -81,7 +81,7 @@ def weather_at(scene: Scene) -> Draft:
 
 
 def fahrenheit_at(scene: Scene) -> Draft:
-    """Give a request for the weather at an event, in Fahrenheit."""
+    """Write a request for the weather at an event, in Fahrenheit."""
     chosen, index = event(scene)
     text = f"In degrees Fahrenheit, how warm will it be at my {chosen.title} {named(scene, chosen.date)}?"
     forecast = call("get_weather", city=f"{{0.events.{index}.place}}", date=chosen.date)
@@ -90,7 +90,7 @@ def fahrenheit_at(scene: Scene) -> Draft:
 
 
 def miles_to(scene: Scene) -> Draft:
-    """Give a request for the distance to where somebody lives, in miles."""
+    """Write a request for the distance to the home of a person, in miles."""
     who = person(scene)
     here = scene.rng.choice([place for place in scene.world.places if place != who.city])
     text = f"I am in {here}. How many miles away does {who.words} live, as the crow flies? Give two decimals."

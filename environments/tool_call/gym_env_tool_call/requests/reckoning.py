@@ -1,4 +1,4 @@
-"""Requests that need no call: the answer follows from what they say."""
+"""Requests that need no call: the text of the request contains all information."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .vocabulary import CITIES, EVENTS
 
 
 def ends_at(scene: Scene) -> Draft:
-    """Give a request for the time something ends."""
+    """Write a request for the end time of an event."""
     rng = scene.rng
     start, minutes = time_of(rng.randrange(6 * 12, 14 * 12) * 5), rng.randrange(65, 420, 5)
     title = rng.choice(EVENTS)
@@ -21,7 +21,7 @@ def ends_at(scene: Scene) -> Draft:
 
 
 def share(scene: Scene) -> Draft:
-    """Give a request for one person's part of a bill."""
+    """Write a request for one person's part of a bill."""
     rng = scene.rng
     people, cents = rng.randint(3, 9), rng.randint(705, 9950)
     total = people * cents / 100
@@ -33,7 +33,7 @@ def share(scene: Scene) -> Draft:
 
 
 def days_later(scene: Scene) -> Draft:
-    """Give a request for the date some days on."""
+    """Write a request for the date some days later."""
     rng = scene.rng
     date, days = after(scene.world.today, rng.randint(-60, 60)), rng.randint(9, 80)
     texts = [
@@ -44,7 +44,7 @@ def days_later(scene: Scene) -> Draft:
 
 
 def warmer_by(scene: Scene) -> Draft:
-    """Give a request for the difference of two temperatures that are given."""
+    """Write a request for the difference of two temperatures in the text."""
     rng = scene.rng
     here, there = rng.sample(list(CITIES), 2)
     low, high = rng.randint(-30, 4), rng.randint(5, 42)
@@ -56,7 +56,7 @@ def warmer_by(scene: Scene) -> Draft:
 
 
 def discounted(scene: Scene) -> Draft:
-    """Give a request for a price after a discount."""
+    """Write a request for a price after a discount."""
     rng = scene.rng
     price, percent = rng.randint(31, 399), rng.choice((5, 10, 15, 20, 25, 30, 35, 40))
     text = f"A jacket costs {price} EUR and today there is {percent} % off. What do I pay, to the cent?"

@@ -1,4 +1,4 @@
-"""The words and figures that generated worlds are made of."""
+"""The words and numbers for generated worlds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gym_env_tool_call.world import Condition
 
 
 def phrases(text: str) -> tuple[str, ...]:
-    """Give what commas divide in *text*."""
+    """Split *text* at commas."""
     return tuple(text.split(","))
 
 

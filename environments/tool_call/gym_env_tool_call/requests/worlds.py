@@ -1,4 +1,4 @@
-"""Generated worlds: a week of somebody's life, complete enough for every kind of request."""
+"""Generate worlds: a week of a user's life, with the data that every kind of request needs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .vocabulary import CITIES, CONDITIONS, CURRENCIES, EVENTS, FIRST_NAMES, LAS
 
 FIRST_DAY = "2025-01-01"
 DAYS = 7
-"""The days a world knows the weather of, today included."""
+"""The number of days with forecasts, including today."""
 
 BUSY_DAY = 2
-"""How many events there are on the one day that has several."""
+"""The number of events on the only day with more than one event."""
 
 
 def world(rng: random.Random) -> World:
-    """Give a world of its own for *rng*.
+    """Generate a random world.
 
-    Two of its contacts share a first name; one of its days has two events; some day is rainy and some is not.
+    Two contacts share a first name. One day has two events. There are rainy days and days without rain.
     """
     today = after(FIRST_DAY, rng.randrange(1500))
     cities = rng.sample(list(CITIES), 6)
@@ -79,7 +79,7 @@ def _rates(rng: random.Random) -> dict[str, float]:
 def _events(rng: random.Random, cities: list[str], today: str) -> list[dict[str, Any]]:
     offsets = rng.sample(range(1, DAYS), 4)
     offsets += offsets[: BUSY_DAY - 1]
-    # Hours apart, so that no two events of one day can overlap.
+    # Start times at least an hour apart, so that no two events of a day overlap.
     hours = rng.sample(range(8, 19, 2), len(offsets))
     titles = rng.sample(EVENTS, len(offsets))
     ids = rng.sample(range(1000, 9999), len(offsets))

@@ -1,4 +1,4 @@
-"""The tools of the assistant: those that look something up, and those that change the records."""
+"""The tools of the assistant: lookups, and changes to the records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lookups import (
 
 Tool: TypeAlias = Callable[..., Coroutine[Any, Any, JSON]]
 
-# None of them waits for anything: as coroutines they run on the loop, without the hop to a thread and back.
+# No tool waits for anything. As coroutines, they run on the event loop without the cost of a thread.
 TOOLS: dict[str, Tool] = {
     tool.__name__: tool
     for tool in (

@@ -1,4 +1,4 @@
-"""What a tool answers: a JSON object, or one that says in a sentence what was wrong."""
+"""Tool outputs: a JSON object with the result, or with an error message."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ JSON: TypeAlias = dict[str, object]
 
 
 def error(sentence: str) -> JSON:
-    """Give the answer that says what was wrong and what to do about it."""
+    """Return an error output. *sentence* states what is wrong and what to do."""
     return {"error": sentence}
 
 
 def wrong_day(text: str) -> JSON | None:
-    """Give the error of a date that is none."""
+    """Return an error output if *text* is not a date, else `None`."""
     try:
         day(text)
     except ValueError as problem:
@@ -24,7 +24,7 @@ def wrong_day(text: str) -> JSON | None:
 
 
 def wrong_time(text: str) -> JSON | None:
-    """Give the error of a time of day that is none."""
+    """Return an error output if *text* is not a time of day, else `None`."""
     try:
         minute(text)
     except ValueError as problem:
@@ -33,7 +33,7 @@ def wrong_time(text: str) -> JSON | None:
 
 
 def wrong_slot(date: str, start: str, minutes: int) -> JSON | None:
-    """Give the error of a time in the calendar that cannot be."""
+    """Return an error output if an event cannot have this date, start and length, else `None`."""
     if wrong := wrong_day(date) or wrong_time(start):
         return wrong
     if minutes < 1:
@@ -45,10 +45,10 @@ def wrong_slot(date: str, start: str, minutes: int) -> JSON | None:
 
 
 def wrong_text(what: str, text: str) -> JSON | None:
-    """Give the error of a *what* that is blank."""
+    """Return an error output if *text* is blank, else `None`. *what* names the text in the message."""
     return None if text.strip() else error(f"the {what} is empty; write one")
 
 
 def listed(names: list[str]) -> str:
-    """Give *names* as a sentence lists them."""
+    """Join *names* with commas, or return `none` if there are no names."""
     return ", ".join(names) or "none"

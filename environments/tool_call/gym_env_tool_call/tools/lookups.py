@@ -115,7 +115,7 @@ async def get_distance(origin: City, destination: City, task: Request) -> JSON:
 
 
 def _kilometres(here: Place, there: Place) -> int:
-    """The length of the great circle between two places, by the haversine formula."""
+    """Return the great-circle distance between two places, by the haversine formula."""
     north, south = math.radians(here.latitude), math.radians(there.latitude)
     across = math.radians(there.longitude - here.longitude)
     chord = math.sin((south - north) / 2) ** 2 + math.cos(north) * math.cos(south) * math.sin(across / 2) ** 2

@@ -1,4 +1,4 @@
-"""Units of measure, and what one is in another."""
+"""Units of measure, and conversion between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Unit = Literal[
 
 
 class Scale(NamedTuple):
-    """A unit of *measure*: a value in it, times *factor*, plus *offset*, is the value in the measure's own unit."""
+    """A unit of a *measure*. A value times *factor* plus *offset* is the value in the base unit of the measure."""
 
     measure: str
     factor: float
@@ -32,7 +32,7 @@ SCALES: dict[Unit, Scale] = {
 
 
 def converted(value: float, source: Unit, target: Unit) -> float | None:
-    """Give *value* in *target*, rounded to two decimals, or `None` where the two measure different things."""
+    """Convert *value* to *target*, rounded to two decimals, or return `None` if the units have different measures."""
     here, there = SCALES[source], SCALES[target]
     if here.measure != there.measure:
         return None
