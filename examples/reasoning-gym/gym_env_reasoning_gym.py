@@ -1,4 +1,4 @@
-"""The generators of the package `reasoning-gym` as one environment: the setting *dataset* chooses one of them."""
+"""The generators of the package `reasoning-gym` as one environment. The setting *dataset* selects a generator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gymsdk import Claims, Config, Message, Task, Transcript, UsageError, Verdic
 Split: TypeAlias = Literal["train", "validation"]
 
 SIZES = {"train": 10_000, "validation": 100}
-CRUMB = 0.05
-"""What some of the generators pay for an answer that is wrong but there."""
+WRONG_ANSWER_SCORE = 0.05
+"""The score that some generators give for a wrong answer that is not empty."""
 
 INSTRUCTION = "Give the final answer, and nothing else, between <answer> and </answer>."
 
@@ -22,13 +22,13 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class Chosen(Config):
-    """Which generator: a name such as `chain_sum`."""
+    """The settings: *dataset* is the name of a generator, such as `chain_sum`."""
 
     dataset: str = "chain_sum"
 
 
 class Puzzle(Task):
-    """One puzzle, by the place it has in its generator: it is drawn again to be graded."""
+    """A puzzle, identified by generator, seed and index. `verify` generates the puzzle again."""
 
     dataset: str
     seed: int
@@ -38,7 +38,7 @@ class Puzzle(Task):
 
 @hookimpl
 def tasks(split: Split, seed: int, config: Chosen) -> Iterator[Puzzle]:
-    """Draw the puzzles of the chosen generator."""
+    """Generate the puzzles of the selected generator."""
     place = {"dataset": config.dataset, "seed": Random(f"{split}:{seed}").randrange(2**31), "size": SIZES[split]}
     drawn = _dataset(**place)
     for index in range(SIZES[split]):
@@ -48,7 +48,7 @@ def tasks(split: Split, seed: int, config: Chosen) -> Iterator[Puzzle]:
 
 @hookimpl
 def verify(task: Puzzle, transcript: Transcript) -> Verdict:
-    """Give the generator's own score of the last answer between tags, of the whole reply where there are none."""
+    """Score the last answer in tags, or the whole reply if it has no tags, with the generator's own function."""
     answers = _TAGGED.findall(transcript.reply) or [transcript.reply]
     drawn, entry = _entry(task)
     return Verdict(reward=float(drawn.score_answer(answers[-1].strip(), entry)))
@@ -56,15 +56,15 @@ def verify(task: Puzzle, transcript: Transcript) -> Verdict:
 
 @hookimpl
 def solve(task: Puzzle) -> Message | None:
-    """Reply with the generator's answer, where it has one."""
+    """Reply with the generator's answer, or return `None` if it has no answer."""
     answer = _entry(task)[1]["answer"]
     return None if answer is None else Message(content=f"<answer>{answer}</answer>")
 
 
 @hookimpl
 def claims() -> Claims:
-    """Claim full marks for the answer and a crumb for a wrong one."""
-    return Claims(chance=CRUMB)
+    """Claim a reward of 1.0 for the answer, and `WRONG_ANSWER_SCORE` for a guess."""
+    return Claims(chance=WRONG_ANSWER_SCORE)
 
 
 def _entry(task: Puzzle) -> tuple[Any, Any]:

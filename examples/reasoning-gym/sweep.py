@@ -1,4 +1,4 @@
-"""The conformance kit over every generator of reasoning-gym: a table of what was found.
+"""Run the conformance checks on every generator of reasoning-gym and print a table of the results.
 
 Run as `python sweep.py [NAME ...]`.
 """
@@ -25,59 +25,59 @@ CHECKS = ("semantic.oracle_max", "semantic.floor_gap", "semantic.canary_floor", 
 CHECKS += ("semantic.no_solution_leakage", "runtime.seed_control")
 MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "-"}
 SECONDS = 180.0
-"""Seconds one check of one generator may take."""
+"""The time limit for one check of one generator."""
 
-MOST = 3
-"""Findings of one check and generator that are told."""
+MAX_FINDINGS = 3
+"""The maximum number of findings to print per check and generator."""
 
 
-def names() -> list[str]:
-    """Give every generator that needs no other."""
+def generator_names() -> list[str]:
+    """Return the names of all generators that do not depend on other generators."""
     from reasoning_gym.factory import DATASETS
 
     return sorted(name for name in DATASETS if name != "composite")
 
 
 def checks() -> list[Check]:
-    """Give the checks in the order of the columns, with time for generators that are slow."""
+    """Return the checks in the order of the columns, with a time limit that suits slow generators."""
     return [replace(check, seconds=SECONDS) for name in CHECKS for check in run.select_checks([name])]
 
 
-def subject(name: str) -> Subject:
-    """Give the generator *name* as what the checks look at."""
+def build_subject(name: str) -> Subject:
+    """Build the subject of the checks from the generator *name*."""
     make = partial(Environment, "reasoning_gym", gym_env_reasoning_gym, {"dataset": name})
     return Subject(name, make, count=4, settings={"dataset": name})
 
 
-async def swept(name: str) -> list[Result]:
-    """Print the line of the generator *name*, and give what came of its checks."""
+async def check_generator(name: str) -> list[Result]:
+    """Check the generator *name*, print its line of the table, and return the results."""
     started = time.perf_counter()
-    results = (await CheckRun(subject(name)).report(checks())).results
+    results = (await CheckRun(build_subject(name)).report(checks())).results
     marks = " ".join(f"{MARKS[result.status]:>6}" for result in results)
     print(f"{name:<30} {marks} {time.perf_counter() - started:7.1f} s", flush=True)
     return results
 
 
-def told(found: dict[str, list[Result]]) -> None:
-    """Print every finding in a sentence."""
+def print_findings(found: dict[str, list[Result]]) -> None:
+    """Print the findings of all generators, up to `MAX_FINDINGS` per check."""
     for name, results in found.items():
         for result in results:
             sentences = [f"  {finding.seen}" for finding in result.findings]
             if sentences:
-                more = [f"  and {len(sentences) - MOST} more"] if len(sentences) > MOST else []
-                print("\n".join(["", f"{name}: {result.id}", *sentences[:MOST], *more]))
+                more = [f"  and {len(sentences) - MAX_FINDINGS} more"] if len(sentences) > MAX_FINDINGS else []
+                print("\n".join(["", f"{name}: {result.id}", *sentences[:MAX_FINDINGS], *more]))
 
 
 async def main() -> None:
-    """Sweep over the generators named on the command line, all where none is."""
-    chosen = sys.argv[1:] or names()
+    """Check the generators named on the command line, or all generators."""
+    chosen = sys.argv[1:] or generator_names()
     columns = checks()
     print(f"reasoning-gym {version('reasoning-gym')}, {len(chosen)} generators; columns:")
     print("\n".join(f"  {check.id}: {check.asks}" for check in columns) + "\n")
-    found = {name: await swept(name) for name in chosen}
+    found = {name: await check_generator(name) for name in chosen}
     failed = Counter(result.id for results in found.values() for result in results if result.status == "failed")
     print("\n" + "\n".join(f"{failed[check.id]:4} fail {check.id}" for check in columns))
-    told(found)
+    print_findings(found)
 
 
 asyncio.run(main())

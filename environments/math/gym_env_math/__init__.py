@@ -59,7 +59,7 @@ def tasks(split: Split, seed: int, config: MathConfig) -> Iterator[MathTask]:
 
 @hookimpl
 def solve(task: MathTask) -> Message:
-    """Reply with the expected answer in a `\\boxed{}`."""
+    r"""Reply with the expected answer in a `\boxed{}`."""
     return Message(content=boxed(bare(task.expected_answer)))
 
 

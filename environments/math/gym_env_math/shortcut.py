@@ -68,7 +68,7 @@ class Kept:
 
 
 def only_box(text: str) -> str | None:
-    r"""Return the content of the only `\boxed{}`, at the end of *text*, or `None` if other parts may affect the grade."""
+    r"""Return the content of the only `\boxed{}`, at the end of *text*, or `None` if other text may count."""
     if len(text) > LONGEST_TEXT or text.count("\\boxed") != 1 or "\\fbox" in text or "I hope" in text:
         return None
     head, _, rest = text.partition("\\boxed{")

@@ -111,5 +111,5 @@ async def claims(task: Request) -> Claims:
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean rewards by kind and by number of needed calls, and the share of rollouts with unrequested actions."""
+    """Return the mean rewards by kind and by needed calls, and the share of rollouts with unrequested actions."""
     return figures(rollouts)

@@ -49,7 +49,7 @@ def needs(template: Any) -> set[int]:
 
 
 def turns(plan: Plan) -> list[list[int]]:
-    """Group the numbers of the plan's calls by turn. Each call is in the first turn in which its references are known."""
+    """Group the numbers of the plan's calls by turn. A call is in the first turn in which its references are known."""
     found: list[list[int]] = []
     turn_of: dict[int, int] = {}
     for number, call in enumerate(plan.calls):

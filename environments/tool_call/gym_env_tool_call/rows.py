@@ -45,8 +45,8 @@ class Call(BaseModel):
 class Plan(BaseModel):
     """A solution of a row: *calls* in order, then *answer*.
 
-    Text in *calls* and *answer* may refer to the output of an earlier call: `{0.contacts.1.phone}` is the phone number of the
-    second contact in the output of the first call.
+    Text in *calls* and *answer* may refer to the output of an earlier call: `{0.contacts.1.phone}` is the phone
+    number of the second contact in the output of the first call.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -118,7 +118,7 @@ class Request(Task):
             raise ValueError("the row has no `ground_truth` and no `expected`; add the one to grade by")
         removed = facts(self.expected.removed) if self.expected is not None else None
         if removed and removed - facts(self.world.records):
-            raise ValueError("`expected.removed` holds what `world.records` does not; nobody could remove it")
+            raise ValueError("`expected.removed` has a record that `world.records` does not have; add it there too")
         return self
 
     @property
