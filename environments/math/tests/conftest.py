@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def library() -> Iterator[ProcessPoolExecutor]:
-    """One process for math-verify, whose timeouts are signals and whose warnings are its own business."""
+    """A separate process for math-verify, because it sets signal handlers and emits warnings."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool

@@ -1,4 +1,4 @@
-"""Answers worked out another way: by sympy from the question's own LaTeX, for worker processes."""
+"""Check answers independently: sympy computes them from the LaTeX of the question. For worker processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def formulas(question: str) -> list[str]:
 
 
 def same_value(question: str, answer: str) -> bool:
-    """Whether the one formula of the question has the value of the answer."""
+    """Return whether the only formula of the question has the value of the answer."""
     import math_verify
 
     value = _read(formulas(question)[0].replace(r"\cfrac", r"\frac"))
@@ -27,7 +27,7 @@ def same_value(question: str, answer: str) -> bool:
 
 
 def same_derivative(question: str, answer: str) -> bool:
-    """Whether the derivative of the function in the question, perhaps at a point, is the answer."""
+    """Return whether the answer is the derivative of the function in the question, possibly at a point."""
     import sympy
 
     function = re.search(r"f\(x\) = (.+?)\\\)", question)
@@ -39,7 +39,7 @@ def same_derivative(question: str, answer: str) -> bool:
 
 
 def same_roots(question: str, answer: str) -> bool:
-    """Whether solving the equation of the question gives exactly the answer."""
+    """Return whether the solutions of the equation in the question are exactly the answer."""
     import sympy
 
     found = {sympy.nsimplify(root) for root in sympy.solve(_read(formulas(question)[0]).doit())}
@@ -49,7 +49,7 @@ def same_roots(question: str, answer: str) -> bool:
 
 
 def same_solution(question: str, answer: str) -> bool:
-    """Whether the answer's numbers make every line of the system true."""
+    """Return whether the numbers of the answer satisfy every equation of the system."""
     lines = re.search(r"\\begin{cases} (.+) \\end{cases}", question)[1].split(r" \\ ")
     values = [_rational(part) for part in answer.strip("()").split(", ")]
     return all(_balance(line, values) for line in lines)
@@ -69,7 +69,7 @@ def _balance(line: str, values: list[Fraction]) -> bool:
 
 
 def same_points(question: str, answer: str) -> bool:
-    """Whether the answer holds just those of many points that satisfy the inequality of the question."""
+    """Return whether the answer contains exactly the points, out of many, that satisfy the inequality."""
     import sympy
 
     inequality = formulas(question)[1]

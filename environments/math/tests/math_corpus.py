@@ -1,4 +1,4 @@
-"""Varied pairs of an expected answer and a text: what policies write, and what they should not."""
+"""Varied pairs of an expected answer and a text: typical and unusual texts of policies."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ ODD: tuple[tuple[str, str], ...] = (
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Give more than five hundred pairs, always the same."""
+    """Return more than 500 pairs. They are the same in each call."""
     rng = random.Random(5)
     framed = [
         (gold, frame % answer)

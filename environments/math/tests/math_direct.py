@@ -1,4 +1,4 @@
-"""math-verify called directly, as NeMo Gym calls it, beside the grades of the environment: for worker processes."""
+"""Compare the environment's grades with direct calls of math-verify, as in NeMo Gym. For worker processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = tuple[float, str | None]
 
 
 class Compared(NamedTuple):
-    """What math-verify says directly, what `grade` says with and without the shortcut's box, and the shortcut."""
+    """The results of math-verify, of `grade` with and without the shortcut's box, and of the integer shortcut."""
 
     direct: Result
     plain: Grade | None
@@ -46,11 +46,11 @@ def direct(expected: str, text: str) -> Result:
         golds, answers = extracted
         right = [answer for answer in answers if any(grader.verify(gold, answer) for gold in golds)]
         return float(score), (right or answers)[0]
-    except (Exception, TimeoutException):  # noqa: BLE001 -- whatever it raises counts as no answer
+    except (Exception, TimeoutException):  # noqa: BLE001 -- any exception counts as no answer
         return 0.0, None
 
 
-def compared(expected: str, text: str) -> Compared:
+def compare(expected: str, text: str) -> Compared:
     gold, box = bare(expected), only_box(text)
     return Compared(
         direct=direct(expected, text),
@@ -60,9 +60,9 @@ def compared(expected: str, text: str) -> Compared:
     )
 
 
-def all_compared(pairs: list[tuple[str, str]]) -> list[Compared]:
-    return [compared(*pair) for pair in pairs]
+def compare_all(pairs: list[tuple[str, str]]) -> list[Compared]:
+    return [compare(*pair) for pair in pairs]
 
 
-def all_graded(pairs: list[tuple[str, str]]) -> list[Grade | None]:
+def grade_all(pairs: list[tuple[str, str]]) -> list[Grade | None]:
     return [grade.__wrapped__(bare(gold), text, None, keep_gold=True) for gold, text in pairs]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from math_corpus import pairs
-from math_direct import Compared, all_compared, compared
+from math_direct import Compared, compare, compare_all
 
 from gym_env_math.shortcut import only_box
 
@@ -14,29 +14,29 @@ CORPUS = pairs()
 
 
 @pytest.fixture(scope="module")
-def found(library: ProcessPoolExecutor) -> list[Compared]:
-    return library.submit(all_compared, CORPUS).result()
+def comparisons(library: ProcessPoolExecutor) -> list[Compared]:
+    return library.submit(compare_all, CORPUS).result()
 
 
-def agrees(each: Compared) -> bool:
-    # Beside an expected answer that cannot be read, math-verify raises, which NeMo Gym counts as (0.0, None).
+def results_agree(each: Compared) -> bool:
+    # If math-verify cannot read the expected answer, it raises. NeMo Gym counts this as (0.0, None).
     ways = [(0.0, None) if way is None else way[:2] for way in (each.plain, each.by_box)]
     return all(way == each.direct for way in ways) and (each.whole is None or each.whole[:2] == each.direct)
 
 
 @pytest.mark.timeout(300)
-def test_every_grade_equals_calling_math_verify_directly(found: list[Compared]):
+def test_every_grade_equals_the_grade_of_math_verify(comparisons: list[Compared]):
     assert len(CORPUS) >= 500
-    assert [(pair, each) for pair, each in zip(CORPUS, found, strict=True) if not agrees(each)] == []
+    assert [(pair, each) for pair, each in zip(CORPUS, comparisons, strict=True) if not results_agree(each)] == []
 
 
-def test_the_corpus_holds_many_right_and_wrong_answers_decided_by_their_box_alone(found: list[Compared]):
-    settled = [each.by_box.reward for each in found if each.by_box and each.by_box.settled]
+def test_the_corpus_has_many_right_and_wrong_answers_settled_by_the_box(comparisons: list[Compared]):
+    settled = [each.by_box.reward for each in comparisons if each.by_box and each.by_box.settled]
     assert min(settled.count(1.0), settled.count(0.0)) >= 50
 
 
-def test_the_corpus_holds_right_and_wrong_whole_numbers(found: list[Compared]):
-    whole = [each.whole.reward for each in found if each.whole]
+def test_the_corpus_has_right_and_wrong_integers(comparisons: list[Compared]):
+    whole = [each.whole.reward for each in comparisons if each.whole]
     assert min(whole.count(1.0), whole.count(0.0)) >= 5
 
 
@@ -68,16 +68,16 @@ GOLDS = ["5", "-5", "12", "\\frac{1}{2}", "\\{1,2\\}", "[1,2)", "x=5", "5\\%", "
     tail=st.sampled_from(TAILS),
     gold=st.none() | st.sampled_from(GOLDS),
 )
-def test_whatever_the_shortcut_decides_math_verify_says_too(
+def test_the_shortcut_agrees_with_math_verify(
     library: ProcessPoolExecutor, heads: list[str], pair: tuple[str, str], box: str, tail: str, gold: str | None
 ):
     text = f"{''.join(heads)}{pair[0]}\\boxed{{{box}}}{pair[1]}{tail}"
     assume(only_box(text) is not None)
-    assert agrees(library.submit(compared, box if gold is None else gold, text).result())
+    assert results_agree(library.submit(compare, box if gold is None else gold, text).result())
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="$\\()[]{}5xyz =.,%-/^_\n", max_size=40), gold=st.sampled_from(GOLDS))
-def test_any_text_around_and_in_a_box_is_graded_as_math_verify_does(library: ProcessPoolExecutor, text: str, gold: str):
+def test_any_text_in_and_around_a_box_gets_the_grade_of_math_verify(library: ProcessPoolExecutor, text: str, gold: str):
     middle = len(text) // 2
-    assert agrees(library.submit(compared, gold, f"{text[:middle]}\\boxed{{{text[middle:]}}}").result())
+    assert results_agree(library.submit(compare, gold, f"{text[:middle]}\\boxed{{{text[middle:]}}}").result())

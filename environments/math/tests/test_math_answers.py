@@ -23,30 +23,30 @@ from gym_env_math.answers import bare, grade
         ("$5", "$5"),
     ],
 )
-def test_the_delimiters_around_an_expected_answer_go(expected: str, gold: str):
+def test_delimiters_around_an_expected_answer_are_removed(expected: str, gold: str):
     assert bare(expected) == gold
 
 
-def _in_a_thread() -> float:
-    # math-verify's own timeouts are signals, which only a main thread can set.
+def _grade_in_thread() -> float:
+    # The timeouts of math-verify use signals, and only the main thread can set signal handlers.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(grade.__wrapped__, "\\frac{1}{2}", "it is 0.5", None, False).result().reward
 
 
-def test_grading_sets_no_signal(library: ProcessPoolExecutor):
-    assert library.submit(_in_a_thread).result() == 1.0
+def test_grading_sets_no_signal_handler(library: ProcessPoolExecutor):
+    assert library.submit(_grade_in_thread).result() == 1.0
 
 
-def _twice(gold: str) -> list[object]:
+def _grade_repeatedly(gold: str) -> list[object]:
     return [grade.__wrapped__(gold, "\\boxed{3}", "3", keep) for keep in (True, True, False)]
 
 
 @pytest.mark.parametrize("gold", ["3", "\\{3, 4\\}", "\\begin{pmatrix} 1 & 2 \\end{pmatrix}", "x = 3"])
-def test_a_kept_gold_answer_grades_like_a_fresh_one(library: ProcessPoolExecutor, gold: str):
-    first, second, fresh = library.submit(_twice, gold).result()
+def test_a_cached_gold_answer_gives_the_same_grade_as_a_new_one(library: ProcessPoolExecutor, gold: str):
+    first, second, fresh = library.submit(_grade_repeatedly, gold).result()
     assert first == second == fresh
 
 
-def test_importing_the_environment_imports_no_sympy():
+def test_importing_the_environment_does_not_import_sympy():
     code = "import sys, gym_env_math; sys.exit(bool({'sympy', 'math_verify', 'antlr4'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

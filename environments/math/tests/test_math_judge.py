@@ -17,7 +17,7 @@ def response(text: str) -> Item:
 
 
 class Judge:
-    """A model that answers as *opinion* says of the two answers it is shown."""
+    """A judge model that calls *opinion* with the two answers of a request and replies with the result."""
 
     def __init__(self, opinion: Callable[[str, str], str]) -> None:
         self.opinion = opinion
@@ -29,8 +29,8 @@ class Judge:
         return response(self.opinion(*answers.split("\n\nAnswer B:\n")))
 
 
-class Says:
-    """A model that gives one answer, whatever it is asked."""
+class FixedResponse:
+    """A model that gives the same response to every request."""
 
     def __init__(self, answer: Item) -> None:
         self.answer = answer
@@ -39,9 +39,9 @@ class Says:
         return self.answer
 
 
-class Down:
+class UnreachableModel:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        raise Failed("nobody home", kind="model_unreachable", retryable=True)
+        raise Failed("connection refused", kind="model_unreachable", retryable=True)
 
 
 async def verdict(model: object, expected: str, text: str, **settings: object) -> Verdict:
@@ -52,31 +52,31 @@ async def verdict(model: object, expected: str, text: str, **settings: object) -
         return await math.verify(episode)
 
 
-async def test_a_right_answer_asks_no_judge():
+async def test_a_right_answer_does_not_call_the_judge():
     model = Judge(lambda _a, _b: DIFFERENT)
-    found = await verdict(model, "32", "\\boxed{32}")
-    assert (found.reward, found.judge_evaluations, model.requests) == (1.0, None, [])
+    result = await verdict(model, "32", "\\boxed{32}")
+    assert (result.reward, result.judge_evaluations, model.requests) == (1.0, None, [])
 
 
-async def test_an_answer_is_right_if_the_judge_says_so_in_both_orders():
+async def test_an_answer_is_right_if_the_judge_accepts_it_in_both_orders():
     model = Judge(lambda _a, _b: f"They agree. {EQUAL}")
-    found = await verdict(model, "blue", "it is azure, my friend")
-    assert (found.reward, found.library_reward) == (1.0, 0.0)
-    assert [call["verdict_label"] for call in found.judge_evaluations] == [EQUAL, EQUAL]
-    shown = [call["responses_create_params"]["input"][-1]["content"] for call in found.judge_evaluations]
+    result = await verdict(model, "blue", "it is azure, my friend")
+    assert (result.reward, result.library_reward) == (1.0, 0.0)
+    assert [call["verdict_label"] for call in result.judge_evaluations] == [EQUAL, EQUAL]
+    shown = [call["responses_create_params"]["input"][-1]["content"] for call in result.judge_evaluations]
     assert shown[0].startswith("Problem:\nWhich colour?")
     assert shown[0].index("blue") < shown[0].index("azure")
     assert shown[1].index("azure") < shown[1].index("blue")
 
 
-async def test_one_order_is_not_enough():
-    found = await verdict(Judge(lambda a, _b: EQUAL if a == "blue" else DIFFERENT), "blue", "azure")
-    assert (found.reward, [call["verdict_label"] for call in found.judge_evaluations]) == (0.0, [EQUAL, DIFFERENT])
+async def test_agreement_in_only_one_order_is_not_enough():
+    result = await verdict(Judge(lambda a, _b: EQUAL if a == "blue" else DIFFERENT), "blue", "azure")
+    assert (result.reward, [call["verdict_label"] for call in result.judge_evaluations]) == (0.0, [EQUAL, DIFFERENT])
 
 
-async def test_a_first_no_ends_it():
-    found = await verdict(Judge(lambda _a, _b: DIFFERENT), "blue", "red")
-    assert (found.reward, len(found.judge_evaluations)) == (0.0, 1)
+async def test_a_rejection_in_the_first_order_skips_the_second_call():
+    result = await verdict(Judge(lambda _a, _b: DIFFERENT), "blue", "red")
+    assert (result.reward, len(result.judge_evaluations)) == (0.0, 1)
 
 
 async def test_the_judge_sees_the_extracted_answer_and_the_options():
@@ -86,13 +86,13 @@ async def test_the_judge_sees_the_extracted_answer_and_the_options():
     assert model.requests[0]["input"][-1]["content"].endswith("Answer B:\n33")
 
 
-async def test_a_judge_decides_where_the_expected_answer_cannot_be_read():
+async def test_the_judge_decides_if_the_expected_answer_is_unreadable():
     assert (await verdict(Judge(lambda _a, _b: EQUAL), "", "nothing")).reward == 1.0
 
 
-async def test_a_judge_that_fails_leaves_the_rollout_unscored():
-    with pytest.raises(Unscorable, match="nobody home") as error:
-        await verdict(Down(), "32", "\\boxed{33}")
+async def test_a_failing_judge_makes_the_rollout_unscorable():
+    with pytest.raises(Unscorable, match="connection refused") as error:
+        await verdict(UnreachableModel(), "32", "\\boxed{33}")
     assert (error.value.kind, error.value.retryable) == ("judge_failed", True)
 
 
@@ -104,32 +104,32 @@ async def test_a_judge_that_fails_leaves_the_rollout_unscored():
         ({"status": "completed", "output": []}, "is empty"),
     ],
 )
-async def test_a_judge_that_was_cut_off_leaves_the_rollout_unscored(answer: Item, words: str):
+async def test_an_incomplete_response_of_the_judge_makes_the_rollout_unscorable(answer: Item, words: str):
     with pytest.raises(Unscorable, match=words) as error:
-        await verdict(Says(answer), "blue", "azure")
+        await verdict(FixedResponse(answer), "blue", "azure")
     assert error.value.kind == "judge_failed"
 
 
-async def test_a_whole_answer_without_a_label_means_not_equal():
-    found = await verdict(Says(response("Hard to say.") | {"status": "completed"}), "blue", "azure")
-    assert (found.reward, found.judge_evaluations[0]["verdict_label"]) == (0.0, None)
+async def test_a_complete_response_without_a_label_means_not_equal():
+    result = await verdict(FixedResponse(response("Hard to say.") | {"status": "completed"}), "blue", "azure")
+    assert (result.reward, result.judge_evaluations[0]["verdict_label"]) == (0.0, None)
 
 
-async def test_metrics_tell_what_math_verify_and_the_judge_gave():
+async def test_metrics_include_the_rewards_of_math_verify_and_the_judge():
     rows = [{"responses_create_params": {"input": "How many?"}, "expected_answer": gold} for gold in ("32", "blue")]
     async with gymsdk.load("math", judge=Judge(lambda _a, _b: EQUAL)) as math:
-        number, colour = [await gymsdk.play(math, Says(response("\\boxed{32}")), row) for row in rows]
+        number, colour = [await gymsdk.play(math, FixedResponse(response("\\boxed{32}")), row) for row in rows]
         assert await math.metrics([number]) == {"symbolic_accuracy": 1.0}
         assert await math.metrics([number, colour]) == {"symbolic_accuracy": 0.5, "judge_accuracy": 1.0}
 
 
-async def test_a_failed_judge_is_unscorable_outside_a_host_too():
+async def test_a_failing_judge_is_unscorable_without_a_host_too():
     with pytest.raises(Unscorable, match="the judge failed"):
-        await judge(Down(), "q", "1", "2", {})
+        await judge(UnreachableModel(), "q", "1", "2", {})
 
 
 @pytest.mark.parametrize(
-    ("said", "label"),
+    ("item", "label"),
     [
         (response(EQUAL), EQUAL),
         (response(f"not {DIFFERENT} but {EQUAL}"), DIFFERENT),
@@ -143,5 +143,5 @@ async def test_a_failed_judge_is_unscorable_outside_a_host_too():
         ({"output": [{"type": "message", "content": f"so {EQUAL}"}]}, EQUAL),
     ],
 )
-def test_the_first_label_in_the_last_text_counts(said: Item, label: str | None):
-    assert label_in(said) == label
+def test_the_first_label_in_the_last_text_is_used(item: Item, label: str | None):
+    assert label_in(item) == label

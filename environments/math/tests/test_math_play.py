@@ -25,7 +25,7 @@ async def math() -> AsyncIterator[Environment]:
         yield environment
 
 
-async def judged(environment: Environment, expected: str, *texts: str) -> Verdict:
+async def verify_texts(environment: Environment, expected: str, *texts: str) -> Verdict:
     episode = await environment.reset(PUBLISHED | {"expected_answer": expected})
     for text in texts:
         content = [{"type": "output_text", "text": text, "annotations": []}]
@@ -43,8 +43,8 @@ async def mean(environment: Environment, model: str, split: str, limit: int) -> 
     return fmean(rewards), fmean(chances)
 
 
-async def test_verify_gives_the_reward_and_what_it_found(math: Environment):
-    verdict = await judged(math, "\\(\\frac{1}{2}\\)", "so it is $\\boxed{0.5}$")
+async def test_verify_returns_the_reward_and_the_extracted_answer(math: Environment):
+    verdict = await verify_texts(math, "\\(\\frac{1}{2}\\)", "so it is $\\boxed{0.5}$")
     assert verdict.model_dump() == {
         "reward": 1.0,
         "components": {},
@@ -56,12 +56,12 @@ async def test_verify_gives_the_reward_and_what_it_found(math: Environment):
     }
 
 
-async def test_several_messages_are_one_text(math: Environment):
-    assert (await judged(math, "32", "the answer is $\\boxed{3", "2}$")).reward == 1.0
+async def test_several_messages_are_graded_as_one_text(math: Environment):
+    assert (await verify_texts(math, "32", "the answer is $\\boxed{3", "2}$")).reward == 1.0
 
 
-async def test_a_reply_without_an_answer_is_wrong_and_says_so(math: Environment):
-    verdict = await judged(math, "32")
+async def test_a_reply_without_an_answer_is_wrong_and_has_no_extracted_answer(math: Environment):
+    verdict = await verify_texts(math, "32")
     assert (verdict.reward, verdict.extracted_answer) == (0.0, None)
 
 
@@ -71,10 +71,10 @@ async def test_a_reply_without_an_answer_is_wrong_and_says_so(math: Environment)
 async def test_neither_the_shortcut_nor_the_gold_cache_changes_a_verdict(math: Environment, settings: dict[str, bool]):
     async with gymsdk.load("math", **settings) as plain:
         for expected, text in (("32", "\\boxed{32}"), ("32", "\\boxed{33}"), ("\\{1, 2\\}", "$\\boxed{2, 1}$")):
-            assert await judged(plain, expected, text) == await judged(math, expected, text)
+            assert await verify_texts(plain, expected, text) == await verify_texts(math, expected, text)
 
 
-async def test_the_same_answer_again_is_known_without_a_worker():
+async def test_a_repeated_answer_is_graded_without_a_worker():
     kept = Kept()
     settings = MathConfig()
     first = await graded("\\frac{1}{2}", "so \\boxed{0.5}", settings, kept)
@@ -84,25 +84,25 @@ async def test_the_same_answer_again_is_known_without_a_worker():
 
 
 @pytest.mark.parametrize("expected", ["", "$", " \\( \\) "])
-async def test_an_expected_answer_that_cannot_be_read_leaves_the_rollout_unscored(math: Environment, expected: str):
+async def test_an_unreadable_expected_answer_makes_the_rollout_unscorable(math: Environment, expected: str):
     with pytest.raises(Unscorable, match="cannot read the expected answer") as error:
-        await judged(math, expected, "\\boxed{5}")
+        await verify_texts(math, expected, "\\boxed{5}")
     assert error.value.kind == "gold_unreadable"
 
 
-async def _granted(judging: Callable[[], Awaitable[Verdict]], times: int = 3) -> Verdict:
-    """What *judging* gives; asked again where a busy machine does not grant it 10 s of processor time in 30 s."""
+async def _with_enough_cpu(judging: Callable[[], Awaitable[Verdict]], times: int = 3) -> Verdict:
+    """Await *judging*, and repeat it if a busy machine does not provide 10 s of CPU time within 30 s."""
     try:
         return await judging()
     except WorkerLost:
         if times == 1:
             raise
-        return await _granted(judging, times - 1)
+        return await _with_enough_cpu(judging, times - 1)
 
 
 @pytest.mark.timeout(240)
-async def test_an_answer_that_spends_the_grader_s_budget_is_wrong_and_says_so(math: Environment):
-    verdict = await _granted(lambda: judged(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}"))
+async def test_an_answer_that_exceeds_the_grader_budget_is_wrong_with_grader_timeout(math: Environment):
+    verdict = await _with_enough_cpu(lambda: verify_texts(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}"))
     assert verdict.model_dump() | {"components": {}} == {
         "reward": 0.0,
         "components": {},
@@ -126,8 +126,8 @@ async def test_an_answer_that_spends_the_grader_s_budget_is_wrong_and_says_so(ma
         "\\boxed{" + "9" * 10_000 + "}",
     ],
 )
-async def test_hostile_answers_are_wrong_and_can_be_written_as_json(math: Environment, text: str):
-    verdict = await judged(math, "\\frac{1}{2}", text)
+async def test_malicious_answers_are_wrong_and_serializable_as_json(math: Environment, text: str):
+    verdict = await verify_texts(math, "\\frac{1}{2}", text)
     assert verdict.reward == 0.0
     json.dumps(verdict.model_dump(), ensure_ascii=False).encode()
 
@@ -138,7 +138,7 @@ async def test_the_oracle_solves_every_example(math: Environment):
 
 @pytest.mark.parametrize("split", ["example", "validation"])
 @pytest.mark.parametrize("model", ["scripted/null", "scripted/echo", "scripted/random"])
-async def test_a_policy_without_understanding_earns_at_most_its_chance(math: Environment, model: str, split: str):
+async def test_trivial_policies_earn_at_most_the_claimed_chance(math: Environment, model: str, split: str):
     reward, chance = await mean(math, model, split, 120)
     assert reward <= chance
 
@@ -149,7 +149,7 @@ async def test_a_published_row_keeps_its_fields(math: Environment):
     assert (rollout.reward, rollout.row) == (1.0, row)
 
 
-async def test_claims_name_the_other_right_forms_and_what_luck_earns(math: Environment):
+async def test_claims_contain_other_correct_forms_and_the_chance_of_a_guess(math: Environment):
     whole = await math.claims(math.read(PUBLISHED))
     fraction = await math.claims(math.read(PUBLISHED | {"expected_answer": "\\frac{1}{2}", "other_answers": ["1/2"]}))
     assert (whole.chance, whole.variants) == (0.02, [])
@@ -165,12 +165,12 @@ async def test_metrics_are_means_by_family_and_difficulty(math: Environment):
     assert {f"{name}={value}/mean/reward" for name, value in by} <= figures.keys()
 
 
-async def test_rows_without_a_family_have_no_figures_by_family(math: Environment):
+async def test_rows_without_a_family_have_no_metrics_by_family(math: Environment):
     rollout = await gymsdk.play(math, gymsdk.model("scripted/oracle"), PUBLISHED)
     assert await math.metrics([rollout]) == {"symbolic_accuracy": 1.0}
 
 
-async def test_metrics_take_the_host_s_own_verdict(math: Environment):
+async def test_metrics_accept_a_verdict_of_the_host(math: Environment):
     played = await gymsdk.play(math, gymsdk.model("scripted/oracle"), PUBLISHED | {"family": "sums"})
     spent = played.model_copy(update={"reward": 0.0, "verdict": Verdict(reward=0.0, grader_timeout=True)})
     assert await math.metrics([played, spent]) == {"family=sums/mean/reward": 0.5, "symbolic_accuracy": 1.0}

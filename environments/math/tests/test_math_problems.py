@@ -6,7 +6,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from math_direct import all_graded
+from math_direct import grade_all
 from pydantic import ValidationError
 
 import gymsdk
@@ -29,17 +29,17 @@ def test_the_same_seed_draws_the_same_rows():
     assert draw("train", 50, seed=3) != draw("train", 50, seed=4)
 
 
-def test_the_finite_splits_have_their_size_and_no_question_twice():
+def test_finite_splits_have_their_size_and_no_repeated_question():
     for seed, (split, size) in itertools.product(range(3), (("validation", 500), ("example", 11))):
         assert len({task.question for task in draw(split, 1000, seed)}) == size
 
 
-def test_a_question_belongs_to_one_split_whatever_the_seed():
+def test_a_question_belongs_to_one_split_for_all_seeds():
     for split in ("train", "validation", "example"):
         assert {home(task.question) for seed in range(3) for task in draw(split, 100, seed)} == {split}
 
 
-def test_every_family_and_difficulty_appears_by_itself():
+def test_every_family_and_difficulty_occurs_by_default():
     seen = Counter((task.family, task.difficulty) for task in draw("train", 2000))
     assert seen.keys() == set(itertools.product(FAMILIES, range(1, 6)))
 
@@ -49,7 +49,7 @@ def test_the_config_chooses_families_and_difficulties():
     assert {(task.family, task.difficulty) for task in tasks} == set(itertools.product(("sets", "intervals"), (2, 3)))
 
 
-def test_a_narrow_choice_still_fills_its_split():
+def test_a_narrow_selection_still_fills_its_split():
     assert len(draw("validation", 1000, families="fractions", max_difficulty=1)) == 500
 
 
@@ -57,41 +57,41 @@ def test_a_narrow_choice_still_fills_its_split():
     "settings",
     [{"families": []}, {"families": "algebra"}, {"min_difficulty": 0}, {"min_difficulty": 4, "max_difficulty": 2}],
 )
-def test_a_choice_that_makes_no_sense_is_refused(settings: dict[str, object]):
+def test_invalid_settings_are_rejected(settings: dict[str, object]):
     with pytest.raises(ValidationError):
         MathConfig.model_validate(settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_expected_answer_and_its_other_forms_are_right(library: ProcessPoolExecutor, family: str):
+def test_the_expected_answer_and_its_other_forms_are_graded_as_right(library: ProcessPoolExecutor, family: str):
     tasks = of_family(family, 15)
     pairs = [(t.expected_answer, f"\\boxed{{{form}}}") for t in tasks for form in (t.expected_answer, *t.other_answers)]
-    grades = library.submit(all_graded, pairs).result()
+    grades = library.submit(grade_all, pairs).result()
     assert [pair for pair, grade in zip(pairs, grades, strict=True) if grade is None or grade.reward != 1] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_repeated_as_the_answer_is_read_as_its_own_box(family: str):
+def test_a_repeated_prompt_is_read_as_the_box_of_the_instruction(family: str):
     assert {only_box(task.input[0]["content"]) for task in of_family(family, 300)} == {"answer"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_repeated_as_the_answer_earns_nothing(library: ProcessPoolExecutor, family: str):
+def test_a_repeated_prompt_earns_nothing(library: ProcessPoolExecutor, family: str):
     pairs = [(task.expected_answer, task.input[0]["content"]) for task in of_family(family, 10)]
-    assert {grade.reward for grade in library.submit(all_graded, pairs).result() if grade} == {0.0}
+    assert {grade.reward for grade in library.submit(grade_all, pairs).result() if grade} == {0.0}
 
 
-def test_no_answer_is_a_small_whole_number():
+def test_no_answer_is_a_small_integer():
     answers = [task.expected_answer for task in draw("train", 2000)]
     assert [answer for answer in answers if answer.lstrip("-").isdigit() and abs(int(answer)) <= 12] == []
 
 
-def test_rows_cost_next_to_nothing_to_draw():
+def test_generating_rows_is_fast():
     rows = drawn("train", 0, FAMILIES, range(1, 6))
     assert len(list(itertools.islice(rows, 3000))) == 3000
 
 
-def test_drawing_leaves_the_global_generator_alone():
+def test_generating_rows_does_not_change_the_global_random_state():
     random.seed(1)
     before = random.getstate()
     draw("train", 20)

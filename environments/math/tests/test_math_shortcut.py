@@ -17,7 +17,7 @@ from gym_env_math.shortcut import Grade, Kept, integers, only_box
         "\\frac{1}{2} of 10 is \\boxed{5}!",
     ],
 )
-def test_a_text_that_ends_in_its_only_box_is_clear(text: str):
+def test_the_only_box_at_the_end_of_a_text_is_found(text: str):
     assert only_box(text) == "5"
 
 
@@ -39,7 +39,7 @@ def test_a_text_that_ends_in_its_only_box_is_clear(text: str):
         "final answer is 3. I hope. \\boxed{5}",
     ],
 )
-def test_a_text_where_something_else_may_count_is_not_clear(text: str):
+def test_no_box_is_returned_if_other_text_may_count(text: str):
     assert only_box(text) is None
 
 
@@ -50,25 +50,25 @@ def test_nested_braces_belong_to_the_box():
 @pytest.mark.parametrize(
     "tail", ["." * 90_000 + "x", "*" * 90_000 + "x", "\\boxed{" * 9_000, "$ " * 40_000, "{" * 90_000]
 )
-def test_hostile_texts_are_told_apart_in_linear_time(tail: str):
+def test_malicious_texts_are_checked_in_linear_time(tail: str):
     assert only_box(f"final answer \\boxed{{5}}{tail}") is None
 
 
-def test_a_very_long_text_is_left_to_the_worker():
+def test_a_very_long_text_is_graded_by_a_worker():
     assert only_box("x" * 200_000 + "\\boxed{5}") is None
 
 
-def test_whole_numbers_are_compared_as_they_are():
+def test_plain_integers_are_compared_directly():
     assert integers("5", " 5 ") == Grade(1.0, "5", settled=True)
     assert integers("-12", "12") == Grade(0.0, "12", settled=True)
 
 
 @pytest.mark.parametrize(("gold", "box"), [("5", "05"), ("5", "5.0"), ("1000", "1,000"), ("x=5", "5"), ("0", "-0")])
-def test_anything_but_a_plain_whole_number_is_not_compared(gold: str, box: str):
+def test_other_answers_are_not_compared_directly(gold: str, box: str):
     assert integers(gold, box) is None
 
 
-def test_a_settled_grade_is_kept_until_others_push_it_out():
+def test_a_settled_grade_is_cached_until_newer_grades_evict_it():
     kept = Kept(size=2)
     for box in ("1", "2"):
         kept.put("5", box, Grade(0.0, box, settled=True))
@@ -77,7 +77,7 @@ def test_a_settled_grade_is_kept_until_others_push_it_out():
     assert [kept.get("5", box) is not None for box in ("1", "2", "3")] == [True, False, True]
 
 
-def test_a_grade_that_the_box_alone_did_not_settle_is_not_kept():
+def test_a_grade_that_is_not_settled_is_not_cached():
     kept = Kept()
     kept.put("5", "blah", Grade(0.0, None))
     kept.put("5", "9" * 5000, Grade(0.0, None, settled=True))

@@ -1,4 +1,4 @@
-"""Whole episodes: what policies earn, what the tools answer, the figures over them."""
+"""Tests of whole episodes: rewards of policies, outputs of tools, and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def environment() -> Environment:
     return gymsdk.load("multineedle")
 
 
-async def played(environment: Environment, model: str, split: str, number: int) -> list[Rollout]:
+async def play_rows(environment: Environment, model: str, split: str, number: int) -> list[Rollout]:
     policy = gymsdk.model(model)
     rows = islice(environment.tasks(split), number)
     return [await gymsdk.play(environment, policy, row, seed=seed) for seed, row in enumerate(rows)]
@@ -25,22 +25,22 @@ async def played(environment: Environment, model: str, split: str, number: int) 
 
 @pytest.mark.parametrize("split", ["train", "validation", "example"])
 async def test_the_oracle_reaches_the_claimed_maximum(environment, split):
-    for rollout in await played(environment, "scripted/oracle", split, 40):
+    for rollout in await play_rows(environment, "scripted/oracle", split, 40):
         claims = await environment.claims(environment.read(rollout.row))
         assert (rollout.reward, rollout.ended) == (claims.maximum, "done")
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "example"])
 @pytest.mark.parametrize("policy", ["null", "echo", "random"])
-async def test_who_does_not_understand_earns_no_more_than_chance(environment, policy, split):
-    for rollout in await played(environment, f"scripted/{policy}", split, 40):
+async def test_trivial_policies_earn_at_most_the_claimed_chance(environment, policy, split):
+    for rollout in await play_rows(environment, f"scripted/{policy}", split, 40):
         claims = await environment.claims(environment.read(rollout.row))
         assert rollout.outcome == "scored"
         assert rollout.reward <= claims.chance == 0.0
 
 
-async def test_the_oracle_calls_one_tool_a_turn_and_ends_with_a_reply(environment):
-    (rollout,) = await played(environment, "scripted/oracle", "example", 1)
+async def test_the_oracle_makes_one_call_per_turn_and_ends_with_a_reply(environment):
+    (rollout,) = await play_rows(environment, "scripted/oracle", "example", 1)
     needles = rollout.row["expected_synonyms"]
     assert rollout.response is not None
     output = rollout.response["output"]
@@ -54,7 +54,7 @@ async def test_the_oracle_calls_one_tool_a_turn_and_ends_with_a_reply(environmen
     assert answers == [*values, {"success": True}]
 
 
-async def test_a_wrong_extraction_is_mended_by_the_oracle(environment):
+async def test_the_oracle_corrects_a_wrong_extraction(environment):
     episode = await environment.reset(next(environment.tasks("example")))
     lookups = [("get_synonym_value", json.dumps({"synonym": each})) for each in episode.row["expected_synonyms"]]
     episode.transcript.items = [
@@ -66,7 +66,7 @@ async def test_a_wrong_extraction_is_mended_by_the_oracle(environment):
     assert call.parsed() == {"synonym_values": episode.row["expected_synonym_values"]}
 
 
-async def answer(environment: Environment, name: str, arguments: Any) -> Any:
+async def call_tool(environment: Environment, name: str, arguments: Any) -> Any:
     episode = await environment.reset(next(environment.tasks("example")))
     step = await environment.step(episode, ToolCall(name=name, arguments=arguments))
     assert not step.done
@@ -74,18 +74,18 @@ async def answer(environment: Environment, name: str, arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize(("word", "worth"), [("Blazing", 711), ("Warm", 407), ("", 0), ("é🦊", 233 + 129_418)])
-async def test_a_synonym_is_worth_the_sum_of_its_code_points(environment, word, worth):
-    assert await answer(environment, "get_synonym_value", {"synonym": word}) == {"synonym_value": worth}
+async def test_the_value_of_a_synonym_is_the_sum_of_its_code_points(environment, word, worth):
+    assert await call_tool(environment, "get_synonym_value", {"synonym": word}) == {"synonym_value": worth}
 
 
 @pytest.mark.parametrize("values", [[711, 407], [], [-1]])
 async def test_any_list_of_integers_is_accepted_without_a_hint(environment, values):
-    assert await answer(environment, "extract_synonym_values", {"synonym_values": values}) == {"success": True}
+    assert await call_tool(environment, "extract_synonym_values", {"synonym_values": values}) == {"success": True}
 
 
 @pytest.mark.parametrize("arguments", ["{", "{}", '{"synonym_values": 3}', '{"synonym_values": ["x"]}', "[]"])
-async def test_malformed_arguments_are_answered_with_an_error(environment, arguments):
-    assert "error" in await answer(environment, "extract_synonym_values", arguments)
+async def test_malformed_arguments_return_an_error(environment, arguments):
+    assert "error" in await call_tool(environment, "extract_synonym_values", arguments)
 
 
 async def test_only_a_reply_ends_the_episode(environment):
@@ -102,19 +102,19 @@ def test_the_tools_are_offered_under_their_published_names_with_strict_schemas(e
     assert all(schema["strict"] for schema in schemas.values())
 
 
-async def test_the_environments_figures_are_the_mean_reward_by_number_of_needles(environment):
-    right = await played(environment, "scripted/oracle", "validation", 6)
-    wrong = await played(environment, "scripted/null", "validation", 6)
+async def test_metrics_are_the_mean_reward_by_number_of_needles(environment):
+    right = await play_rows(environment, "scripted/oracle", "validation", 6)
+    wrong = await play_rows(environment, "scripted/null", "validation", 6)
     needles = {len(rollout.row["expected_synonyms"]) for rollout in right}
     assert await environment.metrics(right + wrong) == {f"needles={n}/mean/reward": 0.5 for n in needles}
 
 
-async def test_metrics_take_the_host_s_own_verdict(environment):
-    (played_one,) = await played(environment, "scripted/oracle", "example", 1)
-    spent = played_one.model_copy(update={"reward": 0.0, "verdict": Verdict(reward=0.0, grader_timeout=True)})
-    needles = len(played_one.row["expected_synonyms"])
-    assert await environment.metrics([played_one, spent]) == {f"needles={needles}/mean/reward": 0.5}
+async def test_metrics_accept_a_verdict_of_the_host(environment):
+    (rollout,) = await play_rows(environment, "scripted/oracle", "example", 1)
+    over_budget = rollout.model_copy(update={"reward": 0.0, "verdict": Verdict(reward=0.0, grader_timeout=True)})
+    needles = len(rollout.row["expected_synonyms"])
+    assert await environment.metrics([rollout, over_budget]) == {f"needles={needles}/mean/reward": 0.5}
 
 
-async def test_without_rollouts_there_are_no_figures(environment):
+async def test_metrics_are_empty_without_rollouts(environment):
     assert await environment.metrics([]) == {}

@@ -1,4 +1,4 @@
-"""Generated tasks: what is hidden, where, and how the package's words allow it."""
+"""Tests of generated tasks: the needles, their positions, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymsdk import Task
 LINE = re.compile(r"^The term '(.+?)' has a synonym '(.+)'\.$", re.MULTILINE)
 
 
-def generated(split: str, number: int, *, seed: int = 0, **settings: Any) -> list[Task]:
+def generate_tasks(split: str, number: int, *, seed: int = 0, **settings: Any) -> list[Task]:
     return list(islice(gymsdk.load("multineedle", **settings).tasks(split, seed=seed), number))
 
 
@@ -26,16 +26,16 @@ def pairs(task: Task) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("split", "length"), [("validation", 200), ("example", 5)])
-def test_the_small_splits_have_their_length(split, length):
-    assert len(generated(split, 1_000)) == length
+def test_finite_splits_have_their_size(split, length):
+    assert len(generate_tasks(split, 1_000)) == length
 
 
-def test_train_goes_on_beyond_the_others():
-    assert len(generated("train", 300)) == 300
+def test_train_is_longer_than_the_other_splits():
+    assert len(generate_tasks("train", 300)) == 300
 
 
 def test_a_row_has_the_published_fields():
-    (task,) = generated("train", 1)
+    (task,) = generate_tasks("train", 1)
     row = task.row()
     assert row.keys() == {
         "responses_create_params",
@@ -51,8 +51,8 @@ def test_a_row_has_the_published_fields():
 
 
 @pytest.mark.parametrize("settings", [{}, {"needles": 1, "spread": 0}, {"needles": 12, "spread": 6, "distractors": 99}])
-def test_what_is_expected_is_what_the_list_says_of_the_term_in_its_order(settings):
-    for task in generated("train", 40, **settings):
+def test_the_expected_synonyms_are_the_lines_of_the_term_in_order(settings):
+    for task in generate_tasks("train", 40, **settings):
         row = task.row()
         term = row["minefield_label"]
         assert row["expected_synonyms"] == [synonym for other, synonym in pairs(task) if other == term]
@@ -62,36 +62,36 @@ def test_what_is_expected_is_what_the_list_says_of_the_term_in_its_order(setting
 
 
 @pytest.mark.parametrize("settings", [{"distractors": 10}, {"distractors": 1_234, "needles": 5, "spread": 2}])
-def test_the_list_is_as_long_as_configured(settings):
+def test_the_list_has_the_configured_length(settings):
     needles, spread = settings.get("needles", 3), settings.get("spread", 1)
-    for task in generated("train", 10, **settings):
+    for task in generate_tasks("train", 10, **settings):
         found = len(task.row()["expected_synonyms"])
         assert len(pairs(task)) == settings["distractors"] + found
         assert needles - spread <= found <= needles + spread
 
 
-def test_no_line_stands_twice_in_a_haystack_of_any_size():
-    (task,) = generated("train", 1, distractors=50_000)
+def test_no_line_repeats_in_a_haystack_of_any_size():
+    (task,) = generate_tasks("train", 1, distractors=50_000)
     lines = pairs(task)
     assert len(set(lines)) == len(lines)
 
 
-def test_the_number_of_lines_does_not_betray_the_term():
-    (task,) = generated("train", 1, distractors=5_000, needles=3, spread=1)
+def test_the_number_of_lines_does_not_reveal_the_term():
+    (task,) = generate_tasks("train", 1, distractors=5_000, needles=3, spread=1)
     terms = [term for term, _ in pairs(task)]
     counts = {term: terms.count(term) for term in set(terms[:500])}
     assert sorted(counts.values())[len(counts) // 2] <= 4
 
 
 def test_the_lines_of_every_term_are_scattered():
-    (task,) = generated("train", 1, distractors=1_000)
+    (task,) = generate_tasks("train", 1, distractors=1_000)
     terms = [term for term, _ in pairs(task)]
     assert sum(one == next_one for one, next_one in pairwise(terms)) < 30
 
 
-def test_needles_lie_anywhere_in_the_list():
+def test_needles_occur_at_all_positions_in_the_list():
     places = []
-    for task in generated("train", 150):
+    for task in generate_tasks("train", 150):
         lines, term = pairs(task), task.row()["minefield_label"]
         places += [place / len(lines) for place, (other, _) in enumerate(lines) if other == term]
     assert min(places) < 0.05
@@ -100,7 +100,7 @@ def test_needles_lie_anywhere_in_the_list():
 
 
 def test_questions_name_the_term_about_as_often_as_they_describe_it():
-    tasks = generated("train", 200)
+    tasks = generate_tasks("train", 200)
     named = sum(
         bool(re.search(rf"\b{task.row()['minefield_label'].lower()}\b", str(task.input[1]["content"])))
         for task in tasks
@@ -109,21 +109,21 @@ def test_questions_name_the_term_about_as_often_as_they_describe_it():
 
 
 def test_the_same_seed_and_settings_give_the_same_rows():
-    assert generated("train", 5, seed=3) == generated("train", 5, seed=3)
-    assert generated("train", 5, seed=3) != generated("train", 5, seed=4)
-    assert generated("train", 5, distractors=20) != generated("train", 5, distractors=21)
+    assert generate_tasks("train", 5, seed=3) == generate_tasks("train", 5, seed=3)
+    assert generate_tasks("train", 5, seed=3) != generate_tasks("train", 5, seed=4)
+    assert generate_tasks("train", 5, distractors=20) != generate_tasks("train", 5, distractors=21)
 
 
 def test_splits_share_no_row():
     prompts = {
-        split: {str(task.input[0]["content"]) for task in generated(split, 200, distractors=10)}
+        split: {str(task.input[0]["content"]) for task in generate_tasks(split, 200, distractors=10)}
         for split in ("train", "validation", "example")
     }
     assert not prompts["train"] & prompts["validation"]
     assert not prompts["example"] & (prompts["train"] | prompts["validation"])
 
 
-def test_a_hundred_thousand_tokens_are_built_in_fifty_milliseconds_of_cpu():
+def test_building_a_hundred_thousand_tokens_takes_at_most_fifty_milliseconds_of_cpu():
     tasks = gymsdk.load("multineedle", distractors=10_000).tasks("train", seed=1)
     spent = []
     for _ in range(5):
@@ -131,7 +131,7 @@ def test_a_hundred_thousand_tokens_are_built_in_fifty_milliseconds_of_cpu():
         task = next(tasks)
         spent.append(time.process_time() - started)
     assert min(spent) < 0.05
-    # Words and marks: a tokenizer splits made-up words further, and seldom joins across them.
+    # Count words and punctuation marks. A tokenizer splits made-up words further and rarely joins words.
     assert len(re.findall(r"\w+|[^\w\s]", str(task.input[0]["content"]))) > 110_000
 
 
@@ -139,18 +139,18 @@ def test_a_hundred_thousand_tokens_are_built_in_fifty_milliseconds_of_cpu():
     "settings",
     [{"distractors": 0}, {"distractors": 60_000}, {"needles": 0}, {"needles": 2, "spread": 2}, {"needle": 3}],
 )
-def test_a_setting_that_makes_no_task_is_refused(settings):
+def test_invalid_settings_are_rejected(settings):
     with pytest.raises(gymsdk.UsageError):
         gymsdk.load("multineedle", **settings)
 
 
-def test_no_two_terms_share_a_synonym_and_none_is_anothers():
+def test_no_two_terms_share_a_synonym_and_no_term_is_a_synonym():
     words = [synonym for entry in entries() for synonym in entry.synonyms]
     assert len(words) == len(set(words))
     assert not {entry.term for entry in entries()} & set(words)
 
 
-def test_a_description_names_no_term_at_all():
+def test_descriptions_do_not_contain_any_term():
     terms = {entry.term.lower() for entry in entries()}
     for entry in entries():
         for question in entry.questions:

@@ -1,4 +1,4 @@
-"""The verdict on an extraction, held to the published rules case by case and to anything a policy may write."""
+"""Tests of the verdict on an extraction: the published rules, and arbitrary arguments."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def extraction(values: object) -> str:
     return json.dumps({"synonym_values": values})
 
 
-def by_the_rules(values: list[int]) -> dict[str, Any]:
-    """The published rules for a list of integers, written out."""
+def expected_verdict(values: list[int]) -> dict[str, Any]:
+    """Return the verdict fields for a list of integers by the published rules."""
     expected: list[int] = [711, 407]
     overlap = sum(1 for value in (711, 407) if value in values) / 2
     return {
@@ -113,18 +113,18 @@ def by_the_rules(values: list[int]) -> dict[str, Any]:
         ([], 0.0, 0.0, False, False),
     ],
 )
-async def test_an_extraction_is_judged_by_the_published_rules(environment, values, reward, overlap, minefield, order):
+async def test_an_extraction_is_graded_by_the_published_rules(environment, values, reward, overlap, minefield, order):
     found = (await verdict(environment, extraction(values))).model_dump(exclude={"components", "grader_timeout"})
-    assert found == by_the_rules(values)
+    assert found == expected_verdict(values)
     assert (found["reward"], found["set_overlap"]) == (reward, overlap)
     assert found["original_term_minefield_hit"] is minefield
     assert found["order_instruction_following_failure"] is order
 
 
 @given(st.lists(st.sampled_from([711, 407, 299, 0, -1, 2**62]), max_size=5))
-async def test_any_list_of_integers_is_judged_by_the_published_rules(environment, values):
+async def test_any_list_of_integers_is_graded_by_the_published_rules(environment, values):
     found = await verdict(environment, extraction(values))
-    assert found.model_dump(exclude={"components", "grader_timeout"}) == by_the_rules(values)
+    assert found.model_dump(exclude={"components", "grader_timeout"}) == expected_verdict(values)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ async def test_any_list_of_integers_is_judged_by_the_published_rules(environment
         '{"synonym_values": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
 )
-async def test_malformed_arguments_score_nothing_and_never_raise(environment, arguments):
+async def test_malformed_arguments_earn_nothing_and_do_not_raise(environment, arguments):
     found = (await verdict(environment, arguments)).model_dump()
     assert (found["reward"], found["accuracy"], found["set_overlap"]) == (0.0, False, 0.0)
     assert found["parsed_synonym_values"] == []
 
 
-async def test_the_last_extraction_counts_even_where_an_earlier_one_was_right(environment):
+async def test_the_last_extraction_is_graded_even_if_an_earlier_one_was_right(environment):
     assert (await verdict(environment, extraction([711, 407]), extraction([407, 711]))).reward == 0.0
     assert (await verdict(environment, extraction([407, 711]), extraction([711, 407]))).reward == 1.0
     assert (await verdict(environment, extraction([711, 407]), "{")).reward == 0.0
@@ -169,43 +169,43 @@ async def test_without_an_extraction_nothing_is_earned(environment):
     assert (await verdict(environment)).model_dump()["parsed_synonym_values"] == []
 
 
-async def test_other_tools_are_no_extraction(environment):
+async def test_calls_of_other_tools_are_not_extractions(environment):
     episode = await environment.reset(ROW)
     episode.transcript.items = [call(extraction([711, 407]), name="get_synonym_value")]
     assert (await environment.verify(episode)).reward == 0.0
 
 
-async def test_handing_in_the_terms_own_name_is_a_minefield_hit(environment):
+async def test_extracting_the_term_itself_is_a_minefield_hit(environment):
     found = (await verdict(environment, extraction([711, 407, "Hot"]))).model_dump()
     assert (found["reward"], found["original_term_minefield_hit"]) == (0.0, True)
 
 
-async def test_whole_numbers_written_with_a_point_are_integers(environment):
+async def test_integral_floats_are_integers(environment):
     found = (await verdict(environment, extraction([711.0, 407.0]))).model_dump()
     assert (found["reward"], found["parsed_synonym_values"]) == (1.0, [711, 407])
 
 
 @given(JSON.map(extraction) | JSON.map(json.dumps) | st.text())
-async def test_no_arguments_whatever_raise(environment, arguments):
+async def test_arbitrary_arguments_do_not_raise(environment, arguments):
     found = await verdict(environment, arguments)
     right = json.loads(arguments) == {"synonym_values": [711, 407]} if found.reward else False
     assert found.reward == float(right)
     assert math.isfinite(found.model_dump()["set_overlap"])
-    # What is written to disk must be readable by any JSON reader.
+    # Any JSON reader must be able to read the verdict on disk.
     assert json.loads(found.model_dump_json())["parsed_synonym_values"] == found.model_dump()["parsed_synonym_values"]
 
 
 @given(st.none() | st.integers() | st.lists(st.integers()) | st.dictionaries(st.text(), JSON))
-async def test_arguments_that_are_no_text_do_not_raise_either(environment, arguments):
+async def test_arguments_that_are_not_text_do_not_raise(environment, arguments):
     episode = await environment.reset(ROW)
     episode.transcript.items = [call("") | {"arguments": arguments}]
     assert (await environment.verify(episode)).reward == 0.0
 
 
-async def test_a_row_without_expected_values_is_refused(environment):
+async def test_a_row_without_expected_values_is_rejected(environment):
     with pytest.raises(gymsdk.UsageError, match="expected_synonym_values"):
         await environment.reset(ROW | {"expected_synonym_values": []})
 
 
-async def test_what_a_row_holds_beyond_the_schema_is_kept(environment):
+async def test_unknown_fields_of_a_row_are_kept(environment):
     assert (await environment.reset(ROW | {"source": "elsewhere"})).task.row()["source"] == "elsewhere"

@@ -1,4 +1,4 @@
-"""What the tests of tool_call share: the environment, and policies that play what they are given."""
+"""Shared fixtures: the environment, rows, and policies with scripted turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymsdk import Action, Environment, Episode, Rollout, ToolCall
 
 
 class Policy:
-    """A model whose turns *choose* gives; it keeps the *episode* it played."""
+    """A model that calls *choose* for each turn and records the *episode*."""
 
     def __init__(self, choose: Callable[[Episode], Awaitable[list[Action]]]) -> None:
         self.choose = choose
@@ -49,8 +49,8 @@ def oracle(environment):
 
 
 @pytest.fixture(scope="session")
-def played(environment):
-    """Plays a row with what a policy chooses; gives the rollout and the state it ended in."""
+def play_with_policy(environment):
+    """Return a function that plays a row with a policy and returns the rollout and the final state."""
 
     async def play(row, choose) -> tuple[Rollout, Any]:
         policy = Policy(choose)
@@ -63,8 +63,8 @@ def played(environment):
 
 
 @pytest.fixture(scope="session")
-def said(played):
-    """Plays a row with turns written out: a text, or a list of calls as names and arguments."""
+def play_turns(play_with_policy):
+    """Return a function that plays a row with fixed turns: texts, or lists of (name, arguments) of calls."""
 
     async def play(row, *turns) -> Rollout:
         left = iter(turns)
@@ -73,18 +73,17 @@ def said(played):
             turn = next(left, "Done.")
             if isinstance(turn, str):
                 return [gymsdk.Message(content=turn)]
-            return [ToolCall(name=name, arguments=json.dumps(given)) for name, given in turn]
+            return [ToolCall(name=name, arguments=json.dumps(arguments)) for name, arguments in turn]
 
-        rollout, _ = await play_with(row, choose)
+        rollout, _ = await play_with_policy(row, choose)
         return rollout
 
-    play_with = played
     return play
 
 
 @pytest.fixture(scope="session")
-def generated(environment):
-    """Gives the first generated row for a seed."""
+def generate_row(environment):
+    """Return a function that generates the first row for a seed."""
 
     def row(seed: int, split: str = "train"):
         return next(environment.tasks(split, seed=seed))
@@ -94,16 +93,16 @@ def generated(environment):
 
 @pytest.fixture(scope="session")
 def weather_row():
-    """A row as they are published for `get_weather`."""
+    """A row in the published format for `get_weather`."""
     shape = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "name": "get_weather", "description": "", "parameters": shape, "strict": True}
-    said = [{"role": "developer", "content": "Be helpful."}, {"role": "user", "content": "going out in sf tn"}]
-    return {"responses_create_params": {"input": said, "tools": [tool]}}
+    messages = [{"role": "developer", "content": "Be helpful."}, {"role": "user", "content": "going out in sf tn"}]
+    return {"responses_create_params": {"input": messages, "tools": [tool]}}
 
 
 @pytest.fixture(scope="session")
 def truth_row():
-    """Makes a row with a ground truth; its tools are known to nobody else."""
+    """Return a function that builds a row with a ground truth and tools that only the row defines."""
 
     def row(*calls: tuple[str, dict[str, Any]], **fields: Any) -> dict[str, Any]:
         names = [*(name for name, _ in calls), "do_nothing"]

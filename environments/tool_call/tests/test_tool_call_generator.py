@@ -1,4 +1,4 @@
-"""What is generated: splits, seeds, settings."""
+"""Tests of the generator: splits, seeds and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_env_tool_call.settings import Settings
 from gymsdk import UsageError
 
 
-def asked(row):
+def user_message(row):
     return row.responses_create_params["input"][1]["content"]
 
 
@@ -32,32 +32,34 @@ def test_validation_has_300_rows_and_example_10_all_different(environment):
 
 
 def test_no_two_splits_share_a_request(environment):
-    splits = [{asked(row) for row in islice(environment.tasks(split, seed=1), 400)} for split in environment.splits]
+    splits = [
+        {user_message(row) for row in islice(environment.tasks(split, seed=1), 400)} for split in environment.splits
+    ]
     assert [bool(one & two) for one in splits for two in splits if one is not two] == [False] * 6
 
 
-def test_every_kind_needs_the_calls_it_says():
+def test_every_kind_needs_its_declared_number_of_calls():
     for kind in KINDS.values():
         environment = gymsdk.load("tool_call", kinds=[kind.name], calls=[kind.calls, kind.calls])
         for row in islice(environment.tasks("train"), 5):
             assert (row.kind, len(planned(row).calls)) == (kind.name, kind.calls)
 
 
-def test_the_calls_setting_bounds_the_calls_needed():
+def test_the_calls_setting_limits_the_number_of_needed_calls():
     environment = gymsdk.load("tool_call", calls=[2, 3])
     assert {len(row.plan.calls) for row in islice(environment.tasks("train"), 60)} == {2, 3}
 
 
-def test_without_narrowing_every_number_of_calls_comes_up(environment):
+def test_default_settings_generate_every_number_of_calls(environment):
     assert {len(row.plan.calls) for row in islice(environment.tasks("train"), 100)} == set(range(6))
 
 
-def test_settings_may_be_written_as_on_the_command_line():
+def test_settings_accept_the_notation_of_the_command_line():
     environment = gymsdk.load("tool_call", calls="1,2", kinds="weather, exchange")
     assert {row.kind for row in islice(environment.tasks("train"), 20)} == {"weather", "exchange"}
 
 
-async def test_distractors_bound_the_tools_on_offer():
+async def test_distractors_limit_the_offered_tools():
     environment = gymsdk.load("tool_call", distractors=2)
     for row in islice(environment.tasks("train"), 10):
         needed = {call.name for call in row.plan.calls}
@@ -66,8 +68,8 @@ async def test_distractors_bound_the_tools_on_offer():
         assert len(offered) == len(needed) + 2
 
 
-async def test_without_distractors_every_tool_is_on_offer(environment, generated):
-    assert len((await environment.reset(generated(0))).tools) == 14
+async def test_without_distractors_all_tools_are_offered(environment, generate_row):
+    assert len((await environment.reset(generate_row(0))).tools) == 14
 
 
 @pytest.mark.parametrize(
@@ -79,16 +81,16 @@ async def test_without_distractors_every_tool_is_on_offer(environment, generated
         ({"distractors": -1}, "greater than or equal to 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, words):
+def test_invalid_settings_are_rejected(settings, words):
     with pytest.raises(UsageError, match=words):
         gymsdk.load("tool_call", **settings)
 
 
-def test_a_kind_without_a_text_in_the_split_gives_way_to_another():
-    # The first kind drawn here has nine texts, none of which belongs to the split.
+def test_the_generator_replaces_a_kind_without_a_text_in_the_split():
+    # The first kind drawn here has nine texts, and none of these texts belongs to the split.
     assert len(list(requests("example", 4, Settings()))) == SIZES["example"]
 
 
-def test_a_split_that_can_hold_no_request_is_refused():
+def test_a_split_without_possible_requests_is_rejected():
     with pytest.raises(UsageError, match="split 'example' has no request of such kinds and calls"):
         next(requests("example", 0, Settings(kinds=("forget",), calls=(1, 1))))

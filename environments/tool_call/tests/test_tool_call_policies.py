@@ -1,4 +1,4 @@
-"""What the scripted policies earn, against what is claimed."""
+"""Tests of the rewards of scripted policies against the claims."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def test_the_oracle_reaches_the_claimed_maximum(environment, split):
 
 @pytest.mark.parametrize("split", ["train", "validation", "example"])
 @pytest.mark.parametrize("policy", ["null", "echo", "random"])
-async def test_who_does_not_understand_earns_no_more_than_chance(environment, policy, split):
+async def test_trivial_policies_earn_at_most_the_claimed_chance(environment, policy, split):
     for rollout in await rollouts(environment, f"scripted/{policy}", split, 60):
         claims = await environment.claims(environment.read(rollout.row))
         assert rollout.outcome == "scored"
         assert rollout.reward <= claims.chance <= 0.05
 
 
-async def test_metrics_tell_the_mean_reward_by_kind_and_by_calls_needed(environment, weather_row):
+async def test_metrics_contain_the_mean_reward_by_kind_and_by_needed_calls(environment, weather_row):
     good = await rollouts(environment, "scripted/oracle", "example", 10)
     silent = await gymsdk.play(environment, gymsdk.model("scripted/null"), weather_row)
     figures = await environment.metrics([*good, silent])
@@ -42,16 +42,16 @@ async def test_metrics_tell_the_mean_reward_by_kind_and_by_calls_needed(environm
     assert figures["overstepped"] == 0.0
 
 
-async def test_metrics_take_the_host_s_own_verdict(environment, weather_row):
+async def test_metrics_accept_a_verdict_of_the_host(environment, weather_row):
     row = weather_row | {"kind": "sky"}
-    played = await gymsdk.play(environment, gymsdk.model("scripted/oracle"), row)
-    spent = played.model_copy(update={"reward": 0.0, "verdict": gymsdk.Verdict(reward=0.0, grader_timeout=True)})
+    rollout = await gymsdk.play(environment, gymsdk.model("scripted/oracle"), row)
+    over_budget = rollout.model_copy(update={"reward": 0.0, "verdict": gymsdk.Verdict(reward=0.0, grader_timeout=True)})
     expected = {"kind=sky/mean/reward": 0.5, "calls=1/mean/reward": 1.0, "overstepped": 0.0}
-    assert await environment.metrics([played, spent]) == expected
-    assert await environment.metrics([spent.model_copy(update={"row": weather_row})]) == {}
+    assert await environment.metrics([rollout, over_budget]) == expected
+    assert await environment.metrics([over_budget.model_copy(update={"row": weather_row})]) == {}
 
 
-async def test_the_oracle_waits_for_what_a_call_depends_on_and_no_longer(environment):
+async def test_the_oracle_makes_each_call_as_soon_as_its_references_are_known(environment):
     environment = gymsdk.load("tool_call", kinds=["broadcast"])
     (rollout,) = await rollouts(environment, "scripted/oracle", "example", 1)
     calls = [item["name"] for item in rollout.response["output"] if item["type"] == "function_call"]
@@ -59,14 +59,16 @@ async def test_the_oracle_waits_for_what_a_call_depends_on_and_no_longer(environ
     assert rollout.turns == 3
 
 
-async def test_the_oracle_makes_one_call_a_turn_where_the_row_says_so(generated, played, oracle):
-    row = generated(0).row()
+async def test_the_oracle_makes_one_call_per_turn_if_the_row_forbids_parallel_calls(
+    generate_row, play_with_policy, oracle
+):
+    row = generate_row(0).row()
     row["responses_create_params"]["parallel_tool_calls"] = False
-    rollout, _ = await played(row, oracle)
+    rollout, _ = await play_with_policy(row, oracle)
     assert (rollout.reward, rollout.turns) == (1.0, len(row["plan"]["calls"]) + 1)
 
 
-async def test_a_truncated_episode_keeps_what_it_did(environment):
+async def test_a_truncated_episode_is_graded_on_its_changes(environment):
     row = next(row for row in environment.tasks("train") if row.kind == "tell_both" and len(row.plan.calls) == 4)
     rollout = await gymsdk.play(environment, gymsdk.model("scripted/oracle"), row, budget=Budget(turns=2))
     assert (rollout.ended, rollout.reward) == ("turns", 1.0)

@@ -1,4 +1,4 @@
-"""What holds of every generated request."""
+"""Properties of all generated requests."""
 
 from __future__ import annotations
 
@@ -12,58 +12,60 @@ from gym_env_tool_call.references import needs
 from gymsdk import Message, ToolCall
 
 seeds = st.integers(min_value=0, max_value=10**6)
-often = settings(
+property_settings = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
-@often
+@property_settings
 @given(seed=seeds)
-async def test_solving_any_request_earns_everything(environment, played, oracle, generated, seed):
-    rollout, state = await played(generated(seed), oracle)
+async def test_the_oracle_solves_any_request(environment, play_with_policy, oracle, generate_row, seed):
+    rollout, state = await play_with_policy(generate_row(seed), oracle)
     assert (rollout.reward, rollout.ended) == (1.0, "done")
     task = environment.read(rollout.row)
     assert facts(state) == facts(task.world.records) - facts(task.expected.removed) + facts(task.expected.added)
 
 
-@often
+@property_settings
 @given(seed=seeds, data=st.data())
-async def test_without_any_one_call_less_is_earned(played, oracle, generated, seed, data):
-    row = generated(seed)
+async def test_omitting_any_call_lowers_the_reward(play_with_policy, oracle, generate_row, seed, data):
+    row = generate_row(seed)
     assume(row.plan.calls)
     missing = data.draw(st.integers(min_value=0, max_value=len(row.plan.calls) - 1))
 
     async def choose(episode):
         made = len(episode.transcript.calls())
         moves = await oracle(episode)
-        return [_spoilt(move) if made + number == missing else move for number, move in enumerate(moves)]
+        return [
+            _with_invalid_arguments(move) if made + number == missing else move for number, move in enumerate(moves)
+        ]
 
-    rollout, _ = await played(row, choose)
+    rollout, _ = await play_with_policy(row, choose)
     assert rollout.reward < 1.0
 
 
-def _spoilt(move):
+def _with_invalid_arguments(move):
     return ToolCall(name=move.name, arguments='{"nothing": "of use"}')
 
 
-@often
+@property_settings
 @given(seed=seeds, data=st.data())
-async def test_any_change_besides_costs(played, oracle, generated, seed, data):
-    row = generated(seed)
-    harm = data.draw(st.sampled_from(_harms(row)))
+async def test_any_unrequested_change_lowers_the_reward(play_with_policy, oracle, generate_row, seed, data):
+    row = generate_row(seed)
+    harm = data.draw(st.sampled_from(_unrequested_calls(row)))
 
     async def choose(episode):
         moves = await oracle(episode)
         done = any(isinstance(move, Message) for move in moves)
-        return [harm] if done and not _made(episode, harm) else moves
+        return [harm] if done and not _was_called(episode, harm) else moves
 
-    rollout, _ = await played(row, choose)
+    rollout, _ = await play_with_policy(row, choose)
     assert "error" not in json.loads(rollout.response["output"][-2]["output"])
     assert rollout.reward <= 0.5
     assert rollout.components["harm"] < 0.0
 
 
-def _harms(row):
+def _unrequested_calls(row):
     date, phone = row.world.today, row.world.contacts[0].phone
     kept = [event for event in row.world.records.events if event not in row.expected.removed.events]
     deleted = {note.title for note in row.expected.removed.notes}
@@ -80,23 +82,25 @@ def _harms(row):
     return [ToolCall(name=name, arguments=json.dumps(arguments)) for name, arguments in calls.items()]
 
 
-def _made(episode, call):
+def _was_called(episode, call):
     return any((each.name, each.arguments) == (call.name, call.arguments) for each in episode.transcript.calls())
 
 
-@often
+@property_settings
 @given(seed=seeds)
-async def test_replaying_the_calls_rebuilds_state_and_verdict(environment, played, oracle, generated, seed):
-    rollout, state = await played(json.loads(generated(seed).model_dump_json()), oracle)
+async def test_replaying_the_calls_rebuilds_state_and_verdict(
+    environment, play_with_policy, oracle, generate_row, seed
+):
+    rollout, state = await play_with_policy(json.loads(generate_row(seed).model_dump_json()), oracle)
     replayed = await environment.replay(json.loads(json.dumps(rollout.row)), rollout.response["output"])
     assert replayed.state == state
     assert await environment.verify(replayed) == rollout.verdict
 
 
-@often
+@property_settings
 @given(seed=seeds)
-def test_what_a_plan_looks_up_is_put_to_use(generated, seed):
-    plan = generated(seed).plan
+def test_a_plan_uses_the_output_of_every_lookup(generate_row, seed):
+    plan = generate_row(seed).plan
     looks = ("get_", "find_", "list_", "convert_")
     used = needs([[call.arguments for call in plan.calls], plan.answer])
     assert all(number in used for number, call in enumerate(plan.calls) if call.name.startswith(looks))

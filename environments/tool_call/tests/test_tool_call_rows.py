@@ -1,4 +1,4 @@
-"""Rows from elsewhere: a world and its end, a ground truth, the published weather rows."""
+"""Tests of handwritten rows: rows with `expected`, rows with `ground_truth`, and published weather rows."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ def errand():
     }
 
 
-async def test_a_row_without_a_plan_is_solved_by_making_its_changes(played, oracle, errand):
-    rollout, _ = await played(errand, oracle)
+async def test_a_row_without_a_plan_is_solved_by_making_its_changes(play_with_policy, oracle, errand):
+    rollout, _ = await play_with_policy(errand, oracle)
     assert (rollout.reward, rollout.components) == (1.0, {"state": 1.0, "answer": 0.0, "harm": 0.0})
     assert rollout.row["source"] == {"kept": None}
 
 
-async def test_half_of_the_changes_earn_half(said, errand):
-    rollout = await said(errand, [("send_message", {"to": PHONE, "text": " i am LATE."})])
+async def test_half_of_the_changes_earn_half(play_turns, errand):
+    rollout = await play_turns(errand, [("send_message", {"to": PHONE, "text": " i am LATE."})])
     assert rollout.components == {"state": 0.5, "answer": 0.0, "harm": 0.0}
 
 
-async def test_a_moved_event_comes_out_as_one_gone_and_one_new(said, errand):
+async def test_a_moved_event_counts_as_one_removed_and_one_added_event(play_turns, errand):
     errand["expected"]["added"] = {"events": [errand["expected"]["removed"]["events"][0] | {"start": "13:30"}]}
     move = ("move_event", {"event_id": "e1", "date": "2026-03-16", "start": "13:30"})
-    assert (await said(errand, [move])).reward == 1.0
+    assert (await play_turns(errand, [move])).reward == 1.0
 
 
-async def test_what_was_undone_again_counts_for_nothing(said, errand):
+async def test_reverted_changes_do_not_count(play_turns, errand):
     there = ("write_note", {"title": "Slip", "text": "of the pen"}), ("delete_note", {"title": "slip"})
     solution = ("cancel_event", {"event_id": "e1"}), ("send_message", {"to": PHONE, "text": "I am late"})
-    assert (await said(errand, [*there, *solution])).reward == 1.0
+    assert (await play_turns(errand, [*there, *solution])).reward == 1.0
 
 
-async def test_padding_with_nulls_changes_nothing(played, oracle, errand):
+async def test_null_fields_do_not_change_a_row(play_with_policy, oracle, errand):
     errand |= {"plan": None, "ground_truth": None, "ordered": None, "kind": None}
     errand["world"] |= {"weather": None, "rates": {"EUR": None}}
     errand["world"]["records"]["reminders"] = None
     errand["expected"]["answer"] = None
-    rollout, _ = await played(errand, oracle)
+    rollout, _ = await play_with_policy(errand, oracle)
     assert rollout.reward == 1.0
 
 
@@ -73,23 +73,23 @@ async def test_padding_with_nulls_changes_nothing(played, oracle, errand):
         ("Answer: 21\nAnswer: 20", 0.0),
     ],
 )
-async def test_the_last_answer_line_is_the_answer(said, errand, reply, reward):
+async def test_the_last_answer_line_is_graded(play_turns, errand, reply, reward):
     errand["expected"] = {"answer": 21}
-    assert (await said(errand, reply)).reward == reward
+    assert (await play_turns(errand, reply)).reward == reward
 
 
-async def test_a_call_where_none_is_needed_costs(said, errand):
+async def test_an_unneeded_call_lowers_the_reward(play_turns, errand):
     errand["expected"] = {"answer": "16:10", "without_calls": True}
-    assert (await said(errand, "Answer: 16:10")).reward == 1.0
-    assert (await said(errand, [("find_notes", {"words": "door"})], "Answer: 16:10")).reward == 0.5
+    assert (await play_turns(errand, "Answer: 16:10")).reward == 1.0
+    assert (await play_turns(errand, [("find_notes", {"words": "door"})], "Answer: 16:10")).reward == 0.5
 
 
-async def test_changes_and_answer_are_worth_half_each(said, errand):
+async def test_changes_and_answer_each_give_half_of_the_reward(play_turns, errand):
     errand["expected"]["answer"] = "1234"
     done = [("cancel_event", {"event_id": "e1"}), ("send_message", {"to": PHONE, "text": "I am late"})]
-    assert (await said(errand, done, "Answer: 4321")).components["state"] == 0.5
-    assert (await said(errand, "Answer: 1234")).reward == 0.5
-    assert (await said(errand, done, "Answer: 1234")).reward == 1.0
+    assert (await play_turns(errand, done, "Answer: 4321")).components["state"] == 0.5
+    assert (await play_turns(errand, "Answer: 1234")).reward == 0.5
+    assert (await play_turns(errand, done, "Answer: 1234")).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -106,43 +106,43 @@ async def test_changes_and_answer_are_worth_half_each(said, errand):
         ([], 0.0),
     ],
 )
-async def test_a_ground_truth_is_matched_by_exactly_its_calls(said, truth_row, calls, reward):
+async def test_only_exactly_the_calls_of_the_ground_truth_earn_the_reward(play_turns, truth_row, calls, reward):
     row = truth_row(("book", {"seats": 2, "row": "F"}), ("pay", {"amount": 10}))
-    assert (await said(row, *([calls] if calls else []))).reward == reward
-    assert (await said(row, *([call] for call in calls))).reward == reward
+    assert (await play_turns(row, *([calls] if calls else []))).reward == reward
+    assert (await play_turns(row, *([call] for call in calls))).reward == reward
 
 
-async def test_the_oracle_plays_a_ground_truth_in_one_turn_or_in_several(played, oracle, truth_row):
+async def test_the_oracle_plays_a_ground_truth_in_one_turn_or_in_several(play_with_policy, oracle, truth_row):
     row = truth_row(("a", {"x": "{0.y}"}), ("b", {}), ("a", {"x": [1, {"y": 2.5}]}))
-    rollout, _ = await played(row, oracle)
+    rollout, _ = await play_with_policy(row, oracle)
     assert (rollout.reward, rollout.turns) == (1.0, 2)
     row["responses_create_params"]["parallel_tool_calls"] = False
-    rollout, _ = await played(row, oracle)
+    rollout, _ = await play_with_policy(row, oracle)
     assert (rollout.reward, rollout.turns) == (1.0, 4)
 
 
-async def test_order_counts_where_the_row_says_so(said, truth_row):
+async def test_the_order_of_calls_matters_in_ordered_rows(play_turns, truth_row):
     row = truth_row(("a", {}), ("b", {}), ordered=True)
-    assert (await said(row, [("a", {}), ("b", {})])).reward == 1.0
-    assert (await said(row, [("b", {}), ("a", {})])).reward == 0.0
+    assert (await play_turns(row, [("a", {}), ("b", {})])).reward == 1.0
+    assert (await play_turns(row, [("b", {}), ("a", {})])).reward == 0.0
 
 
-async def test_arguments_may_be_written_as_json_text(said, truth_row):
+async def test_arguments_may_be_written_as_json_text(play_turns, truth_row):
     row = truth_row(("a", {}))
     row["ground_truth"] = [{"name": "a", "arguments": '{"x": 1, "y": null}'}]
-    assert (await said(row, [("a", {"x": 1})])).reward == 1.0
+    assert (await play_turns(row, [("a", {"x": 1})])).reward == 1.0
 
 
-async def test_an_empty_ground_truth_wants_a_reply_and_no_call(said, environment, truth_row):
+async def test_an_empty_ground_truth_requires_a_reply_and_no_call(play_turns, environment, truth_row):
     row = truth_row()
-    assert (await said(row, "Which one do you mean?")).reward == 1.0
-    assert (await said(row, "   ")).reward == 0.0
-    assert (await said(row, [("do_nothing", {})], "Sorry.")).reward == 0.0
+    assert (await play_turns(row, "Which one do you mean?")).reward == 1.0
+    assert (await play_turns(row, "   ")).reward == 0.0
+    assert (await play_turns(row, [("do_nothing", {})], "Sorry.")).reward == 0.0
     assert (await environment.claims(environment.read(row))).chance == 1.0
 
 
-async def test_a_call_whose_arguments_are_no_object_is_told_so_and_counts(environment, said, truth_row):
-    rollout = await said(truth_row(("a", {})), [("a", [1])], [("a", {})])
+async def test_a_call_with_invalid_arguments_returns_an_error_and_counts(environment, play_turns, truth_row):
+    rollout = await play_turns(truth_row(("a", {})), [("a", [1])], [("a", {})])
     answers = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
     assert "not a JSON object" in json.loads(answers[0])["error"]
     assert (answers[1], rollout.reward, rollout.verdict.unasked) == ("Received.", 0.0, 1)
@@ -158,30 +158,32 @@ async def test_a_call_whose_arguments_are_no_object_is_told_so_and_counts(enviro
         ({"days": 3}, {}, 0.05),
     ],
 )
-async def test_the_chance_of_a_ground_truth_is_that_of_guessing_it(environment, truth_row, arguments, schema, chance):
+async def test_the_chance_of_a_ground_truth_is_the_chance_of_guessing_it(
+    environment, truth_row, arguments, schema, chance
+):
     row = truth_row(("a", arguments))
     row["responses_create_params"]["tools"][0]["parameters"] = schema
     assert (await environment.claims(environment.read(row))).chance == pytest.approx(chance)
 
 
-async def test_a_weather_row_wants_a_weather_call_that_succeeds(said, environment, weather_row):
-    rollout = await said(weather_row, [("get_weather", {"city": "sf"})])
+async def test_a_weather_row_requires_a_successful_weather_call(play_turns, environment, weather_row):
+    rollout = await play_turns(weather_row, [("get_weather", {"city": "sf"})])
     weather = {"city": "sf", "weather_description": "The weather in sf is cold."}
     assert json.loads(rollout.response["output"][1]["output"]) == weather
     assert rollout.reward == 1.0
-    assert (await said(weather_row, "It is cold.")).reward == 0.0
-    assert (await said(weather_row, [("get_weather", {"town": "sf"})])).reward == 0.0
-    assert (await said(weather_row, [("get_weather", {"city": " "})])).reward == 0.0
+    assert (await play_turns(weather_row, "It is cold.")).reward == 0.0
+    assert (await play_turns(weather_row, [("get_weather", {"town": "sf"})])).reward == 0.0
+    assert (await play_turns(weather_row, [("get_weather", {"city": " "})])).reward == 0.0
     assert (await environment.claims(environment.read(weather_row))).chance == 1.0
 
 
-async def test_a_weather_row_is_solved_by_the_oracle(played, oracle, weather_row):
-    rollout, _ = await played(weather_row, oracle)
+async def test_the_oracle_solves_a_weather_row(play_with_policy, oracle, weather_row):
+    rollout, _ = await play_with_policy(weather_row, oracle)
     assert rollout.reward == 1.0
 
 
-class Reads(list):
-    """A list of items that counts how many were read."""
+class CountingList(list):
+    """A list that counts how many of its items are read."""
 
     read = 0
 
@@ -191,14 +193,14 @@ class Reads(list):
             yield item
 
 
-async def test_what_a_weather_row_takes_to_grade_grows_with_its_calls_alone(environment, weather_row):
+async def test_grading_a_weather_row_takes_time_linear_in_its_calls(environment, weather_row):
     episode = await environment.reset(weather_row)
     calls = [
         {"type": "function_call", "name": "get_weather", "arguments": "{}", "call_id": f"c{n}"} for n in range(500)
     ]
     answers = [{"type": "function_call_output", "call_id": call["call_id"], "output": "{}"} for call in calls]
     weather = {"type": "function_call_output", "call_id": "c499", "output": '{"weather_description": "late"}'}
-    episode.transcript.items = Reads([*calls, *answers, weather])
+    episode.transcript.items = CountingList([*calls, *answers, weather])
     assert (await environment.verify(episode)).reward == 0.0
     await environment.solve(episode)
     assert episode.transcript.items.read < 10 * len(episode.transcript.items)
@@ -206,7 +208,7 @@ async def test_what_a_weather_row_takes_to_grade_grows_with_its_calls_alone(envi
     assert (await environment.verify(episode)).reward == 1.0
 
 
-async def test_a_weather_row_graded_elsewhere_may_have_lost_its_tools(environment, weather_row):
+async def test_a_weather_row_without_tools_can_be_graded(environment, weather_row):
     del weather_row["responses_create_params"]["tools"]
     episode = await environment.replay(weather_row, [{"type": "message", "role": "assistant", "content": "Cold."}])
     assert (await environment.verify(episode)).reward == 0.0
@@ -223,12 +225,12 @@ async def test_a_weather_row_graded_elsewhere_may_have_lost_its_tools(environmen
         ({"expected": {"answer": 1}, "world": {"today": "tomorrow"}}, "'tomorrow' is no date"),
     ],
 )
-def test_a_row_nobody_could_grade_is_refused(environment, fields, words):
+def test_a_row_that_cannot_be_graded_is_rejected(environment, fields, words):
     row = {"responses_create_params": {"input": "Hi", "tools": [{"type": "function", "name": "other"}]}, **fields}
     with pytest.raises(BadRow, match=words):
         environment.read(row)
 
 
-def test_a_row_survives_being_written_and_read(generated):
-    row = generated(3)
+def test_a_row_is_unchanged_after_writing_and_reading(generate_row):
+    row = generate_row(3)
     assert Request.model_validate(json.loads(json.dumps(row.row()))) == row

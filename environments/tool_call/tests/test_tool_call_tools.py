@@ -1,4 +1,4 @@
-"""What the tools answer and change."""
+"""Tests of the outputs of the tools and of their changes to the state."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def call(environment, episode):
         ("find_notes", {"words": "door"}, {"notes": [{"title": "Door", "text": "1234"}]}),
     ],
 )
-async def test_a_lookup_answers_from_the_world(call, name, arguments, answer):
+async def test_a_lookup_returns_data_of_the_world(call, name, arguments, answer):
     assert await call(name, **arguments) == answer
 
 
-async def test_contacts_are_found_by_name_and_by_what_they_are(call):
+async def test_contacts_are_found_by_name_and_by_relation(call):
     assert [each["city"] for each in (await call("find_contact", name="anna"))["contacts"]] == ["Oslo", "Porto"]
     assert [each["city"] for each in (await call("find_contact", name="Sister"))["contacts"]] == ["Oslo"]
 
@@ -89,7 +89,7 @@ async def test_events_are_listed_earliest_first(call):
     assert (await call("list_events", date="2026-03-17"))["events"] == []
 
 
-async def test_changes_are_made_to_the_episodes_own_records(call, episode):
+async def test_changes_affect_only_the_records_of_the_episode(call, episode):
     await call("send_message", to="+475550101", text="Hello")
     created = await call("create_event", title="Tea", date="2026-03-16", start="09:00", minutes=30, place=None)
     await call("move_event", event_id=created["id"], date="2026-03-16", start="09:30")
@@ -151,7 +151,7 @@ async def test_changes_are_made_to_the_episodes_own_records(call, episode):
         ("add_reminder", {"text": "sleep", "date": "2026-03-16", "time": "10 pm"}, "'10 pm' is no time of day"),
     ],
 )
-async def test_a_mistake_is_answered_with_a_sentence_and_changes_nothing(call, episode, name, arguments, words):
+async def test_a_mistake_returns_an_error_message_and_changes_nothing(call, episode, name, arguments, words):
     answer = await call(name, **arguments)
     assert list(answer) == ["error"]
     assert words in answer["error"]

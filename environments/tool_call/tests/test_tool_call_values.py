@@ -1,4 +1,4 @@
-"""How values, texts and answers are compared."""
+"""Tests of the comparison of values, texts and answers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ json_values = st.recursive(
 
 
 @given(value=json_values)
-def test_a_value_is_the_same_as_itself(value):
+def test_a_value_equals_itself(value):
     assert same(value, value)
 
 
 @given(value=st.dictionaries(st.text(), json_values, max_size=3), key=st.text())
-def test_a_null_is_as_good_as_nothing(value, key):
+def test_a_null_equals_an_absent_key(value, key):
     assert same(value | {key: None}, {name: each for name, each in value.items() if name != key})
 
 
 @given(left=json_values, right=json_values)
-def test_sameness_goes_both_ways(left, right):
+def test_equality_is_symmetric(left, right):
     assert same(left, right) == same(right, left)
 
 
@@ -71,17 +71,17 @@ def test_values_are_compared_as_json(left, right, equal):
         (None, 0, False),
     ],
 )
-def test_an_answer_is_right_by_value(given, answer, correct):
+def test_answers_are_compared_by_value(given, answer, correct):
     assert right(given, answer) is correct
 
 
-def test_the_edges_of_a_text_do_not_count():
+def test_quotes_and_punctuation_at_the_edges_of_a_text_are_ignored():
     assert plain(" 'Rome,  21.50 Degrees!' ") == plain("rome, 21.5 degrees")
     assert plain("21.5") != plain("215")
 
 
 @pytest.mark.parametrize("text", ["1" * 200_000, "answer: " + "* " * 100_000 + "x", "Answer:" + "1," * 100_000])
-def test_a_huge_reply_is_compared_at_once(text):
+def test_a_huge_reply_is_compared_quickly(text):
     started = time.process_time()
     plain(text)
     right(answered(text), 5)
