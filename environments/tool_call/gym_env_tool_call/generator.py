@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 from gymsdk import UsageError
 
 from .clock import day
-from .records import Records, less
-from .references import filled
+from .records import Records, subtract_records
+from .references import fill_references
 from .requests import draft, mixtures
 from .requests.drafts import Draft, Kind, Scene
 from .requests.worlds import world
@@ -104,13 +104,13 @@ def expected(world: World, plan: Plan) -> Expected:
     task = Request.ask("", world=world)
     outputs: dict[int, Any] = {}
     for number, call in enumerate(plan.calls):
-        outputs[number] = _run(TOOLS[call.name], task, state, filled(call.arguments, outputs))
+        outputs[number] = _run(TOOLS[call.name], task, state, fill_references(call.arguments, outputs))
         if "error" in outputs[number]:
             raise ValueError(f"the plan's call {number} of {call.name!r} fails: {outputs[number]['error']}")
     return Expected(
-        added=less(state, world.records),
-        removed=less(world.records, state),
-        answer=filled(plan.answer, outputs),
+        added=subtract_records(state, world.records),
+        removed=subtract_records(world.records, state),
+        answer=fill_references(plan.answer, outputs),
         without_calls=not plan.calls,
     )
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 from gymsdk import ToolCall, Transcript, Verdict
 
-from .oracle import planned
+from .oracle import plan_for
 from .outputs import outputs, parsed
 from .records import Fact, Records, facts
 from .rows import Call, Expected, Request
-from .values import answered, matched, right
+from .values import count_matching_calls, extract_answer, is_correct
 
 HARM = 0.5
 """The penalty for each unrequested change, and for making calls if the request needs no call."""
@@ -41,7 +41,7 @@ def by_end(task: Request, expected: Expected, state: Records, transcript: Transc
     done, asked, unasked = _compared(facts(task.world.records), facts(state), expected)
     calls = len(transcript.calls())
     unasked += int(expected.without_calls and calls > 0)
-    given = answered(transcript.reply)
+    given = extract_answer(transcript.reply)
     components = _components(expected, done=done / asked if asked else 0.0, given=given, unasked=unasked)
     reward = sum(components.values())
     return Graded(
@@ -49,7 +49,7 @@ def by_end(task: Request, expected: Expected, state: Records, transcript: Transc
         components=components,
         kind=task.kind or "world",
         solved=reward == 1.0,
-        calls_needed=len(planned(task).calls),
+        calls_needed=len(plan_for(task).calls),
         calls_made=calls,
         unasked=unasked,
         given_answer=given,
@@ -59,7 +59,7 @@ def by_end(task: Request, expected: Expected, state: Records, transcript: Transc
 def _components(expected: Expected, *, done: float, given: str | None, unasked: int) -> dict[str, float]:
     """Return the components of the reward: the earned parts, and the penalty as a negative number."""
     worth = worth_of_changes(expected)
-    correct = expected.answer is not None and right(given, expected.answer)
+    correct = expected.answer is not None and is_correct(given, expected.answer)
     earned = {"state": worth * done, "answer": (1.0 - worth) * correct}
     return earned | {"harm": 0.0 - min(sum(earned.values()), HARM * unasked)}
 
@@ -85,7 +85,7 @@ def by_calls(task: Request, wanted: list[Call], transcript: Transcript) -> Grade
     If *wanted* is empty, the reward is 1.0 for a non-empty reply without calls.
     """
     calls = transcript.calls()
-    found = matched(calls, wanted, ordered=task.ordered)
+    found = count_matching_calls(calls, wanted, ordered=task.ordered)
     exact = found == len(wanted) == len(calls)
     solved = exact and (bool(wanted) or bool(transcript.reply.strip()))
     return _all_or_nothing(task.kind or "ground_truth", len(wanted), calls, solved=solved, unasked=len(calls) - found)

@@ -8,7 +8,7 @@ from gymsdk import Message, ToolCall, Transcript
 
 from .outputs import outputs, parsed
 from .records import Event, Note, Record, Records, Reminder, Sent, plain
-from .references import filled, needs, turns
+from .references import fill_references, group_turns, referenced_calls
 from .rows import Call, Expected, Plan, Request
 
 ANY_CITY = "San Francisco"
@@ -16,17 +16,17 @@ ANY_CITY = "San Francisco"
 
 def next_move(task: Request, transcript: Transcript) -> Message | list[ToolCall]:
     """Return the calls of the next turn, or the reply after the last call."""
-    plan = planned(task)
+    plan = plan_for(task)
     made = transcript.calls()
-    order = [number for turn in turns(plan) for number in turn]
+    order = [number for turn in group_turns(plan) for number in turn]
     texts = outputs(transcript)
     known = {number: parsed(texts, call) for number, call in zip(order, made, strict=False)}
     if len(made) < len(order):
         return [_call(plan.calls[number], known) for number in _upcoming(task, plan, len(made))]
-    return Message(content=_reply(filled(plan.answer, known)))
+    return Message(content=_reply(fill_references(plan.answer, known)))
 
 
-def planned(task: Request) -> Plan:
+def plan_for(task: Request) -> Plan:
     """Return the plan of the row, or a plan derived from its `ground_truth` or its `expected` records."""
     if task.plan is not None:
         return task.plan
@@ -38,7 +38,7 @@ def planned(task: Request) -> Plan:
 
 
 def _upcoming(task: Request, plan: Plan, made: int) -> list[int]:
-    for turn in turns(plan):
+    for turn in group_turns(plan):
         if made < len(turn):
             return turn[made : made + 1] if task.one_at_a_time else turn[made:]
         made -= len(turn)
@@ -46,14 +46,14 @@ def _upcoming(task: Request, plan: Plan, made: int) -> list[int]:
 
 
 def _call(call: Call, known: dict[int, Any]) -> ToolCall:
-    arguments = filled(call.arguments, known)
+    arguments = fill_references(call.arguments, known)
     return ToolCall.model_validate({"name": call.name, "arguments": arguments})
 
 
 def _reply(answer: Any) -> str:
     if answer is None:
         return "Done."
-    return "I could not find that out." if needs(answer) else f"Done.\nAnswer: {answer}"
+    return "I could not find that out." if referenced_calls(answer) else f"Done.\nAnswer: {answer}"
 
 
 def _changes(expected: Expected, start: Records) -> list[Call]:

@@ -74,7 +74,7 @@ def facts(records: Records) -> Counter[Fact]:
     return Counter(map(_fact, entries))
 
 
-def less(records: Records, other: Records) -> Records:
+def subtract_records(records: Records, other: Records) -> Records:
     """Return the records in *records* whose fact does not occur in *other*."""
     known = facts(other)
     return Records(

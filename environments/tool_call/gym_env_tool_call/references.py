@@ -11,16 +11,16 @@ from .rows import Plan
 REFERENCE = re.compile(r"\{(\d+)\.([\w.]+)\}")
 
 
-def filled(template: Any, outputs: Mapping[int, Any]) -> Any:
+def fill_references(template: Any, outputs: Mapping[int, Any]) -> Any:
     """Replace each reference in *template* by its value in *outputs*.
 
     A string that consists of a single reference becomes the value itself. A reference without a value stays
     unchanged.
     """
     if isinstance(template, dict):
-        return {key: filled(each, outputs) for key, each in template.items()}
+        return {key: fill_references(each, outputs) for key, each in template.items()}
     if isinstance(template, list):
-        return [filled(each, outputs) for each in template]
+        return [fill_references(each, outputs) for each in template]
     if not isinstance(template, str):
         return template
     whole = REFERENCE.fullmatch(template)
@@ -39,21 +39,23 @@ def _named(reference: re.Match[str], outputs: Mapping[int, Any]) -> Any:
     return value
 
 
-def needs(template: Any) -> set[int]:
+def referenced_calls(template: Any) -> set[int]:
     """Return the numbers of the calls that *template* refers to."""
     if isinstance(template, dict):
-        return needs(list(template.values()))
+        return referenced_calls(list(template.values()))
     if isinstance(template, list):
-        return {number for each in template for number in needs(each)}
+        return {number for each in template for number in referenced_calls(each)}
     return {int(number) for number, _ in REFERENCE.findall(template)} if isinstance(template, str) else set()
 
 
-def turns(plan: Plan) -> list[list[int]]:
+def group_turns(plan: Plan) -> list[list[int]]:
     """Group the numbers of the plan's calls by turn. A call is in the first turn in which its references are known."""
     found: list[list[int]] = []
     turn_of: dict[int, int] = {}
     for number, call in enumerate(plan.calls):
-        turn = max((turn_of[earlier] + 1 for earlier in needs(call.arguments) if earlier in turn_of), default=0)
+        turn = max(
+            (turn_of[earlier] + 1 for earlier in referenced_calls(call.arguments) if earlier in turn_of), default=0
+        )
         turn_of[number] = turn
         found += [[] for _ in range(turn + 1 - len(found))]
         found[turn].append(number)

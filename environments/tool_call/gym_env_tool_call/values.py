@@ -19,16 +19,16 @@ MINUSES = str.maketrans("−–", "--")  # noqa: RUF001  # models write differen
 HALF_A_HUNDREDTH = 0.005 + 1e-9
 
 
-def same(left: Any, right: Any) -> bool:
+def json_equal(left: Any, right: Any) -> bool:
     """Return whether two JSON values are equal.
 
     1 equals 1.0, true does not equal 1, and "a" does not equal "A". A key with the value null counts as absent.
     """
     if isinstance(left, dict) and isinstance(right, dict):
         keys = _present(left)
-        return keys == _present(right) and all(same(left[key], right[key]) for key in keys)
+        return keys == _present(right) and all(json_equal(left[key], right[key]) for key in keys)
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(map(json_equal, left, right))
     if _is_number(left) and _is_number(right):
         return _same_number(left, right)
     return type(left) is type(right) and bool(left == right)
@@ -53,7 +53,7 @@ def _same_number(left: float, right: float) -> bool:
         return False
 
 
-def matched(calls: Sequence[ToolCall], wanted: Sequence[Call], *, ordered: bool) -> int:
+def count_matching_calls(calls: Sequence[ToolCall], wanted: Sequence[Call], *, ordered: bool) -> int:
     """Count the wanted calls among *calls*.
 
     Args:
@@ -78,17 +78,17 @@ def matched(calls: Sequence[ToolCall], wanted: Sequence[Call], *, ordered: bool)
 
 
 def _fits(call: ToolCall, want: Call) -> bool:
-    return call.name == want.name and same(call.parsed(), want.arguments)
+    return call.name == want.name and json_equal(call.parsed(), want.arguments)
 
 
-def answered(reply: str) -> str | None:
+def extract_answer(reply: str) -> str | None:
     """Return the text of the last `Answer:` line in *reply*, or `None` if there is no such line."""
     lines = reply.splitlines()
     found = [line[match.end() :].strip(MARKS) for line in lines if (match := ANSWER.match(line))]
     return found[-1] or None if found else None
 
 
-def right(given: str | None, answer: Answer) -> bool:
+def is_correct(given: str | None, answer: Answer) -> bool:
     """Return whether *given* equals *answer*.
 
     A number must be the only number in *given* and match to two decimals. Text must be equal after normalization.

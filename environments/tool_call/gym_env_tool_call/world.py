@@ -73,7 +73,7 @@ def _words(contact: Contact) -> set[str]:
     return set(f"{contact.name} {contact.relation}".casefold().split())
 
 
-def spelled(name: str, known: Iterable[str]) -> str | None:
+def find_name(name: str, known: Iterable[str]) -> str | None:
     """Return the item of *known* that equals *name*, ignoring case, or `None`."""
     wanted = name.strip().casefold()
     return next((key for key in known if key.casefold() == wanted), None)

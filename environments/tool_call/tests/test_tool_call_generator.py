@@ -9,7 +9,7 @@ import pytest
 
 import gymsdk
 from gym_env_tool_call.generator import SIZES, requests
-from gym_env_tool_call.oracle import planned
+from gym_env_tool_call.oracle import plan_for
 from gym_env_tool_call.requests import KINDS
 from gym_env_tool_call.settings import Settings
 from gymsdk import UsageError
@@ -42,7 +42,7 @@ def test_every_kind_needs_its_declared_number_of_calls():
     for kind in KINDS.values():
         environment = gymsdk.load("tool_call", kinds=[kind.name], calls=[kind.calls, kind.calls])
         for row in islice(environment.tasks("train"), 5):
-            assert (row.kind, len(planned(row).calls)) == (kind.name, kind.calls)
+            assert (row.kind, len(plan_for(row).calls)) == (kind.name, kind.calls)
 
 
 def test_the_calls_setting_limits_the_number_of_needed_calls():

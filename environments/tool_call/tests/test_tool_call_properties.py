@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gym_env_tool_call.records import facts
-from gym_env_tool_call.references import needs
+from gym_env_tool_call.references import referenced_calls
 from gymsdk import Message, ToolCall
 
 seeds = st.integers(min_value=0, max_value=10**6)
@@ -102,5 +102,5 @@ async def test_replaying_the_calls_rebuilds_state_and_verdict(
 def test_a_plan_uses_the_output_of_every_lookup(generate_row, seed):
     plan = generate_row(seed).plan
     looks = ("get_", "find_", "list_", "convert_")
-    used = needs([[call.arguments for call in plan.calls], plan.answer])
+    used = referenced_calls([[call.arguments for call in plan.calls], plan.answer])
     assert all(number in used for number, call in enumerate(plan.calls) if call.name.startswith(looks))

@@ -220,7 +220,10 @@ async def test_a_weather_row_without_tools_can_be_graded(environment, weather_ro
         ({}, "no `ground_truth` and no `expected`"),
         ({"ground_truth": [], "expected": {"answer": 1}}, "both `expected` and `ground_truth`"),
         ({"expected": {}}, "asks for nothing"),
-        ({"expected": {"removed": {"notes": [{"title": "a", "text": "b"}]}}}, "what `world.records` does not"),
+        (
+            {"expected": {"removed": {"notes": [{"title": "a", "text": "b"}]}}},
+            "a record that `world.records` does not have",
+        ),
         ({"ground_truth": [{"name": "a", "arguments": "{"}]}, "ground_truth.0.arguments"),
         ({"expected": {"answer": 1}, "world": {"today": "tomorrow"}}, "'tomorrow' is no date"),
     ],

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_env_tool_call.records import plain
-from gym_env_tool_call.values import answered, right, same
+from gym_env_tool_call.values import extract_answer, is_correct, json_equal
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
@@ -21,17 +21,17 @@ json_values = st.recursive(
 
 @given(value=json_values)
 def test_a_value_equals_itself(value):
-    assert same(value, value)
+    assert json_equal(value, value)
 
 
 @given(value=st.dictionaries(st.text(), json_values, max_size=3), key=st.text())
 def test_a_null_equals_an_absent_key(value, key):
-    assert same(value | {key: None}, {name: each for name, each in value.items() if name != key})
+    assert json_equal(value | {key: None}, {name: each for name, each in value.items() if name != key})
 
 
 @given(left=json_values, right=json_values)
 def test_equality_is_symmetric(left, right):
-    assert same(left, right) == same(right, left)
+    assert json_equal(left, right) == json_equal(right, left)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_equality_is_symmetric(left, right):
     ],
 )
 def test_values_are_compared_as_json(left, right, equal):
-    assert same(left, right) is equal
+    assert json_equal(left, right) is equal
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_values_are_compared_as_json(left, right, equal):
     ],
 )
 def test_answers_are_compared_by_value(given, answer, correct):
-    assert right(given, answer) is correct
+    assert is_correct(given, answer) is correct
 
 
 def test_quotes_and_punctuation_at_the_edges_of_a_text_are_ignored():
@@ -84,5 +84,5 @@ def test_quotes_and_punctuation_at_the_edges_of_a_text_are_ignored():
 def test_a_huge_reply_is_compared_quickly(text):
     started = time.process_time()
     plain(text)
-    right(answered(text), 5)
+    is_correct(extract_answer(text), 5)
     assert time.process_time() - started < 2.0

@@ -49,6 +49,6 @@ def wrong_text(what: str, text: str) -> JSON | None:
     return None if text.strip() else error(f"the {what} is empty; write one")
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Join *names* with commas, or return `none` if there are no names."""
     return ", ".join(names) or "none"

@@ -10,7 +10,7 @@ from gym_env_tool_call.clock import END_OF_DAY
 from gym_env_tool_call.records import Event, Note, Records, Reminder, Sent, clash
 from gym_env_tool_call.rows import Request
 
-from .answers import JSON, error, listed, wrong_day, wrong_slot, wrong_text, wrong_time
+from .answers import JSON, error, join_names, wrong_day, wrong_slot, wrong_text, wrong_time
 
 Date = Annotated[str, Field(description="The day as YYYY-MM-DD.")]
 Clock = Annotated[str, Field(description="The time of day as HH:MM.")]
@@ -97,7 +97,7 @@ async def delete_note(
     """Delete the note with that title."""
     found = _note(state, title)
     if found is None:
-        return error(f"no note is titled {title!r}; the titles are: {listed([note.title for note in state.notes])}")
+        return error(f"no note is titled {title!r}; the titles are: {join_names([note.title for note in state.notes])}")
     state.notes.remove(found)
     return {"deleted": True, "title": found.title}
 

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from gym_env_tool_call.records import Records
 from gym_env_tool_call.rows import Request
-from gym_env_tool_call.world import Place, matching, spelled
+from gym_env_tool_call.world import Place, find_name, matching
 
-from .answers import JSON, error, listed, wrong_day, wrong_text
-from .units import Unit, converted
+from .answers import JSON, error, join_names, wrong_day, wrong_text
+from .units import Unit, convert
 
 EARTH_KILOMETRES = 6371.0
 
@@ -31,12 +31,12 @@ async def get_weather(
         return wrong
     if weather is None:
         return {"city": city, "weather_description": f"The weather in {city} is cold."}
-    known = spelled(city, weather)
+    known = find_name(city, weather)
     if known is None:
-        return error(f"there is no forecast for {city!r}; there is one for: {listed(list(weather))}")
+        return error(f"there is no forecast for {city!r}; there is one for: {join_names(list(weather))}")
     forecast = weather[known].get(date)
     if forecast is None:
-        return error(f"there is no forecast for {known} on {date}; there is one on: {listed(list(weather[known]))}")
+        return error(f"there is no forecast for {known} on {date}; there is one on: {join_names(list(weather[known]))}")
     description = f"The weather in {known} is {forecast.condition}."
     return {"city": known, "date": date, "weather_description": description, **forecast.model_dump()}
 
@@ -47,7 +47,7 @@ async def find_contact(
     """Find people in the address book, with their phone number, e-mail address and city."""
     found = matching(task.world.contacts, name)
     if not found:
-        names = listed([contact.name for contact in task.world.contacts])
+        names = join_names([contact.name for contact in task.world.contacts])
         return error(f"nobody in the address book goes by {name!r}; it holds: {names}")
     return {"contacts": [contact.model_dump() for contact in found]}
 
@@ -67,7 +67,9 @@ async def find_notes(
     wanted = words.casefold().split()
     found = [note for note in state.notes if all(word in f"{note.title} {note.text}".casefold() for word in wanted)]
     if not found:
-        return error(f"no note holds {words!r}; the notes are titled: {listed([note.title for note in state.notes])}")
+        return error(
+            f"no note holds {words!r}; the notes are titled: {join_names([note.title for note in state.notes])}"
+        )
     return {"notes": [note.model_dump() for note in found]}
 
 
@@ -79,11 +81,11 @@ async def convert_currency(
 ) -> JSON:
     """Convert an amount of money from one currency to another, at today's rate."""
     rates = task.world.rates
-    codes = [spelled(code, rates) for code in (source, target)]
+    codes = [find_name(code, rates) for code in (source, target)]
     here, there = codes
     if here is None or there is None:
         unknown = source if here is None else target
-        return error(f"there is no rate for {unknown!r}; there is one for: {listed(list(rates))}")
+        return error(f"there is no rate for {unknown!r}; there is one for: {join_names(list(rates))}")
     value = round(amount / rates[here] * rates[there], 2)
     if not math.isfinite(value):
         return error("the amount is too large to convert; give a smaller one")
@@ -96,7 +98,7 @@ async def convert_units(
     target: Annotated[Unit, Field(description="The unit it is converted to.")],
 ) -> JSON:
     """Convert a value from one unit of measure to another."""
-    result = converted(value, source, target)
+    result = convert(value, source, target)
     if result is None:
         return error(f"{source} cannot be converted to {target}; they measure different things")
     if not math.isfinite(result):
@@ -107,10 +109,10 @@ async def convert_units(
 async def get_distance(origin: City, destination: City, task: Request) -> JSON:
     """Get the distance between two cities in kilometres, as the crow flies."""
     places = task.world.places
-    here, there = spelled(origin, places), spelled(destination, places)
+    here, there = find_name(origin, places), find_name(destination, places)
     if here is None or there is None:
         unknown = origin if here is None else destination
-        return error(f"it is not known where {unknown!r} lies; known are: {listed(list(places))}")
+        return error(f"it is not known where {unknown!r} lies; known are: {join_names(list(places))}")
     return {"origin": here, "destination": there, "kilometres": _kilometres(places[here], places[there])}
 
 

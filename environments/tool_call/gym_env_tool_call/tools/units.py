@@ -31,7 +31,7 @@ SCALES: dict[Unit, Scale] = {
 }
 
 
-def converted(value: float, source: Unit, target: Unit) -> float | None:
+def convert(value: float, source: Unit, target: Unit) -> float | None:
     """Convert *value* to *target*, rounded to two decimals, or return `None` if the units have different measures."""
     here, there = SCALES[source], SCALES[target]
     if here.measure != there.measure:
