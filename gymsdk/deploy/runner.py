@@ -434,7 +434,7 @@ class ServerRunner:
         )
         await self._check_ready()
         if at is not None:
-            times = {"starting": self._times.starting, "patience": self._times.grace + CANCEL_GRACE_SECONDS}
+            times = {"starting": self._times.starting, "stop_seconds": self._times.grace + CANCEL_GRACE_SECONDS}
             supply = AutoStarter(
                 self.services, self._registry, self._connection.supplied, self._start_supplied, **times
             )
