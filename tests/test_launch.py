@@ -17,6 +17,7 @@ from gymsdk.deploy.plan import Options
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import Times
 from gymsdk.http import client as http
+from gymsdk.observability.metrics import parse_samples
 
 QUICK = Times(grace=0.2, ending=0.3)
 
@@ -376,5 +377,5 @@ async def test_sessions_that_are_open_are_closed(
             asking.cookies.clear()
             await asking.post(f"{running.urls['made']}/seed_session", json=ROW)
         told = (await asking.get(f"{running.urls['made']}/metrics")).text
-    assert 'gymsdk_sessions_open{server="made"} 3' in told
+    assert ("sessions_open", {"server": "made"}, 3.0) in parse_samples(told)
     assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # of the environment made here

@@ -202,13 +202,12 @@ class Node:
 def compute_loads(metrics: Mapping[str, ServerMetrics]) -> dict[str, Load]:
     """Return the load of each server, from its metrics."""
     return {
-        name: Load(sessions=_sum_gauges(each, "sessions"), in_flight=_sum_gauges(each, "playing"))
+        name: Load(
+            sessions=each.sum_gauges("sessions_open", "agent_sessions_open"),
+            in_flight=each.sum_gauges("episodes_playing"),
+        )
         for name, each in metrics.items()
     }
-
-
-def _sum_gauges(metrics: ServerMetrics, word: str) -> int:
-    return round(sum(look() for name, look in metrics.gauges.items() if word in name))
 
 
 def _parse_lease(answer: HttpResponse) -> float:
