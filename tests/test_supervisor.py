@@ -309,9 +309,9 @@ async def test_stopping_the_orphan_reaper_does_not_lose_its_exit_code(caplog: py
 
 
 def held() -> list[str]:
-    """What this process has open, and the threads that write for it."""
+    """What this process has open, and the threads that write log lines for it."""
     opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    return sorted(opened) + [each.name for each in threading.enumerate() if each.name == "gymsdk-log-relay"]
+    return sorted(opened) + [each.name for each in threading.enumerate() if "_monitor" in each.name]
 
 
 @pytest.mark.parametrize("steps", range(6))

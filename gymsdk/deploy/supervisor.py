@@ -131,7 +131,6 @@ class Supervisor:
         """
         watchers: dict[asyncio.Task[None], str] = {}
         try:
-            self._log_relay.start()
             await self._process_groups.start()
             watchers |= {asyncio.create_task(self._keep_running(each)): each.name for each in self._specs}
             await asyncio.wait(watchers, return_when="FIRST_EXCEPTION")
