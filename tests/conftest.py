@@ -23,6 +23,42 @@ Said: TypeAlias = str | list[tuple[str, Any]] | list[dict[str, Any]]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SLOW = (
+    "tests/bench/test_bench.py",
+    "tests/checks/test_corpus.py",
+    "tests/checks/test_mutations.py",
+    "tests/checks/test_pytest_plugin.py",
+    "tests/checks/test_resources.py",
+    "tests/cli/test_bench.py",
+    "tests/cli/test_codes.py",
+    "tests/cli/test_descriptors.py",
+    "tests/cli/test_handing.py",
+    "tests/cli/test_kill.py",
+    "tests/engine/test_launching.py",
+    "tests/gym/test_vector_equality.py",
+    "tests/models/test_bounded_answers.py",
+    "tests/seeds",
+    "tests/servers/test_resources_of_ours.py",
+    "tests/servers/test_spread.py",
+    "tests/startup/test_breakage.py",
+    "tests/test_deploy.py",
+    "tests/test_distributed.py",
+    "tests/test_separate.py",
+    "tests/test_template.py",
+)
+"""Files and folders of the long set: their tests start many processes, install packages, or check every environment of
+a corpus. They take three quarters of the time of all tests. `.ci/run` runs one of each kind by its name."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of the long set as slow."""
+    folders = [config.rootpath / each for each in SLOW]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker(pytest.mark.slow)
+
+
 HEADER = """
 from __future__ import annotations
 import asyncio

@@ -175,6 +175,7 @@ def command(python: Path, name: str, line: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md" and any(blocks(page))])
 async def test_the_blocks_of_a_page_work_as_written(page: str, shell: Shell) -> None:

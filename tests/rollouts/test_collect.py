@@ -98,7 +98,7 @@ def _job(folder: RunFolder) -> Job:
 
 async def _complete(folder: RunFolder, play: LocalPlayer, **options: Any) -> list[PlayedJob]:
     told: list[PlayedJob] = []
-    given = {"done": folder.read_progress().done, "at_once": 4, "told": told.append}
+    given = {"done": folder.read_progress().done, "concurrency": 4, "report": told.append}
     await play_missing(folder, play, **{**given, **options})
     return told
 
@@ -111,7 +111,7 @@ async def test_every_rollout_is_on_disk_before_it_is_counted(
     def told(played: PlayedJob) -> None:
         seen.append(played.job.key in folder.read_progress().done)
 
-    await _complete(folder, LocalPlayer(sums, _failing(0, ValueError())), told=told)
+    await _complete(folder, LocalPlayer(sums, _failing(0, ValueError())), report=told)
     assert seen == [True] * 3
 
 

@@ -179,9 +179,9 @@ def verify(config: Odd):
 WRITTEN = """
 import json
 from gymsdk import load
-from gymsdk.rollouts.plan import Plan, settings
+from gymsdk.rollouts.plan import Plan, build_settings
 plan = Plan(environments={"odd": {}}, model="scripted/oracle")
-print(json.dumps(settings(plan, {"odd": load("odd")})))
+print(json.dumps(build_settings(plan, {"odd": load("odd")})))
 """
 
 
