@@ -24,7 +24,7 @@ from gymsdk.errors import GymsdkError, UsageError
 SERVER = """
 import os, socket, sys
 from gymsdk.deploy import parent
-parent.held()
+parent.watch_parent()
 print("up", flush=True)
 at = socket.socket(fileno=int(sys.argv[1]))
 while True:

@@ -352,8 +352,9 @@ class LogRelay(BackgroundHandler):
 
 
 class _StreamWriter(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a name of the standard library
-        """Drop the line: the reader is gone, and there is no other place to report it."""
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the name of the method it replaces
+        """Drop all further lines: the reader is gone, and there is no other place to report it."""
+        self.addFilter(lambda _: False)
 
 
 async def read_lines(pipe: int) -> AsyncIterator[str]:

@@ -81,11 +81,8 @@ def test_lines_whose_reader_is_gone_are_dropped_silently(capsys: pytest.CaptureF
         assert os.read(reading, 100) == b"read\n"
         os.close(reading)
         for _ in range(3):
-            relay.put("not read")
+            relay.put("x" * 100_000)
         relay.close()
-        with pytest.raises(BrokenPipeError):
-            stream.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     assert capsys.readouterr().err == ""
 
 
