@@ -275,11 +275,11 @@ def serve_until_stopped(options: ServeOptions, announce: Announcer) -> None:
 async def _serve_deployment(
     options: ServeOptions, deployment: Deployment | None, log_config: LogConfig, announce: Announcer
 ) -> None:
-    from gymsdk.deploy import parent
+    from gymsdk.deploy import process_guard
     from gymsdk.http import client
 
-    if options.listen.socket_fd is not None:
-        parent.watch_parent()
+    if options.listen.socket_fd is not None and not process_guard.IS_AVAILABLE:
+        process_guard.watch_parent()
     try:
         async with _start_model(options, deployment) as started:
             if options.listen.separate:

@@ -18,7 +18,7 @@ from conftest import SUMS
 
 from cli.conftest import Start
 from gymsdk.cli.deployment import ModelOptions
-from gymsdk.deploy import parent, supervisor
+from gymsdk.deploy import supervisor
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
 
@@ -87,7 +87,7 @@ def test_who_is_handed_nothing_does_not_wait_for_ever() -> None:
         os.fdopen(write, "wb"),
         pytest.raises(GymsdkError, match=r"received no configuration on standard input within 0\.1 s"),
     ):
-        parent.read_config_line(read, seconds=0.1)
+        supervisor.read_config_line(read, seconds=0.1)
 
 
 def test_a_socket_that_was_handed_down_goes_no_further() -> None:
@@ -99,7 +99,7 @@ def test_a_socket_that_was_handed_down_goes_no_further() -> None:
 
 
 def servers(process: subprocess.Popen[str]) -> list[int]:
-    """The servers that *process* has started."""
+    """The guards of the servers that *process* has started."""
     found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in found if b"--only" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
