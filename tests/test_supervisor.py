@@ -399,7 +399,7 @@ async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: py
 TELLING = (
     """
 import sys
-from gymsdk.deploy.supervisor import read_config_line
+from gymsdk.deploy.child import read_config_line
 line = read_config_line()
 print(len(line), line[-10:], flush=True)
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -15,10 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from gymsdk.deploy import process_guard
-from gymsdk.descriptors import ListeningSocket
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.observability.logging import LogRelay, read_lines
 from gymsdk.servers.reports import Exit
@@ -349,130 +345,3 @@ def _log_failure(what: str) -> Callable[[asyncio.Future[None]], None]:
             log.error("%s failed: %s", what, error, exc_info=error)
 
     return log_exception
-
-
-HEAD = "head_server"
-"""The name of the head among the supervised processes."""
-
-SECRET_OPTIONS = ("--set", "--pin", "--model", "--base-url")
-"""Options with values that may contain a secret, for example a key in the query of a URL."""
-
-CONFIG_WAIT_SECONDS = 60.0
-"""Seconds that the supervisor may take to write the configuration line."""
-
-SUPERVISOR_OPTIONS = ("--separate", "--json", "--open", "--launch-vllm")
-"""Flags that only the supervisor reads."""
-
-
-class SecretOptions(BaseModel):
-    """The part of a command's options that reaches a server on standard input, because it may contain secrets.
-
-    Every user of the machine can read the arguments and the environment of a process.
-
-    Attributes:
-        overrides: Overrides of the configuration files.
-        settings: Settings of environments.
-        model: The name or URL of the policy's model.
-        pins: Sampling parameters that apply to every request.
-        base_urls: Where the model is served.
-        key: The key of the model's API.
-        supervisor: The ID by which the servers of one supervisor recognise each other.
-    """
-
-    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
-
-    overrides: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    model: str | None = None
-    pins: tuple[str, ...] = ()
-    base_urls: tuple[str, ...] = ()
-    key: str | None = None
-    supervisor: str = ""
-
-    def to_line(self) -> bytes:
-        """Return the line for the standard input of a server."""
-        return self.model_dump_json().encode() + b"\n"
-
-
-def read_secret_options(file: int) -> SecretOptions:
-    """Read the options that the supervisor passes on standard input, beside the listening socket *file*.
-
-    Raises:
-        UsageError: No listening socket is open under the number *file*.
-        GymsdkError: Standard input does not hold the options.
-    """
-    open_socket(file).detach()
-    try:
-        return SecretOptions.model_validate_json(read_config_line())
-    except ValidationError:
-        raise GymsdkError(
-            "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"
-        ) from None
-
-
-def read_config_line(file: int = 0, *, seconds: float = CONFIG_WAIT_SECONDS) -> bytes:
-    """Read the line that the supervisor writes to a server's standard input when the server starts.
-
-    Args:
-        file: The descriptor to read from, by default standard input.
-        seconds: The longest time to wait for the line.
-
-    Raises:
-        GymsdkError: The line does not arrive in time, or the parent ends before it has written the line.
-    """
-    line = b""
-    deadline = time.monotonic() + seconds
-    while not line.endswith(b"\n"):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([file], [], [], remaining)[0]:
-            raise GymsdkError(
-                f"this server received no configuration on standard input within {seconds:g} s;"
-                " start it with `gymsdk serve NAME --separate`"
-            )
-        if not (chunk := os.read(file, 65536)):
-            raise GymsdkError(
-                "the process that started this server ended before it sent the configuration; start that process again"
-            )
-        line += chunk
-    return line
-
-
-def build_child_arguments(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the arguments for one server of a command: *words* without *overrides* and without secret options.
-
-    The flags that only the supervisor reads are left out as well.
-    """
-    kept = list(words[: words.index("--")] if "--" in words else words)
-    for option in (*SECRET_OPTIONS, "--head", "--port"):
-        kept = _drop_option(kept, option)
-    pairs = zip(["", *kept], kept, strict=False)
-    return [
-        word
-        for before, word in pairs
-        if word not in SUPERVISOR_OPTIONS and (word not in overrides or before == "--server-port")
-    ]
-
-
-def open_socket(file: int) -> socket.socket:
-    """Return the listening socket under the descriptor *file*; raises `UsageError` if there is none."""
-    try:
-        at = socket.socket(fileno=file)
-        if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            # A child of this server must not inherit the socket: it would keep the port in use.
-            os.set_inheritable(file, False)
-            return ListeningSocket.from_socket(at)
-        at.detach()
-    except OSError:
-        pass
-    raise UsageError(f"--fd {file}: no listening socket is open under this number; only --separate may pass --fd")
-
-
-def _drop_option(words: list[str], option: str) -> list[str]:
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == option:
-            next(rest, None)
-        elif not word.startswith(f"{option}="):
-            kept.append(word)
-    return kept
