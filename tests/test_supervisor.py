@@ -465,10 +465,11 @@ async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptu
 
 
 async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    wrong = [ProcessSpec(name, ["/no/such/program"]) for name in ("one", "other")]
+    # The system starts no guard either, so that both fail at once.
+    wrong = [ProcessSpec(name, [sys.executable, "-c", "x" * 3_000_000]) for name in ("one", "other")]
     with pytest.raises(GymsdkError, match="'one'"):
         await Supervisor(wrong, out=io.StringIO()).run()
-    assert caplog.messages == ["the server 'other' cannot be started (No such file or directory)"]
+    assert caplog.messages == ["the server 'other' cannot be started (Argument list too long)"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gymsdk.descriptors import ListeningSocket
 from gymsdk.errors import GymsdkError, UsageError
 
 HEAD_SERVER = "head_server"
-"""The name of the head among the servers that `--only` selects."""
+"""The name of the head among the servers of a deployment."""
 
 CONFIG_WAIT_SECONDS = 60.0
 """Seconds that the supervisor may take to write the configuration line."""

@@ -12,10 +12,11 @@ from functools import partial
 
 from gymsdk import credentials
 from gymsdk.config.model import ServerConfig
+from gymsdk.deploy.background_task import BackgroundTask
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.plan import Options, get_inherited_socket
-from gymsdk.deploy.runner import BackgroundTask, Times
+from gymsdk.deploy.runner import Times
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
@@ -67,7 +68,7 @@ async def serve_separately(
     *,
     options: Options,
     security: Security,
-    bare: bool = False,
+    prefix_lines: bool = True,
 ) -> AsyncIterator[SeparateServers]:
     """Serve each of *blocks* in its own process while the context is open, with a head unless *options* name one.
 
@@ -77,7 +78,7 @@ async def serve_separately(
             name, the descriptor of its socket, and the head's URL, which is `None` for the head itself.
         options: Addresses, limits and time limits.
         security: The security settings.
-        bare: Whether the lines of the output go without the name of their server in front.
+        prefix_lines: Whether to put the name of its server in front of each line of the output.
 
     Raises:
         UsageError: A port is not available.
@@ -90,7 +91,7 @@ async def serve_separately(
             _build_process_specs(sockets_by_role, build_settings),
             seconds=_compute_stop_seconds(options.times),
             last=HEAD_NODE_ID,
-            prefix_lines=bare,
+            prefix_lines=prefix_lines,
             ended=ended.set,
         )
         node = _build_node(sockets_by_role, supervisor, options, security, ended)

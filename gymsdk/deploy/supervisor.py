@@ -75,7 +75,7 @@ class Supervisor:
         seconds: The time that a process gets to end after SIGTERM, before it is killed.
         last: The name of the process to end after all others have ended.
         out: Where the output of the processes goes, line by line; standard error by default.
-        prefix_lines: Whether the lines of the output go without the name of their process in front.
+        prefix_lines: Whether to put the name of its process in front of each line of the output.
         ended: Called after each exit of a process that is restarted.
     """
 
@@ -86,7 +86,7 @@ class Supervisor:
         seconds: float = 12.0,
         last: str | None = None,
         out: TextIO | None = None,
-        prefix_lines: bool = False,
+        prefix_lines: bool = True,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.exits: dict[str, Exit] = {}
@@ -96,7 +96,7 @@ class Supervisor:
         self._log_relay = LogRelay(out or sys.stderr)
         self._last_lines: dict[str, str] = {}
         self._ready: set[str] = set()
-        self._bare = prefix_lines
+        self._prefix_lines = prefix_lines
         self._on_exit = ended
         self._width = max((len(each.name) for each in specs), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -219,7 +219,7 @@ class Supervisor:
         async for line in read_lines(output):
             if line:
                 self._last_lines[name] = line
-            self._log_relay.put(line if self._bare else f"{name:<{self._width}} | {line}")
+            self._log_relay.put(f"{name:<{self._width}} | {line}" if self._prefix_lines else line)
 
     async def _stop_all(self, watchers: Mapping[asyncio.Task[None], str]) -> None:
         """End the processes, the *last* one after all others; each gets its seconds."""
