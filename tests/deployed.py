@@ -36,7 +36,8 @@ class Deployed:
 
     def children(self) -> dict[str, int]:
         """The processes of its servers, by the name of the server."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        guards = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = [pid for guard in guards for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()]
         words = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found}
         return {each[each.index("--only") + 1]: pid for pid, each in words.items() if "--only" in each}
 

@@ -162,7 +162,7 @@ async def test_the_key_it_asks_for_is_in_no_variable_of_ours_for_separate_server
 
 
 def servers(pid: int) -> list[bytes]:
-    """The variables of the servers that a process has started."""
+    """The variables of the servers that a process has started, and of their guards."""
     started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     ours = [each for each in started if b"--only" in Path(f"/proc/{each}/cmdline").read_bytes()]
     return [Path(f"/proc/{each}/environ").read_bytes() for each in ours]

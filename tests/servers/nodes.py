@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 
 from gymsdk import Environment
+from gymsdk.deploy.background_task import BackgroundTask
 from gymsdk.deploy.node import Node, compute_loads
-from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import head, resources
