@@ -76,8 +76,8 @@ class Replica:
     @property
     def is_available(self) -> bool:
         """Whether the server may receive a request before all others have failed."""
-        is_up = not self.failures or (not self.is_probing and time.monotonic() >= self.retry_at)
-        return is_up and not self.rest_seconds
+        now = time.monotonic()
+        return now >= self.rest_until and (not self.failures or (not self.is_probing and now >= self.retry_at))
 
     @property
     def rest_seconds(self) -> float:
@@ -134,7 +134,9 @@ class Router:
         self._requests = itertools.count(1)
 
     def __getitem__(self, key: str) -> Replica:
-        return self._replicas.setdefault(key, Replica(key))
+        if key not in self._replicas:
+            self._replicas[key] = Replica(key)
+        return self._replicas[key]
 
     def forget_except(self, keys: Container[str]) -> None:
         """Forget all replicas except *keys*."""
@@ -168,15 +170,16 @@ class Router:
         if not candidates and not only_available:
             last_resort = [each for each in replicas if not each.rest_seconds] or replicas
             candidates = [each for each in last_resort if each.key not in exclude]
+        if not candidates:
+            return None
 
         def order(replica: Replica) -> tuple[tuple[int, ...], bytes, int]:
             text = f"{replica.key}\0{affinity}".encode()
-            rank = blake2b(text, digest_size=8).digest() if affinity and len(candidates) > 1 else b""
+            rank = blake2b(text, digest_size=8).digest() if affinity else b""
             return loads[replica.key], rank, replica.last_request
 
-        chosen = min(candidates, key=order, default=None)
-        if chosen is not None:
-            chosen.last_request = next(self._requests)
+        chosen = min(candidates, key=order) if len(candidates) > 1 else candidates[0]
+        chosen.last_request = next(self._requests)
         return chosen
 
 
