@@ -343,8 +343,15 @@ async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:
 def test_waits_double_up_to_their_bound() -> None:
     retry = client.Retry(first=1, longest=4)
     for attempt, longest in enumerate([1, 2, 4, 4]):
-        assert longest / 2 <= retry.get_wait_seconds(attempt) <= longest
-    assert retry.get_wait_seconds(5000) <= 4
+        assert longest / 2 <= retry.get_delay(attempt) <= longest
+    assert retry.get_delay(5000) <= 4
+
+
+@pytest.mark.parametrize(("retry_after", "longest"), [(0.1, 1.1), (4.0, 6.0), (60.0, 64.0)])
+def test_a_delay_is_never_shorter_than_retry_after_and_spreads_the_clients(retry_after: float, longest: float) -> None:
+    delays = [client.Retry(first=1, longest=4).get_delay(0, retry_after) for _ in range(200)]
+    assert retry_after <= min(delays) < max(delays) <= longest
+    assert max(delays) - min(delays) > (longest - retry_after) / 2
 
 
 async def test_what_is_to_happen_once_is_not_sent_again_whatever_the_answer() -> None:

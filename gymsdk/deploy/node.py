@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from gymsdk.client import parse_value
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
+from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.observability.metrics import ServerMetrics
@@ -154,7 +154,7 @@ class Node:
     def _pause(self) -> float:
         # With jitter, so that nodes that started together do not stay synchronised; sooner after a failure.
         pause = self._granted_lease / (6 if self._is_disconnected else 3)
-        return min(pause, pause if self._restart is None else MAX_RESTART_DELAY_SECONDS) * random.uniform(0.8, 1.0)
+        return add_jitter(min(pause, pause if self._restart is None else MAX_RESTART_DELAY_SECONDS), 0.2)
 
     async def _register(self) -> str | None:
         """Send the registration; return why it failed, or `None`. Raises `GymsdkError` if a retry cannot help."""

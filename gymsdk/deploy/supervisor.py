@@ -16,11 +16,12 @@ from typing import TextIO
 
 from gymsdk.deploy import process_guard
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.http.backoff import Backoff
 from gymsdk.observability.logging import LogRelay, read_lines
 from gymsdk.servers.reports import Exit
 
-FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.1, 10.0
-"""Seconds before the supervisor restarts a process that exited. The delay doubles with each restart."""
+RESTART_BACKOFF = Backoff(first=0.1, longest=10.0)
+"""The delays before the supervisor restarts a process that exited."""
 
 HEALTHY_SECONDS = 30.0
 """Seconds that a process must run for its next restart to wait only the first delay again."""
@@ -146,7 +147,7 @@ class Supervisor:
         self._ready.add(name)
 
     async def _keep_running(self, spec: ProcessSpec) -> None:
-        name, delay = spec.name, FIRST_DELAY_SECONDS
+        name, attempt = spec.name, 0
         while name not in self._ending:
             began = time.monotonic()
             try:
@@ -164,10 +165,11 @@ class Supervisor:
                     continue
                 self._raise_if_final(spec, code)
                 how = f"ended ({describe_exit(code)})"
-            delay = FIRST_DELAY_SECONDS if time.monotonic() - began > HEALTHY_SECONDS else delay
+            attempt = 0 if time.monotonic() - began > HEALTHY_SECONDS else attempt
+            delay = RESTART_BACKOFF.get_delay(attempt)
             log.warning("the server %r %s; it is started again in %.1f s", name, how, delay)
             await asyncio.sleep(delay)
-            delay = min(MAX_DELAY_SECONDS, 2 * delay)
+            attempt += 1
 
     def _record_exit(self, name: str, pid: int, code: int) -> None:
         before = self.exits.get(name)
