@@ -1,4 +1,4 @@
-"""Clients of the real SDKs in front of an inbound API with fixed answers."""
+"""OpenAI SDK clients of an inbound API with fixed answers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gymsdk.convert.api import ApiError
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.types import Item
 
-Served: TypeAlias = Callable[[Item | ApiError], OpenAI]
+BuildClient: TypeAlias = Callable[[Item | ApiError], OpenAI]
 
 
 @pytest.fixture
-def served() -> Served:
-    """Gives the client of a server whose model says one Response, or of one in trouble."""
+def build_client() -> BuildClient:
+    """Return a function that builds a client of a server with a fixed Response or error."""
 
-    def client(said: Item | ApiError) -> OpenAI:
-        transport = httpx.MockTransport(lambda asked: answered(asked, said))
+    def client(outcome: Item | ApiError) -> OpenAI:
+        transport = httpx.MockTransport(lambda request: respond(request, outcome))
         return OpenAI(
             base_url="http://gym.test/v1", api_key="x", http_client=httpx.Client(transport=transport), max_retries=0
         )
@@ -30,17 +30,21 @@ def served() -> Served:
     return client
 
 
-def answered(asked: httpx.Request, said: Item | ApiError) -> httpx.Response:
-    face, body = INBOUND_APIS[asked.url.path.removeprefix("/v1/")], json.loads(asked.content)
-    face.parse_request(body)
-    streamed = {"content-type": "text/event-stream"}
-    if isinstance(said, ApiError):
+def respond(request: httpx.Request, outcome: Item | ApiError) -> httpx.Response:
+    inbound_api, body = INBOUND_APIS[request.url.path.removeprefix("/v1/")], json.loads(request.content)
+    inbound_api.parse_request(body)
+    stream_headers = {"content-type": "text/event-stream"}
+    if isinstance(outcome, ApiError):
         if body.get("stream"):
-            return httpx.Response(200, content=face.heartbeat + face.build_error_frames(said), headers=streamed)
-        return httpx.Response(said.status, json=face.build_error(said))
-    answer = face.build_answer(said, body)
+            return httpx.Response(
+                200, content=inbound_api.heartbeat + inbound_api.build_error_frames(outcome), headers=stream_headers
+            )
+        return httpx.Response(outcome.status, json=inbound_api.build_error(outcome))
+    answer = inbound_api.build_answer(outcome, body)
     if body.get("stream"):
         return httpx.Response(
-            200, content=face.heartbeat + b"".join(face.stream_events(answer, body)), headers=streamed
+            200,
+            content=inbound_api.heartbeat + b"".join(inbound_api.stream_events(answer, body)),
+            headers=stream_headers,
         )
     return httpx.Response(200, json=answer)
