@@ -1,4 +1,4 @@
-"""A supervisor and real processes: each answers at the socket it was handed, however often it is killed."""
+"""Supervise real processes: each process serves on its inherited socket, also after kills and restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gymsdk.errors import GymsdkError, UsageError
 SERVER = """
 import os, socket, sys
 from gymsdk.deploy import parent
-parent.held()
+parent.watch_parent()
 print("up", flush=True)
 at = socket.socket(fileno=int(sys.argv[1]))
 while True:
@@ -32,39 +32,39 @@ while True:
     here.sendall(str(os.getpid()).encode())
     here.close()
 """
-"""A server that answers every connection with its process id."""
+"""A server that sends its process id on every connection."""
 
 
-def charge(name: str, source: str = SERVER) -> ProcessSpec:
+def build_spec(name: str, source: str = SERVER) -> ProcessSpec:
     at = socket.create_server(("127.0.0.1", 0))
     return ProcessSpec(name, [sys.executable, "-c", source, str(at.fileno())], at)
 
 
 @asynccontextmanager
-async def supervised(*charges: ProcessSpec, seconds: float = 5.0) -> AsyncIterator[tuple[Supervisor, io.StringIO]]:
+async def supervised(*specs: ProcessSpec, seconds: float = 5.0) -> AsyncIterator[tuple[Supervisor, io.StringIO]]:
     out = io.StringIO()
-    supervisor = Supervisor(charges, seconds=seconds, last=charges[0].name, out=out)
+    supervisor = Supervisor(specs, seconds=seconds, last=specs[0].name, out=out)
     running = asyncio.ensure_future(supervisor.run())
     try:
         yield supervisor, out
     finally:
         running.cancel()
         await asyncio.wait({running})
-        for each in charges:
+        for each in specs:
             each.sock.close()
     assert running.cancelled() or running.exception() is not None
 
 
-async def answered(one: ProcessSpec) -> int:
-    """The process that answers at the socket of a charge, however long it takes to be there."""
+async def request_pid(one: ProcessSpec) -> int:
+    """Return the process id from the socket of a supervised process, with retries until the process is ready."""
     async with asyncio.timeout(20):
-        # Whom a process took in that is being killed, it leaves without an answer.
-        while not (said := await _said(one)):
+        # A process that is killed closes its accepted connections without a response.
+        while not (pid := await _read_pid(one)):
             pass
-    return int(said)
+    return int(pid)
 
 
-async def _said(one: ProcessSpec) -> bytes:
+async def _read_pid(one: ProcessSpec) -> bytes:
     reader, writer = await asyncio.open_connection(*one.sock.getsockname())
     try:
         return await reader.read()
@@ -74,9 +74,9 @@ async def _said(one: ProcessSpec) -> bytes:
         writer.close()
 
 
-async def until(true: Callable[[], object]) -> None:
+async def wait_until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - processes tell of nothing
+        while not condition():  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.02)
 
 
@@ -88,50 +88,50 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
-async def test_a_killed_process_is_started_again_and_who_asks_meanwhile_is_answered() -> None:
-    one, other = charge("one"), charge("other")
+async def test_a_killed_process_restarts_and_requests_meanwhile_are_served() -> None:
+    one, other = build_spec("one"), build_spec("other")
     async with supervised(one, other) as (supervisor, _):
-        first, beside = await answered(one), await answered(other)
+        first, beside = await request_pid(one), await request_pid(other)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: is_gone(first))
-        assert await answered(one) != first
-        assert await answered(other) == beside
+        await wait_until(lambda: is_gone(first))
+        assert await request_pid(one) != first
+        assert await request_pid(other) == beside
         assert (supervisor.exits["one"].code, supervisor.exits["one"].restarts) == (-9, 1)
         assert "other" not in supervisor.exits
 
 
-async def test_nothing_is_left_when_it_ends() -> None:
-    charges = [charge(f"server{number}") for number in range(3)]
-    async with supervised(*charges):
-        pids = [await answered(each) for each in charges]
+async def test_exit_leaves_no_processes() -> None:
+    specs = [build_spec(f"server{number}") for number in range(3)]
+    async with supervised(*specs):
+        pids = [await request_pid(each) for each in specs]
     assert all(is_gone(pid) for pid in pids)
 
 
-async def test_one_that_does_not_end_is_killed() -> None:
-    stubborn = charge("stubborn", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVER)
+async def test_a_process_that_ignores_sigterm_is_killed() -> None:
+    stubborn = build_spec("stubborn", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVER)
     async with supervised(stubborn, seconds=0.5):
-        pid = await answered(stubborn)
+        pid = await request_pid(stubborn)
     assert is_gone(pid)
 
 
-async def test_its_output_says_who_wrote_it() -> None:
-    one = charge("one")
+async def test_output_lines_have_the_name_of_their_process() -> None:
+    one = build_spec("one")
     async with supervised(one) as (_, out):
-        await answered(one)
-        await until(out.getvalue)
+        await request_pid(one)
+        await wait_until(out.getvalue)
     assert out.getvalue().splitlines() == ["one | up"]
 
 
-async def test_a_very_long_line_is_passed_on() -> None:
-    talker = charge("talker", "print('x' * 3_000_000, flush=True)\n" + SERVER)
+async def test_a_very_long_line_is_relayed() -> None:
+    talker = build_spec("talker", "print('x' * 3_000_000, flush=True)\n" + SERVER)
     async with supervised(talker) as (_, out):
-        await answered(talker)
-        await until(lambda: "up" in out.getvalue())
+        await request_pid(talker)
+        await wait_until(lambda: "up" in out.getvalue())
     assert out.getvalue().count("x") == 3_000_000
 
 
-async def test_one_that_is_asked_for_wrongly_is_not_started_again() -> None:
-    wrong = charge("wrong", "import sys; print('no such thing', flush=True); sys.exit(2)")
+async def test_a_process_with_a_usage_error_is_not_restarted() -> None:
+    wrong = build_spec("wrong", "import sys; print('no such thing', flush=True); sys.exit(2)")
     out = io.StringIO()
     with pytest.raises(UsageError, match="'wrong'"):
         async with asyncio.timeout(20):
@@ -140,32 +140,32 @@ async def test_one_that_is_asked_for_wrongly_is_not_started_again() -> None:
     assert "no such thing" in out.getvalue()
 
 
-async def test_one_whose_child_outlives_it_is_started_again_all_the_same() -> None:
+async def test_a_process_with_a_surviving_child_is_restarted() -> None:
     leaving = (
         "import subprocess\nsleeper = subprocess.Popen(['sleep', '300'])\nprint('sleeper', sleeper.pid, flush=True)\n"
     )
-    one = charge("one", leaving + SERVER)
+    one = build_spec("one", leaving + SERVER)
     async with supervised(one) as (_, out):
-        first = await answered(one)
+        first = await request_pid(one)
         os.kill(first, signal.SIGKILL)
-        assert await answered(one) != first
-        await until(lambda: out.getvalue().count("sleeper") == 2)
+        assert await request_pid(one) != first
+        await wait_until(lambda: out.getvalue().count("sleeper") == 2)
         sleepers = [int(line.split()[-1]) for line in out.getvalue().splitlines() if "sleeper" in line]
-        await until(lambda: is_gone(sleepers[0]))
-    # A process that was told to end, and is no child of ours, is gone once the system has come to it.
-    await until(lambda: is_gone(sleepers[1]))
+        await wait_until(lambda: is_gone(sleepers[0]))
+    # The signalled process is not our child, so wait until the system has removed it.
+    await wait_until(lambda: is_gone(sleepers[1]))
 
 
-async def test_an_exit_code_means_nothing_once_a_process_was_ready() -> None:
-    one = charge("one", SERVER.replace("    here.close()", "    here.close()\n    os._exit(2)"))
+async def test_a_process_that_was_ready_is_restarted_with_any_exit_code() -> None:
+    one = build_spec("one", SERVER.replace("    here.close()", "    here.close()\n    os._exit(2)"))
     async with supervised(one) as (supervisor, _):
         supervisor.mark_ready("one")
-        first = await answered(one)
-        assert await answered(one) != first
+        first = await request_pid(one)
+        assert await request_pid(one) != first
 
 
-async def test_one_that_never_begins_is_given_up_with_its_last_words() -> None:
-    broken = charge("broken", "import sys; print('no such thing', flush=True); sys.exit(1)")
+async def test_a_process_that_never_starts_is_reported_with_its_last_output() -> None:
+    broken = build_spec("broken", "import sys; print('no such thing', flush=True); sys.exit(1)")
     limited = ProcessSpec(broken.name, broken.command, broken.sock, max_start_attempts=2)
     with pytest.raises(GymsdkError, match=r"'broken' ended 2 times before it was ready \(exit code 1\): no such thing"):
         async with asyncio.timeout(20):
@@ -173,22 +173,22 @@ async def test_one_that_never_begins_is_given_up_with_its_last_words() -> None:
     broken.sock.close()
 
 
-async def test_nobody_waits_for_who_does_not_read() -> None:
+async def test_a_full_output_pipe_does_not_block_the_stop() -> None:
     read, write = os.pipe()
-    talker = charge("talker", "print('x' * 3_000_000, flush=True)\n" + SERVER)
+    talker = build_spec("talker", "print('x' * 3_000_000, flush=True)\n" + SERVER)
     with os.fdopen(write, "w") as out:
         running = asyncio.ensure_future(Supervisor([talker], out=out).run())
-        assert await answered(talker)
+        assert await request_pid(talker)
         running.cancel()
         async with asyncio.timeout(20):
             await asyncio.wait({running})
-        # Whoever writes is let go.
+        # Release the writer.
         os.close(read)
     talker.sock.close()
 
 
-async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
-    """A process that a supervisor started, which has been killed since, and all that this had started."""
+async def kill_supervisor(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
+    """Kill a supervisor; return the process that it supervised and the descendants of this process."""
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, socket, sys\n"
@@ -213,33 +213,33 @@ async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[in
     return pid, started
 
 
-async def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    pid, started = await killed(tmp_path, SERVER)
+async def test_processes_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    pid, started = await kill_supervisor(tmp_path, SERVER)
     assert pid in started
-    await until(lambda: all(map(is_gone, started)))
+    await wait_until(lambda: all(map(is_gone, started)))
 
 
 HOLDING = SERVER.replace("    here.close()", "    here.close()\n    re.match(r'(a+)+$', 'a' * 60 + 'b')")
 HOLDING = HOLDING.replace("import os", "import re, os")
-"""A server that, once it was asked, lets no thread of its own run any more."""
+"""A server that blocks all its threads after the first request."""
 
 
-async def test_one_that_hears_of_nothing_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+async def test_a_blocked_process_ends_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     sleeper = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
-    pid, started = await killed(tmp_path, sleeper + HOLDING, seconds=0.5)
+    pid, started = await kill_supervisor(tmp_path, sleeper + HOLDING, seconds=0.5)
     assert pid in started
-    await until(lambda: all(map(is_gone, started)))
-    assert members(pid) == []
+    await wait_until(lambda: all(map(is_gone, started)))
+    assert list_group(pid) == []
 
 
-async def test_what_a_process_left_behind_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+async def test_orphaned_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     sleeper = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
-    pid, _ = await killed(tmp_path, sleeper + SERVER)
-    await until(lambda: members(pid) == [])
+    pid, _ = await kill_supervisor(tmp_path, sleeper + SERVER)
+    await wait_until(lambda: list_group(pid) == [])
 
 
-def members(group: int) -> list[int]:
-    """The processes of a group that are there."""
+def list_group(group: int) -> list[int]:
+    """Return the running processes of a process group."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         pid = int(each.name)
@@ -252,14 +252,14 @@ def members(group: int) -> list[int]:
 
 
 async def test_supervision_continues_when_the_orphan_reaper_is_killed(caplog: pytest.LogCaptureFixture) -> None:
-    one = charge("one")
+    one = build_spec("one")
     async with supervised(one):
-        first = await answered(one)
+        first = await request_pid(one)
         (reaper,) = reapers()
         os.kill(reaper, signal.SIGKILL)
-        await until(lambda: is_gone(reaper))
+        await wait_until(lambda: is_gone(reaper))
         os.kill(first, signal.SIGKILL)
-        assert await answered(one) != first
+        assert await request_pid(one) != first
     assert "kills orphaned servers has ended" in caplog.text
 
 
@@ -271,7 +271,7 @@ def reapers() -> list[int]:
     return [each for each in children(os.getpid()) if b"orphan_reaper.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
-async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(tmp_path: Path) -> None:
+async def test_exit_succeeds_although_a_forked_process_holds_all_descriptors(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, os, sys, time\n"
@@ -302,33 +302,33 @@ async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(
 async def test_stopping_the_orphan_reaper_does_not_lose_its_exit_code(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(8):
         running = asyncio.ensure_future(Supervisor([ProcessSpec("one", ["sleep", "300"])]).run())
-        await until(reapers)
+        await wait_until(reapers)
         running.cancel()
         await asyncio.wait({running})
     assert [message for message in caplog.messages if "Unknown child" in message] == []
 
 
-def held() -> list[str]:
-    """What this process has open, and the threads that write for it."""
+def open_resources() -> list[str]:
+    """Return the open descriptors of this process and its writer threads."""
     opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     return sorted(opened) + [each.name for each in threading.enumerate() if each.name == "gymsdk-log-relay"]
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_a_start_that_is_cancelled_leaves_nothing(steps: int) -> None:
-    one = charge("one")
-    before = held()
+async def test_a_cancelled_start_leaves_nothing(steps: int) -> None:
+    one = build_spec("one")
+    before = open_resources()
     running = asyncio.ensure_future(Supervisor([one], out=io.StringIO()).run())
     for _ in range(steps):
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait({running})
-    await until(lambda: held() == before)
+    await wait_until(lambda: open_resources() == before)
     assert not reapers()
     one.sock.close()
 
 
-async def test_running_out_of_descriptors_at_start_is_reported_in_a_sentence() -> None:
+async def test_running_out_of_descriptors_at_start_is_reported() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -340,21 +340,21 @@ async def test_running_out_of_descriptors_at_start_is_reported_in_a_sentence() -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_during_the_last_output_of_a_process_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gymsdk.deploy.supervisor.LAST_OUTPUT_SECONDS", 600.0)
     leaving = (
         "import subprocess\n"
         "sleeper = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         "print('sleeper', sleeper.pid, flush=True)\n"
     )
-    before, tasks = held(), asyncio.all_tasks()
-    one = charge("one", leaving + SERVER)
+    before, tasks = open_resources(), asyncio.all_tasks()
+    one = build_spec("one", leaving + SERVER)
     async with supervised(one) as (supervisor, out):
-        os.kill(await answered(one), signal.SIGKILL)
-        await until(lambda: "sleeper" in out.getvalue() and not supervisor.pids())
+        os.kill(await request_pid(one), signal.SIGKILL)
+        await wait_until(lambda: "sleeper" in out.getvalue() and not supervisor.pids())
     try:
-        await until(lambda: asyncio.all_tasks() == tasks)
-        await until(lambda: held() == before)
+        await wait_until(lambda: asyncio.all_tasks() == tasks)
+        await wait_until(lambda: open_resources() == before)
     finally:
         os.kill(int(out.getvalue().splitlines()[0].split()[-1]), signal.SIGKILL)
 
@@ -368,66 +368,64 @@ print(len(line), line[-10:], flush=True)
 """
     + SERVER
 )
-"""A server that reads its configuration line before it watches its parent."""
+"""A server that reads its configuration line before it watches its parent process."""
 
 
-async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
-    told = charge("told", TELLING)
+async def test_each_restart_receives_the_same_configuration_of_any_size() -> None:
+    spec = build_spec("told", TELLING)
     handed = b"x" * 3_000_000 + b" the end\n"
-    one = ProcessSpec(told.name, told.command, told.sock, handed)
+    one = ProcessSpec(spec.name, spec.command, spec.sock, handed)
     async with supervised(one) as (_, out):
-        os.kill(await answered(one), signal.SIGKILL)
-        await until(lambda: out.getvalue().count("up") == 2)
+        os.kill(await request_pid(one), signal.SIGKILL)
+        await wait_until(lambda: out.getvalue().count("up") == 2)
     assert [line for line in out.getvalue().splitlines() if "end" in line] == [
         f"told | {len(handed)} {handed[-10:]!r}"
     ] * 2
 
 
-async def test_what_the_system_does_not_start_is_told_in_a_sentence() -> None:
+async def test_a_program_that_cannot_be_executed_is_reported() -> None:
     for words in (["/no/such/program"], [sys.executable, "-c", "x" * 3_000_000]):
         with pytest.raises(GymsdkError, match=r"the server 'one' cannot be started \((No such file|Argument list too)"):
             await Supervisor([ProcessSpec("one", words)], out=io.StringIO()).run()
 
 
-async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_restart_is_retried_until_it_succeeds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     python, away = tmp_path / "python", tmp_path / "away"
-    # No link to the interpreter: it would not find what is installed for it.
+    # A copied script instead of a symbolic link: a linked interpreter would not find its packages.
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    other = charge("one")
+    other = build_spec("one")
     one = ProcessSpec(other.name, [str(python), *other.command[1:]], other.sock)
     async with supervised(one) as (supervisor, _):
-        first = await answered(one)
+        first = await request_pid(one)
         supervisor.mark_ready("one")
         python.rename(away)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: "cannot be started" in caplog.text)
+        await wait_until(lambda: "cannot be started" in caplog.text)
         away.rename(python)
-        assert await answered(one) != first
+        assert await request_pid(one) != first
 
 
-async def test_what_goes_wrong_where_nobody_waits_for_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_in_background_tasks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def passed_on() -> None:
         raise LookupError("no place for that")
 
     passing = asyncio.create_task(passed_on())
     passing.add_done_callback(_log_failure("what the server 'one' writes"))
-    await until(lambda: caplog.messages)
+    await wait_until(lambda: caplog.messages)
     assert caplog.messages == ["what the server 'one' writes failed: no place for that"]
 
 
-async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    charges = [charge("one"), charge("other")]
+async def test_requested_exits_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    specs = [build_spec("one"), build_spec("other")]
     with caplog.at_level(logging.INFO):
-        async with supervised(*charges):
-            for each in charges:
-                await answered(each)
+        async with supervised(*specs):
+            for each in specs:
+                await request_pid(each)
     assert caplog.messages == []
 
 
-async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_of_two_simultaneous_errors_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     wrong = [ProcessSpec(name, ["/no/such/program"]) for name in ("one", "other")]
     with pytest.raises(GymsdkError, match="'one'"):
         await Supervisor(wrong, out=io.StringIO()).run()
@@ -437,5 +435,5 @@ async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(cap
 @pytest.mark.parametrize(
     ("code", "words"), [(0, "exit code 0"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")]
 )
-def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
+def test_an_exit_code_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
