@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What `run` and `long` share: a scratch folder, steps that are counted, the verdict. Sourced, not run.
+# Functions for `run` and `long`: a scratch folder, counted steps, and the verdict. The scripts source this file.
 
 set -uo pipefail
 export PY_COLORS=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
@@ -12,14 +12,14 @@ log=$scratch/log
 export scratch
 passed=0 failed=0 alone=0
 
-# How many failed tests are run again; where there are more, it is not the machine.
+# The maximum number of failed tests to run again. A larger number does not come from a busy machine.
 FEW=5
 
-# step NAME SECONDS COMMAND...: runs it without stdin, at most so long, and counts it as one check.
+# step NAME SECONDS COMMAND...: runs the command without stdin and with a time limit, and counts it as one check.
 step() {
   local name=$1 seconds=$2 started=$SECONDS
   shift 2
-  # shellcheck disable=SC2046  # so that `timeout` may run the functions of this script, too
+  # shellcheck disable=SC2046  # so that `timeout` can run the functions of this script too
   export -f $(compgen -A function)
   if timeout -k 10 "$seconds" bash -c '"$@"' step "$@" </dev/null >"$log" 2>&1; then
     passed=$((passed + 1))
@@ -32,14 +32,15 @@ step() {
   fi
 }
 
-# shown NAME SECONDS COMMAND...: a step whose last lines are shown where it goes well, too.
+# shown NAME SECONDS COMMAND...: a step that prints its last lines of output on success too.
 shown() {
   step "$@" && tail -n 30 "$log"
 }
 
-# suite NAME SECONDS FOLDER PYTHON COMMAND...: a step that ends in pytest, in that folder with that Python; each test counts.
-# Servers and processes are tested beside each other, on machines that others use too: a few that fail there are run
-# again, alone. One that fails again has failed; one that does not is told of, here and in the verdict.
+# suite NAME SECONDS FOLDER PYTHON COMMAND...: a step that runs pytest in FOLDER with PYTHON; each test counts.
+# The tests start servers and processes at the same time, on machines with other load. Therefore, if only a few tests
+# fail, they run again, alone. A test that fails again has failed. A test that passes is reported here and in the
+# verdict.
 suite() {
   local name=$1 seconds=$2 folder=$3 python=$4 broken names
   shift 4
@@ -59,8 +60,8 @@ suite() {
   failed=$((failed + broken))
 }
 
-# counted NAME SECONDS COMMAND...: a step whose tests count in its stead: puts pytest's last line into `summary`, and
-# shows it. The step itself has failed where there is none, or where it went wrong and no test did.
+# counted NAME SECONDS COMMAND...: a step that counts its tests instead of itself: stores the last line of pytest in
+# `summary` and prints it. The step itself fails if there is no summary, or if the command fails but no test does.
 counted() {
   local went=0
   step "$@" || went=$?
@@ -78,21 +79,21 @@ counted() {
   fi
 }
 
-# count WORD: how many of them the summary has.
+# count WORD: prints the number of tests with the outcome WORD in the summary.
 count() {
   local found
   found=$(grep -oE "[0-9]+ $1\b" <<<"$summary" | grep -oE '^[0-9]+')
   echo "${found:-0}"
 }
 
-# copied FOLDER [PATHSPEC...]: puts the files that git knows into FOLDER.
+# copied FOLDER [PATHSPEC...]: copies the files that git tracks into FOLDER.
 copied() {
   local folder=$1
   shift
   mkdir -p "$folder" && git ls-files -z -- . "$@" | tar --null -T - -cf - | tar -xf - -C "$folder"
 }
 
-# command_of HEADING: the command in README.md under that heading.
+# command_of HEADING: prints the command under this heading in README.md.
 command_of() {
   awk -v heading="## $1" '
     $0 == heading { here = 1; next }
@@ -103,7 +104,7 @@ command_of() {
   ' README.md
 }
 
-# in_folder FOLDER COMMAND...: runs the command there.
+# in_folder FOLDER COMMAND...: runs the command in FOLDER.
 in_folder() {
   (cd "$1" && shift && "$@")
 }
@@ -116,17 +117,17 @@ wheels() {
   done
 }
 
-# tested PYTHON [OPTION...]: runs the test-suite against what PYTHON has installed, with no source of it in reach.
+# tested PYTHON [OPTION...]: runs the tests against the packages that PYTHON has installed, without the sources.
 tested() {
   local folder=$scratch/suite python=$1
   shift
   rm -rf "$folder"
   copied "$folder" ':!gymsdk' ':!environments/*/gym_env_*' ':!compat' || return 1
-  # These two are about the checkout itself; README's test command has run them there.
+  # These two files test the checkout itself; the test command of README runs them there.
   in_folder "$folder" "$python" -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_layers.py "$@"
 }
 
-# verdict: prints the counts, and ends with 1 where anything failed.
+# verdict: prints the counts, and exits with 1 if anything failed.
 verdict() {
   printf '\nin %d s\n' "$SECONDS"
   [ "$alone" -eq 0 ] || printf '%d of these passed only alone\n' "$alone"

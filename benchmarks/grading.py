@@ -1,17 +1,18 @@
-r"""What grading a maths answer costs in CPU, against calling math-verify in a loop.
+r"""Compare the CPU time to grade a math answer with calling math-verify in a loop.
 
     python benchmarks/grading.py [--golds 800] [--rounds 5]
 
-The answers are a standard mix: twenty forms, 85 % right, each in a worked text of its own; every expected answer
-comes back once per round, as in training with groups. Three ways take turns on the same texts:
+The answers are a standard mix of twenty forms. 85 % are correct, and each is part of a different worked solution. Each
+expected answer occurs once per round, as in training with groups. The script alternates between these methods on the
+same texts:
 
 a. `math_metric` of math-verify, called in a loop in one warm process;
-b. the math environment with its shortcut and gold cache on;
-c. the same with both off;
-d. for comparison, the gold cache alone.
+b. the math environment with its shortcut and gold cache enabled;
+c. the math environment with both disabled;
+d. for comparison, the math environment with only the gold cache.
 
-CPU is that of this process and of its workers, start-up excluded. Exits with 1 if b costs more than 0.6 of a, if c
-costs more than 1.3 of a, or if two rewards differ.
+CPU time is that of this process and its workers, without start-up. The exit status is 1 if b needs more than 0.6 times
+the CPU time of a, if c needs more than 1.3 times the CPU time of a, or if any reward differs from that of a.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from gym_env_math.settings import MathConfig
 from gym_env_math.shortcut import Grade, Kept, integers, only_box
 from gym_env_math.verdict import decided
 
-MOST_WITH, MOST_WITHOUT = 0.6, 1.3
-RIGHT = 0.85
+MAX_RATIO_WITH_CACHE, MAX_RATIO_WITHOUT_CACHE = 0.6, 1.3
+CORRECT_SHARE = 0.85
 CHUNK = 100
-AT_ONCE = 16
+CONCURRENCY = 16
 TICKS = os.sysconf("SC_CLK_TCK")
 
 STEPS = (
@@ -53,33 +54,33 @@ STEPS = (
 
 
 class Answer(NamedTuple):
-    """An expected answer, and a text that answers it."""
+    """An expected answer, and the text to grade."""
 
     gold: str
     text: str
 
 
-class Counted(Kept):
-    """Kept grades that count how often they were enough."""
+class CountingCache(Kept):
+    """A gold cache that counts its hits."""
 
     hits = 0
 
     def get(self, gold: str, box: str) -> Grade | None:
-        """Give the kept grade, and count it."""
+        """Return the cached grade, and count the hit."""
         found = super().get(gold, box)
         self.hits += found is not None
         return found
 
 
 def pairs(rng: random.Random, golds: int) -> list[tuple[str, str]]:
-    """Expected answers, each with a right answer, in equal shares of the twenty forms."""
+    """Return expected answers, each with a correct answer, with equal shares of the twenty forms."""
     drawn = [pair for _ in range(-(-golds // 20)) for pair in forms(*(rng.randint(2, 60) for _ in range(4)))]
     rng.shuffle(drawn)
     return drawn[:golds]
 
 
 def forms(a: int, b: int, c: int, d: int) -> list[tuple[str, str]]:
-    """Twenty pairs of an expected answer and a right one, written alike or not."""
+    """Return twenty pairs of an expected answer and a correct answer, in equal or different notation."""
     surd = rf"\frac{{(1+\sqrt{{5}})^{{{c}}}-(1-\sqrt{{5}})^{{{c}}}}}{{2^{{{c}}}\sqrt{{5}}}}"
     matrix = rf"\begin{{pmatrix}}{a}&{b}\\{c}&{d}\end{{pmatrix}}"
     return [
@@ -107,40 +108,40 @@ def forms(a: int, b: int, c: int, d: int) -> list[tuple[str, str]]:
 
 
 def answers(golds: int, rounds: int) -> Iterator[Answer]:
-    """Yield the texts to grade: every expected answer once per round, no two texts alike."""
+    """Yield the texts to grade: each expected answer once per round, and no text twice."""
     rng = random.Random(20)
-    asked = pairs(rng, golds)
+    expected = pairs(rng, golds)
     for each in range(rounds):
-        for row, (gold, right) in enumerate(asked):
-            said = right if rng.random() < RIGHT else str(rng.randint(100, 999))
+        for row, (gold, right) in enumerate(expected):
+            answer = right if rng.random() < CORRECT_SHARE else str(rng.randint(100, 999))
             worked = "".join(rng.choice(STEPS) for _ in range(10))
-            yield Answer(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${boxed(said)}$.")
+            yield Answer(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${boxed(answer)}$.")
 
 
 @lru_cache(maxsize=1)
 def metric() -> Callable[[list[str], list[str]], tuple[float, object]]:
-    """The metric as NeMo Gym sets it up."""
+    """Return the metric with the same configuration as in NeMo Gym."""
     from math_verify.metric import math_metric
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    made: Callable[[list[str], list[str]], tuple[float, object]] = math_metric(
+    built: Callable[[list[str], list[str]], tuple[float, object]] = math_metric(
         gold_extraction_target=(LatexExtractionConfig(),),
         pred_extraction_target=(ExprExtractionConfig(), LatexExtractionConfig()),
     )
-    return made
+    return built
 
 
-def in_a_loop(chunk: Sequence[Answer]) -> tuple[list[float], float]:
-    """Give math-verify's rewards, and the seconds of CPU they took."""
-    began = time.process_time()
+def grade_in_loop(chunk: Sequence[Answer]) -> tuple[list[float], float]:
+    """Return the rewards of math-verify, and their CPU time in seconds."""
+    started = time.process_time()
     rewards = [float(metric()([boxed(bare(gold))], [text])[0]) for gold, text in chunk]
-    return rewards, time.process_time() - began
+    return rewards, time.process_time() - started
 
 
-async def in_the_environment(chunk: Sequence[Answer], config: MathConfig, kept: Kept) -> list[float]:
-    """Give the environment's rewards."""
-    limit = asyncio.Semaphore(AT_ONCE)
+async def grade_in_environment(chunk: Sequence[Answer], config: MathConfig, kept: Kept) -> list[float]:
+    """Return the rewards of the environment."""
+    limit = asyncio.Semaphore(CONCURRENCY)
 
     async def one(answer: Answer) -> float:
         async with limit:
@@ -150,8 +151,8 @@ async def in_the_environment(chunk: Sequence[Answer], config: MathConfig, kept: 
     return await asyncio.gather(*map(one, chunk))
 
 
-def cpu(apart_from: int) -> float:
-    """Seconds of CPU that this process and its descendants have used, one of them apart."""
+def cpu(excluded: int) -> float:
+    """Return the CPU time of this process and its descendants in seconds, without the process *excluded*."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -161,69 +162,70 @@ def cpu(apart_from: int) -> float:
             continue
         parents[int(stat.parent.name)] = int(fields[1])
         used[int(stat.parent.name)] = sum(map(int, fields[11:15]))
-    mine = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in mine} - mine - {apart_from}:
-        mine |= more
-    return sum(used[pid] for pid in mine) / TICKS
+    included = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in included} - included - {excluded}:
+        included |= more
+    return sum(used[pid] for pid in included) / TICKS
 
 
 async def measure(golds: int, rounds: int) -> int:
-    """Run the three ways side by side, print what they cost, and give the exit status."""
+    """Measure all methods in turn, print their CPU time, and return the exit status."""
     stream = list(answers(golds, rounds))
-    ways = {"b": MathConfig(), "c": MathConfig(shortcut=False, gold_cache=False), "d": MathConfig(shortcut=False)}
-    kept = Counted()
-    spent = dict.fromkeys("abcd", 0.0)
+    methods = {"b": MathConfig(), "c": MathConfig(shortcut=False, gold_cache=False), "d": MathConfig(shortcut=False)}
+    kept = CountingCache()
+    cpu_seconds = dict.fromkeys("abcd", 0.0)
     differing = 0
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as loop:
-        rival = loop.submit(os.getpid).result()
+        loop_pid = loop.submit(os.getpid).result()
         warm = stream[:40]
-        loop.submit(in_a_loop, warm).result()
-        await in_the_environment([*warm, *warm], ways["c"], Kept())
+        loop.submit(grade_in_loop, warm).result()
+        await grade_in_environment([*warm, *warm], methods["c"], Kept())
         for start in range(0, len(stream), CHUNK):
             chunk = stream[start : start + CHUNK]
-            wanted, seconds = loop.submit(in_a_loop, chunk).result()
-            spent["a"] += seconds
-            for way, config in ways.items():
-                began = cpu(rival)
-                rewards = await in_the_environment(chunk, config, kept)
-                spent[way] += cpu(rival) - began
-                differing += sum(one != other for one, other in zip(wanted, rewards, strict=True))
+            expected_rewards, seconds = loop.submit(grade_in_loop, chunk).result()
+            cpu_seconds["a"] += seconds
+            for method, config in methods.items():
+                started = cpu(loop_pid)
+                rewards = await grade_in_environment(chunk, config, kept)
+                cpu_seconds[method] += cpu(loop_pid) - started
+                differing += sum(one != other for one, other in zip(expected_rewards, rewards, strict=True))
     print_shares(stream, kept)
-    return print_costs(spent, len(stream), differing)
+    return print_costs(cpu_seconds, len(stream), differing)
 
 
-def print_shares(stream: Sequence[Answer], kept: Counted) -> None:
-    """Print how many answers needed no worker, and why."""
+def print_shares(stream: Sequence[Answer], kept: CountingCache) -> None:
+    """Print how many answers the shortcut and the cache graded without a worker."""
     boxes = [(bare(gold), only_box(text)) for gold, text in stream]
-    whole = sum(box is not None and integers(gold, box) is not None for gold, box in boxes)
-    again = sum(count - 1 for count in Counter(gold for gold, _ in boxes).values())
-    shares = {"both whole numbers": whole, "same answer as before": kept.hits}
+    integer_pairs = sum(box is not None and integers(gold, box) is not None for gold, box in boxes)
+    repeated = sum(count - 1 for count in Counter(gold for gold, _ in boxes).values())
+    shares = {"both integers": integer_pairs, "cached answer": kept.hits}
     shares["sent to a worker"] = len(stream) - sum(shares.values())
-    print(f"{len(stream)} answers to {len(stream) - again} expected answers")
+    print(f"{len(stream)} answers to {len(stream) - repeated} expected answers")
     for name, count in shares.items():
         print(f"  {name:24s}{count / len(stream):7.1%}")
 
 
-def print_costs(spent: dict[str, float], count: int, differing: int) -> int:
-    """Print CPU per answer and the ratios with their bounds, and give the exit status."""
-    names = {"a": "math-verify in a loop", "b": "shortcut and gold cache on", "c": "both off", "d": "gold cache alone"}
-    bounds = {"b": MOST_WITH, "c": MOST_WITHOUT}
-    for way, name in names.items():
-        ratio = spent[way] / spent["a"]
-        bound = f" (at most {bounds[way]})" if way in bounds else ""
-        print(f"{way}. {name:28s}{1000 * spent[way] / count:7.2f} ms of CPU per answer, ratio {ratio:.2f}{bound}")
+def print_costs(cpu_seconds: dict[str, float], count: int, differing: int) -> int:
+    """Print the CPU time per answer and the ratios with their limits, and return the exit status."""
+    names = {"a": "math-verify in a loop", "b": "shortcut and gold cache on", "c": "both off", "d": "gold cache only"}
+    limits = {"b": MAX_RATIO_WITH_CACHE, "c": MAX_RATIO_WITHOUT_CACHE}
+    for method, name in names.items():
+        milliseconds = 1000 * cpu_seconds[method] / count
+        ratio = cpu_seconds[method] / cpu_seconds["a"]
+        bound = f" (limit {limits[method]})" if method in limits else ""
+        print(f"{method}. {name:28s}{milliseconds:7.2f} ms of CPU per answer, ratio {ratio:.2f}{bound}")
     print(f"rewards that differ from math-verify's: {differing}")
-    broken = [way for way, bound in bounds.items() if spent[way] > bound * spent["a"]]
+    broken = [method for method, bound in limits.items() if cpu_seconds[method] > bound * cpu_seconds["a"]]
     return int(bool(broken or differing))
 
 
 def main() -> None:
-    """Read the options and measure."""
+    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--golds", type=int, default=800, help="expected answers")
-    parser.add_argument("--rounds", type=int, default=5, help="answers to each")
-    given = parser.parse_args()
-    sys.exit(asyncio.run(measure(given.golds, given.rounds)))
+    parser.add_argument("--rounds", type=int, default=5, help="answers per expected answer")
+    options = parser.parse_args()
+    sys.exit(asyncio.run(measure(options.golds, options.rounds)))
 
 
 if __name__ == "__main__":

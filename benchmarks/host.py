@@ -1,10 +1,10 @@
-"""What the host itself costs: CPU and memory of runs whose episodes are next to nothing.
+"""Measure the CPU time and memory that gymsdk itself adds per rollout.
 
     python benchmarks/host.py [--rollouts 20000] [--concurrency 64]
 
-A trivial environment (one question, one reply, one comparison) is played by the scripted oracle through a whole run:
-rows generated and written, episodes played, every rollout on disk, figures summed up. A run of a tenth of the length
-tells what a longer one adds. Exits with 1 where a limit is exceeded.
+The scripted oracle plays a trivial environment (one question, one reply, one comparison) in a complete run: gymsdk
+generates and writes the rows, plays the episodes, writes every rollout to disk and computes the metrics. The difference
+to a run of a tenth of the length gives the cost of one more rollout. The exit status is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-MOST_CPU, MOST_MEMORY = 1.0, 20.0
-"""Milliseconds of CPU and kilobytes of memory that one more rollout may cost."""
+MAX_CPU_MS, MAX_MEMORY_KB = 1.0, 20.0
+"""Maximum CPU time in milliseconds and memory in kilobytes per additional rollout."""
 
 ENVIRONMENT = """
 from typing import Literal
@@ -42,7 +42,7 @@ def solve(task: Sum):
     return Message(content=str(task.answer))
 """
 
-PLAYED = """
+PROGRAM = """
 import json, resource, sys, time
 from gymsdk.cli import main
 try:
@@ -55,7 +55,7 @@ print(json.dumps({"cpu": used.ru_utime + used.ru_stime, "memory": used.ru_maxrss
 
 
 def install(site: Path) -> None:
-    """Put the environment where Python finds it."""
+    """Write the environment as an installed distribution into the folder *site*."""
     about = site / "trivial-1.0.dist-info"
     about.mkdir()
     (site / "trivial.py").write_text(ENVIRONMENT)
@@ -63,31 +63,33 @@ def install(site: Path) -> None:
     (about / "entry_points.txt").write_text("[gymsdk.environments]\ntrivial = trivial\n")
 
 
-def played(site: Path, rollouts: int, concurrency: int) -> dict[str, float]:
-    """Give the CPU in seconds and the peak memory in kilobytes of a run."""
-    words = ["rollout", "trivial", "--limit", rollouts, "--concurrency", concurrency, "-o", site / f"out-{rollouts}"]
-    command = [sys.executable, "-c", PLAYED, *map(str, words)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(site)})
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+def run_rollouts(site: Path, rollouts: int, concurrency: int) -> dict[str, float]:
+    """Return the CPU time in seconds and the peak memory in kilobytes of a run."""
+    options = ["rollout", "trivial", "--limit", rollouts, "--concurrency", concurrency, "-o", site / f"out-{rollouts}"]
+    command = [sys.executable, "-c", PROGRAM, *map(str, options)]
+    completed = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(site)})
+    found: dict[str, float] = json.loads(completed.stdout.splitlines()[-1])
     return found
 
 
 def main() -> int:
-    """Print the figures; 1 where one is too high."""
+    """Print the measurements; return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rollouts", type=int, default=20_000)
     parser.add_argument("--concurrency", type=int, default=64)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder)
         install(site)
-        few, many = (played(site, count, asked.concurrency) for count in (asked.rollouts // 10, asked.rollouts))
-    more = asked.rollouts - asked.rollouts // 10
+        few, many = (
+            run_rollouts(site, count, arguments.concurrency) for count in (arguments.rollouts // 10, arguments.rollouts)
+        )
+    more = arguments.rollouts - arguments.rollouts // 10
     cpu, memory = 1e3 * (many["cpu"] - few["cpu"]) / more, (many["memory"] - few["memory"]) / more
-    print(f"CPU per rollout      {cpu:8.3f} ms  (limit {MOST_CPU})")
-    print(f"memory per rollout   {memory:8.2f} kB  (limit {MOST_MEMORY})")
+    print(f"CPU per rollout      {cpu:8.3f} ms  (limit {MAX_CPU_MS})")
+    print(f"memory per rollout   {memory:8.2f} kB  (limit {MAX_MEMORY_KB})")
     print(f"memory of the run    {many['memory'] / 1024:8.0f} MB")
-    return int(cpu > MOST_CPU or memory > MOST_MEMORY)
+    return int(cpu > MAX_CPU_MS or memory > MAX_MEMORY_KB)
 
 
 if __name__ == "__main__":

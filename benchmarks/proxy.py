@@ -1,10 +1,10 @@
-"""What a call costs the model proxy: the CPU of its process by the API before it and the API behind it.
+"""Measure the CPU time of the model proxy per call, for each pair of inbound API and upstream API.
 
 usage: proxy.py [--calls N] [--concurrency C]
 
-The policy endpoint behind it, each proxy, and the client are processes of their own. Then answers of 65,536 tokens with
-their ids and log-probabilities, against the CPU of one parse of what came and one dump of what went. Exits with 1 where
-a limit is exceeded.
+The policy endpoint, each proxy, and the client run in separate processes. The script also measures responses of 65,536
+tokens with their token ids and log-probabilities, compared with the CPU time to parse the upstream response once and to
+serialize the proxy's response once. The exit status is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.types import Episode, Item
 
 TICKS = os.sysconf("SC_CLK_TCK")
-TIMES = 3
-"""Loads of each kind, the least of which counts: whatever else runs here only adds."""
+REPETITIONS = 3
+"""Repetitions of each load. The lowest CPU time counts, because other processes on this machine can only add to it."""
 
 LONG = 65_536
 LONG_CALLS = 12
@@ -70,24 +70,24 @@ MESSAGES: Item = {
     ],
     "tools": [{"name": "add", "description": "Add.", "input_schema": ADD}],
 }
-ASKS = {"responses": RESPONSES, "chat/completions": CHAT, "messages": MESSAGES}
-"""The same turn of the same conversation, in each API."""
+REQUESTS = {"responses": RESPONSES, "chat/completions": CHAT, "messages": MESSAGES}
+"""The same turn of the same conversation, as a request body of each inbound API."""
 
 LIMIT, STREAMED_LIMIT = 1.0, 1.2
-"""Milliseconds of CPU that a call may cost the proxy, whole and streamed."""
+"""Maximum CPU time of the proxy per call in milliseconds, without and with streaming."""
 
-TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": True}
-"""What has an engine tell the tokens of what it says."""
+TOKEN_OPTIONS = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": True}
+"""Request options that make an engine return the token ids and log-probabilities of its output."""
 
-LONGS: tuple[tuple[str, str, Item], ...] = (
+LONG_RESPONSES: tuple[tuple[str, str, Item], ...] = (
     ("bundled", "responses", {}),
     ("bundled", "vllm", {}),
-    ("lettered", "vllm", TOLD),
+    ("lettered", "vllm", TOKEN_OPTIONS),
 )
-"""What is said at length, which API it comes from, and what asks for its tokens."""
+"""Each long response: its entry in `OUTPUTS`, its entry in `UPSTREAMS`, and the request options for its tokens."""
 
 LONG_LIMIT = 2.5
-"""How many times the CPU of one parse and one dump a long answer may cost the proxy, sockets included."""
+"""Maximum ratio of the proxy's CPU time for a long response, with socket I/O, to that of one parse and one dump."""
 
 PATHS = {"chat": "chat/completions", "responses": "responses"}
 HI = [{"role": "user", "content": "hi"}]
@@ -100,7 +100,7 @@ TINY: dict[str, Item] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One measurement, with the most it may be."""
+    """One measurement and its limit."""
 
     name: str
     value: float
@@ -108,100 +108,103 @@ class Figure:
     limit: float
 
     @property
-    def kept(self) -> bool:
-        """Whether it is within its limit."""
+    def within_limit(self) -> bool:
+        """Whether the value is within the limit."""
         return self.value <= self.limit
 
     def __str__(self) -> str:
-        return (
-            f"{self.name:<72} {self.value:7.3g} {self.unit} (limit {self.limit:g}){'' if self.kept else '  EXCEEDED'}"
-        )
+        mark = "" if self.within_limit else "  EXCEEDED"
+        return f"{self.name:<72} {self.value:7.3g} {self.unit} (limit {self.limit:g}){mark}"
 
 
 @dataclass(frozen=True)
 class Child:
-    """A process that serves, and where."""
+    """A server process and its URL."""
 
     process: subprocess.Popen[str]
     url: str
 
     def cpu(self) -> float:
-        """Give the seconds of CPU, user's and system's, that it has used."""
+        """Return the CPU time, user and system, that the process has used, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-class Told:
-    """A policy that says the same *output* every time."""
+class FixedPolicy:
+    """A policy that returns the same *output* for each request."""
 
     name = NAME
 
     def __init__(self, *output: Item) -> None:
         self._output = output
 
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol's
-        """Answer *request*."""
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol requires it
+        """Respond to *request*."""
         output = [dict(each) for each in self._output]
         return responses.build_response(output, model=NAME, usage=responses.build_usage(300, 40), request=request)
 
 
 def main() -> None:
-    """Serve what a word names, or measure."""
+    """Measure; with `--serve`, serve a policy or a proxy instead."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--serve", nargs="*", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve:
-        asyncio.run(served(*asked.serve))
+    arguments = parser.parse_args()
+    if arguments.serve:
+        asyncio.run(serve(*arguments.serve))
         return
-    kept = True
-    for figure in measured(asked.calls, asked.concurrency):
+    within_limit = True
+    for figure in measure(arguments.calls, arguments.concurrency):
         print(figure, flush=True)
-        kept = kept and figure.kept
-    sys.exit(not kept)
+        within_limit = within_limit and figure.within_limit
+    sys.exit(not within_limit)
 
 
-async def served(what: str, *words: Any) -> None:
-    """Serve a policy that says *what*, or a proxy before one; tell the URL, and last until killed."""
-    if what != "proxy":
-        async with testing.serve(testing.build_app(Told(*SAYINGS[what]()), name=NAME)) as url:
+async def serve(kind: str, *arguments: Any) -> None:
+    """Serve a proxy, or a policy with the output that *kind* names; print the URL and run until killed."""
+    if kind != "proxy":
+        async with testing.serve(testing.build_app(FixedPolicy(*OUTPUTS[kind]()), name=NAME)) as url:
             print(url, flush=True)
             await asyncio.Event().wait()
-    provider, api, base = words
-    behind = model(f"{provider}/{NAME}", base_url=base, api=api)
-    with bind_socket("127.0.0.1") as at:
-        listener = Listener(server.create_app(behind), at, grace=1)
-        print(f"http://127.0.0.1:{at.getsockname()[1]}", flush=True)
+    provider, api, base_url = arguments
+    upstream_model = model(f"{provider}/{NAME}", base_url=base_url, api=api)
+    with bind_socket("127.0.0.1") as sock:
+        listener = Listener(server.create_app(upstream_model), sock, grace=1)
+        print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
         await listener.run(asyncio.Event(), asyncio.Event())
 
 
-def short() -> list[Item]:
-    """Give an answer as agents mostly get it: a thought, a text, a call."""
+def short_output() -> list[Item]:
+    """Return a typical agent response: reasoning, a message and a tool call."""
     call = responses.build_function_call("add", '{"a": 42, "b": 1}', "call_1")
     return [responses.build_reasoning("The sum is 42, one is left."), responses.build_message("I add 1."), call]
 
 
-def bundled() -> list[Item]:
-    """Give a long answer with its tokens."""
+def bundled_output() -> list[Item]:
+    """Return a long response that includes its token ids and log-probabilities."""
     rng = random.Random(7)
     ids = [rng.randrange(151_936) for _ in range(LONG)]
     tokens = dict(zip(responses.TOKEN_FIELDS, (ids[:2000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
     return [responses.build_message("word " * LONG) | tokens]
 
 
-def lettered() -> list[Item]:
-    """Give a long answer whose tokens, a byte each, the engine tells as vLLM does."""
+def one_byte_output() -> list[Item]:
+    """Return a long response of one-byte tokens, which the engine reports in the format of vLLM."""
     return [responses.build_message("a" * (LONG - 1))]
 
 
-SAYINGS: dict[str, Callable[[], list[Item]]] = {"short": short, "bundled": bundled, "lettered": lettered}
+OUTPUTS: dict[str, Callable[[], list[Item]]] = {
+    "short": short_output,
+    "bundled": bundled_output,
+    "lettered": one_byte_output,
+}
 
 
 @contextmanager
-def child(*words: str) -> Iterator[Child]:
-    """A process of this script that serves what *words* say."""
-    command = [sys.executable, __file__, "--serve", *words]
+def child(*arguments: str) -> Iterator[Child]:
+    """Run this script in a child process that serves what *arguments* name."""
+    command = [sys.executable, __file__, "--serve", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -210,67 +213,69 @@ def child(*words: str) -> Iterator[Child]:
             process.terminate()
 
 
-def measured(calls: int, concurrency: int) -> Iterator[Figure]:
-    """Give the cost of the short answers by both APIs, then that of the long ones."""
+def measure(calls: int, concurrency: int) -> Iterator[Figure]:
+    """Yield the CPU time of short responses for each pair of APIs, then the CPU time of long responses."""
     with child("short") as engine:
         for upstream, (provider, api) in UPSTREAMS.items():
             with child("proxy", provider, api, engine.url) as proxy:
-                yield from _short(proxy, upstream, calls, concurrency)
-    for saying, upstream, asks in LONGS:
-        with child(saying) as engine, child("proxy", *UPSTREAMS[upstream], engine.url) as proxy:
-            yield from _long(engine, proxy, saying, upstream, asks)
+                yield from _measure_short(proxy, upstream, calls, concurrency)
+    for output, upstream, options in LONG_RESPONSES:
+        with child(output) as engine, child("proxy", *UPSTREAMS[upstream], engine.url) as proxy:
+            yield from _measure_long(engine, proxy, output, upstream, options)
 
 
-def _short(proxy: Child, upstream: str, calls: int, concurrency: int) -> Iterator[Figure]:
-    for path, asks in ASKS.items():
+def _measure_short(proxy: Child, upstream: str, calls: int, concurrency: int) -> Iterator[Figure]:
+    for path, request in REQUESTS.items():
         for streamed, limit in ((False, LIMIT), (True, STREAMED_LIMIT)):
-            body = orjson.dumps(asks | {"model": NAME, "stream": streamed})
+            body = orjson.dumps(request | {"model": NAME, "stream": streamed})
             url = f"{proxy.url}/v1/{path}"
             asyncio.run(load(url, body, concurrency, concurrency))
-            spent = min(_spent(proxy, url, body, calls, concurrency) for _ in range(TIMES))
-            name = f"{path} before {upstream}{', streamed' if streamed else ''}"
-            yield Figure(name, 1e3 * spent / calls, "ms", limit)
+            cpu = min(_measure_cpu(proxy, url, body, calls, concurrency) for _ in range(REPETITIONS))
+            name = f"{path} to {upstream}{', streamed' if streamed else ''}"
+            yield Figure(name, 1e3 * cpu / calls, "ms", limit)
 
 
-def _long(engine: Child, proxy: Child, saying: str, upstream: str, asks: Item) -> Iterator[Figure]:
-    """Give what a long answer costs the proxy, against one parse of the engine's answer and one dump of its own."""
-    behind = PATHS[UPSTREAMS[upstream][1]]
-    came = asyncio.run(load(f"{engine.url}/{behind}", orjson.dumps({**TINY[behind], **asks, "model": NAME}), 1, 1))
-    for path in ASKS:
-        body = orjson.dumps({**TINY[path], **asks, "model": NAME})
+def _measure_long(engine: Child, proxy: Child, output: str, upstream: str, options: Item) -> Iterator[Figure]:
+    """Yield the proxy's CPU time for a long response, relative to one parse of its input and one dump of its output."""
+    upstream_path = PATHS[UPSTREAMS[upstream][1]]
+    received = asyncio.run(
+        load(f"{engine.url}/{upstream_path}", orjson.dumps({**TINY[upstream_path], **options, "model": NAME}), 1, 1)
+    )
+    for path in REQUESTS:
+        body = orjson.dumps({**TINY[path], **options, "model": NAME})
         url = f"{proxy.url}/v1/{path}"
-        went = asyncio.run(load(url, body, 2, 1))
-        assert all(key.encode() in went for key in responses.TOKEN_FIELDS[1:]), went[:300]
-        spent = min(_spent(proxy, url, body, LONG_CALLS, 1) for _ in range(TIMES)) / LONG_CALLS
-        least = _parsed_and_dumped(came, went)
-        sizes = f"{len(came) / 1e6:.1f} MB in, {len(went) / 1e6:.1f} out"
-        name = f"{saying} answer: {path} before {upstream} ({sizes})"
-        yield Figure(name, spent / least, f"x of {1e3 * least:.1f} ms", LONG_LIMIT)
+        sent = asyncio.run(load(url, body, 2, 1))
+        assert all(key.encode() in sent for key in responses.TOKEN_FIELDS[1:]), sent[:300]
+        cpu = min(_measure_cpu(proxy, url, body, LONG_CALLS, 1) for _ in range(REPETITIONS)) / LONG_CALLS
+        baseline = _measure_parse_and_dump(received, sent)
+        sizes = f"{len(received) / 1e6:.1f} MB in, {len(sent) / 1e6:.1f} out"
+        name = f"{output} response: {path} to {upstream} ({sizes})"
+        yield Figure(name, cpu / baseline, f"x of {1e3 * baseline:.1f} ms", LONG_LIMIT)
 
 
-def _spent(proxy: Child, url: str, body: bytes, calls: int, concurrency: int) -> float:
+def _measure_cpu(proxy: Child, url: str, body: bytes, calls: int, concurrency: int) -> float:
     before = proxy.cpu()
     asyncio.run(load(url, body, calls, concurrency))
     return proxy.cpu() - before
 
 
-def _parsed_and_dumped(came: bytes, went: bytes) -> float:
-    """Give the seconds of CPU that one parse of what *came* and one dump of what *went* take, the least of some."""
-    said, taken = orjson.loads(went), []
+def _measure_parse_and_dump(received: bytes, sent: bytes) -> float:
+    """Return the CPU time in seconds to parse *received* once and serialize *sent* once; the lowest of ten runs."""
+    body, times = orjson.loads(sent), []
     for _ in range(10):
         began = time.process_time()
-        orjson.loads(came)
-        orjson.dumps(said)
-        taken.append(time.process_time() - began)
-    return min(taken)
+        orjson.loads(received)
+        orjson.dumps(body)
+        times.append(time.process_time() - began)
+    return min(times)
 
 
 async def load(url: str, body: bytes, calls: int, concurrency: int) -> bytes:
-    """Post *body* so many times, *concurrency* at a time, and give the last answer; each must be sound."""
+    """Post *body* *calls* times, *concurrency* at a time, and return the last response; each status must be 200."""
     left, last = calls, b""
     headers = {"content-type": "application/json"}
 
-    async def asking(session: aiohttp.ClientSession) -> None:
+    async def send(session: aiohttp.ClientSession) -> None:
         nonlocal left, last
         while left > 0:
             left -= 1
@@ -280,7 +285,7 @@ async def load(url: str, body: bytes, calls: int, concurrency: int) -> bytes:
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as group:
         for _ in range(concurrency):
-            group.create_task(asking(session))
+            group.create_task(send(session))
     return last
 
 

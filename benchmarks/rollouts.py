@@ -1,9 +1,9 @@
-"""How many rollouts a second: the wall time of `gymsdk rollout` with the oracle, start-up and figures included.
+"""Measure rollouts per second: the wall time of `gymsdk rollout` with the oracle, including start-up and metrics.
 
 usage: rollouts.py [TASKS]
 
-Plays TASKS tasks (by default 1,000) of each environment, one environment at a time. Exits with 1 where a rollout has no
-reward, or not the best one.
+The script plays TASKS tasks (default: 1,000) of each environment, one environment at a time. The exit status is 1 if a
+rollout does not have the maximum reward.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ ENVIRONMENTS = ("math", "multineedle", "tool_call")
 
 
 def main() -> None:
-    """Print a line for each environment."""
+    """Print one line per environment."""
     tasks = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    print(f"{tasks} tasks each, scripted/oracle, 64 at once")
-    right = [measured(environment, tasks) for environment in ENVIRONMENTS]
-    if not all(right):
+    print(f"{tasks} tasks each, scripted/oracle, 64 concurrent")
+    all_correct = [measure(environment, tasks) for environment in ENVIRONMENTS]
+    if not all(all_correct):
         sys.exit(1)
 
 
-def measured(environment: str, tasks: int) -> bool:
-    """Print how fast *tasks* rollouts are; gives whether each has the best reward."""
+def measure(environment: str, tasks: int) -> bool:
+    """Print the rate of *tasks* rollouts; return whether each rollout has the maximum reward."""
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch, "run")
-        seconds = spent([environment, "--split", "train", "--limit", str(tasks), "--output", str(output)])
+        seconds = time_rollouts([environment, "--split", "train", "--limit", str(tasks), "--output", str(output)])
         rollouts = [json.loads(line) for line in (output / "rollouts.jsonl").read_text().splitlines()]
     turns = sum(rollout["gymsdk"]["turns"] for rollout in rollouts)
     rate = len(rollouts) / seconds
-    print(f"{environment:<12} {len(rollouts)} rollouts, {turns} turns: {seconds:4.1f} s, {rate:4.0f} rollouts a second")
+    print(
+        f"{environment:<12} {len(rollouts)} rollouts, {turns} turns: {seconds:4.1f} s, {rate:4.0f} rollouts per second"
+    )
     return [rollout["reward"] for rollout in rollouts] == [1.0] * tasks
 
 
-def spent(arguments: list[str]) -> float:
-    """Give the seconds of one `gymsdk rollout`."""
+def time_rollouts(arguments: list[str]) -> float:
+    """Return the wall time of one `gymsdk rollout` in seconds."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "gymsdk", "rollout", *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started

@@ -1,9 +1,10 @@
-"""The cost of the start-up hook: what it adds to every interpreter's start, and to `import gymnasium`.
+"""Measure the CPU time that the start-up hook adds to interpreter start and to `import gymnasium`.
 
 usage: startup.py [STARTS]
 
-Builds the wheels of this checkout, lays them into two virtual environments beside the third parties installed here, one
-of them without the start-up line, and takes turns between the two: STARTS of them bare, a tenth with the import.
+The script builds the wheels of this checkout and installs them into two virtual environments, together with the
+third-party packages of this interpreter. One of the environments does not have the start-up line. The runs alternate
+between the two: STARTS runs of an empty program, and a tenth as many of `import gymnasium`.
 """
 
 from __future__ import annotations
@@ -23,68 +24,72 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = ("gymsdk", "gym_env", "_editable", "_distutils", "pip", "setuptools")
 OFF = {"GYMSDK_NO_AUTOREGISTER": "1"}
 LIMIT = 1.0
-"""The most milliseconds of CPU that the hook may add to an interpreter's start."""
+"""Maximum CPU time that the hook may add to interpreter start, in milliseconds."""
 
 
 def main() -> None:
-    """Print every figure."""
+    """Print all measurements."""
     starts = int(sys.argv[1]) if len(sys.argv) > 1 else 400
     with tempfile.TemporaryDirectory() as scratch:
-        hooked, bare = interpreters(Path(scratch))
-        added = compared("an interpreter's start", "", starts, hooked, bare)
-        compared("import gymnasium, 3 environments", "import gymnasium", starts // 10, hooked, bare)
+        hooked, bare = build_interpreters(Path(scratch))
+        added = compare("interpreter start", "", starts, hooked, bare)
+        compare("import gymnasium, 3 environments", "import gymnasium", starts // 10, hooked, bare)
     sys.exit(added > LIMIT)
 
 
-def interpreters(folder: Path) -> tuple[Path, Path]:
-    """Give a Python with the hook and one without its line."""
+def build_interpreters(folder: Path) -> tuple[Path, Path]:
+    """Return a Python interpreter with the start-up hook and an interpreter without the hook."""
     projects = [ROOT, *(path.parent for path in ROOT.glob("environments/*/pyproject.toml"))]
     command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-w", folder / "wheels", *projects], check=True)
-    hooked, bare = (laid(folder / name, folder / "wheels") for name in ("hooked", "bare"))
-    (site(bare) / "gymsdk_startup.pth").unlink()
+    hooked, bare = (create_venv(folder / name, folder / "wheels") for name in ("hooked", "bare"))
+    (site_packages(bare) / "gymsdk_startup.pth").unlink()
     return hooked / "bin" / "python", bare / "bin" / "python"
 
 
-def laid(home: Path, wheels: Path) -> Path:
-    """Make the virtual environment *home* of the wheels and of what is installed here, compiled as pip compiles."""
+def create_venv(home: Path, wheels: Path) -> Path:
+    """Create the virtual environment *home* from the wheels and the installed packages, with compiled modules."""
     venv.create(home, symlinks=True)
     for wheel in wheels.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(site(home))
-    subprocess.run([home / "bin" / "python", "-m", "compileall", "-q", site(home)], check=True)
+        zipfile.ZipFile(wheel).extractall(site_packages(home))
+    subprocess.run([home / "bin" / "python", "-m", "compileall", "-q", site_packages(home)], check=True)
     for each in Path(sysconfig.get_path("purelib")).iterdir():
         if not each.name.startswith(OURS) and each.suffix != ".pth" and each.name != "__pycache__":
-            (site(home) / each.name).symlink_to(each)
+            (site_packages(home) / each.name).symlink_to(each)
     return home
 
 
-def site(home: Path) -> Path:
-    """Give where the packages of a virtual environment are."""
+def site_packages(home: Path) -> Path:
+    """Return the site-packages folder of a virtual environment."""
     (found,) = home.glob("lib/python*/site-packages")
     return found
 
 
-def compared(what: str, code: str, times: int, hooked: Path, bare: Path) -> float:
-    """Print the median CPU of *code* with the hook, switched off, and without; give the milliseconds the hook adds."""
-    turns: list[tuple[str, Path, dict[str, str]]] = [
+def compare(label: str, code: str, times: int, hooked: Path, bare: Path) -> float:
+    """Print the median CPU time of *code* with the hook, with the hook disabled, and without the hook.
+
+    Returns:
+        The CPU time that the hook adds, in milliseconds.
+    """
+    variants: list[tuple[str, Path, dict[str, str]]] = [
         ("with the hook", hooked, {}),
         ("GYMSDK_NO_AUTOREGISTER=1", hooked, OFF),
         ("without its line", bare, {}),
     ]
-    taken = [[spent(python, code, variables) for _, python, variables in turns] for _ in range(times)]
-    medians = [median(column) for column in zip(*taken, strict=True)]
-    added = [median(run[column] - run[-1] for run in taken) for column in range(len(turns))]
-    print(f"{what}: medians of {times} alternating runs, CPU")
-    for (name, _, _), cost, more in zip(turns, medians, added, strict=True):
+    runs = [[measure_cpu(python, code, variables) for _, python, variables in variants] for _ in range(times)]
+    medians = [median(column) for column in zip(*runs, strict=True)]
+    added = [median(run[column] - run[-1] for run in runs) for column in range(len(variants))]
+    print(f"{label}: medians of {times} alternating runs, CPU")
+    for (name, _, _), cost, more in zip(variants, medians, added, strict=True):
         print(f"  {name:<26} {cost:8.3f} ms  {more:+7.3f} ms")
     return added[0]
 
 
-def spent(python: Path, code: str, variables: dict[str, str]) -> float:
-    """Give the milliseconds of CPU, user's and system's, of one run."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GYMSDK"))}
+def measure_cpu(python: Path, code: str, variables: dict[str, str]) -> float:
+    """Return the CPU time, user and system, of one run in milliseconds."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GYMSDK"))}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([python, "-c", code], check=True, env=kept | variables)
+    subprocess.run([python, "-c", code], check=True, env=environ | variables)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return 1e3 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 

@@ -1,10 +1,11 @@
-"""What a vector step costs at 1, 64 and 1,024 environments, against a plain Python loop over single ones.
+"""Compare one `VectorEnv` step with a Python loop over single environments, for 1, 64 and 1,024 environments.
 
     python benchmarks/vector.py [--most 1024]
 
-Two environments, stepped both ways in one process, in turn: one whose tool answers at once, for the CPU of one
-sub-environment's step, and one whose tool sleeps 5 ms, for the wall clock of all of them. A figure is the best of its
-rounds. Exits with 1 where a limit is exceeded.
+The script steps two environments in one process, and alternates between the vector and the loop. The tool of the first
+environment returns immediately, which gives the CPU time per sub-environment. The tool of the second sleeps 5 ms, which
+gives the wall time of the whole step. Each measurement is the lowest of its rounds. The exit status is 1 if a limit is
+exceeded.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from gymsdk.gym.vector import VectorEnv
 SIZES = (1, 64, 1024)
 
 SLEEP = 0.005
-"""Seconds the sleeping tool takes."""
+"""Seconds that the slow tool sleeps."""
 
-JUDGED, MOST_CPU, MOST_WALL = 64, 1.2, 0.5
-"""At so many environments, a step of the vector may take so many times the CPU and the wall clock of the loop's."""
+JUDGED_SIZE, MAX_CPU_RATIO, MAX_WALL_RATIO = 64, 1.2, 0.5
+"""The number of environments to judge, and the maximum ratio of the vector to the loop in CPU time and wall time."""
 
 ACTION = [{"type": "function_call", "name": "wait", "arguments": "{}", "call_id": "call"}]
 
-ROUNDS, FEW = 20, 3
-"""Resets and steps of each kind, and how many where there are most environments."""
+ROUNDS, FEW_ROUNDS = 20, 3
+"""Number of resets and of steps, and the smaller number for the largest vector."""
 
 Step = Callable[[], object]
 
 
-class Waiting:
-    """An environment with a tool that takes *seconds*."""
+class SleepingTool:
+    """An environment with a tool that sleeps *seconds*."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     @hookimpl
     def tasks(self, split: Literal["train"]) -> Iterator[Task]:
-        """Give a hundred tasks."""
+        """Return a hundred tasks."""
         return (Task.ask(f"{split} {number}") for number in range(100))
 
     @hookimpl
     def tools(self) -> list[Callable[..., Any]]:
-        """Give the tool."""
+        """Return the tool."""
 
         async def wait() -> str:
-            """Wait a little."""
+            """Sleep for the configured time."""
             if self.seconds:
                 await asyncio.sleep(self.seconds)
             return "waited"
@@ -61,99 +62,104 @@ class Waiting:
 
     @hookimpl
     async def verify(self) -> Verdict:
-        """Be content."""
+        """Return the full reward."""
         return Verdict(reward=1.0)
 
 
-class Spent(NamedTuple):
-    """Seconds of the wall clock, and of the CPU of all threads."""
+class Times(NamedTuple):
+    """Wall time, and CPU time of all threads, in seconds."""
 
     wall: float
     cpu: float
 
 
-def clocked(work: Step) -> Spent:
-    """Give what *work* takes."""
+def measure_call(work: Step) -> Times:
+    """Measure *work*."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+    return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def best(spent: list[Spent]) -> Spent:
-    """Give the least of each."""
-    return Spent(min(each.wall for each in spent), min(each.cpu for each in spent))
+def lowest(times: list[Times]) -> Times:
+    """Return the lowest wall time and the lowest CPU time."""
+    return Times(min(each.wall for each in times), min(each.cpu for each in times))
 
 
 class Row(NamedTuple):
-    """What a call on *size* environments takes, looped over and as one vector."""
+    """The time of one operation on *size* environments, with the loop and with the vector."""
 
-    what: str
+    label: str
     size: int
-    looped: Spent
-    vector: Spent
+    looped: Times
+    vector: Times
 
     def __str__(self) -> str:
         figures = (
             f"{1e6 * each.cpu / self.size:8.0f} us {1e3 * each.wall:9.2f} ms" for each in (self.looped, self.vector)
         )
-        return f"{self.what:<14}{self.size:>6} " + "  ".join(figures) + f"{self.cpu:8.2f} {self.wall:8.2f}"
+        return f"{self.label:<14}{self.size:>6} " + "  ".join(figures) + f"{self.cpu:8.2f} {self.wall:8.2f}"
 
     @property
     def cpu(self) -> float:
-        """How many times the loop's CPU the vector takes."""
+        """The ratio of the vector's CPU time to that of the loop."""
         return self.vector.cpu / self.looped.cpu
 
     @property
     def wall(self) -> float:
-        """How many times the loop's wall clock the vector takes."""
+        """The ratio of the vector's wall time to that of the loop."""
         return self.vector.wall / self.looped.wall
 
 
-def measured(what: str, seconds: float, size: int, rounds: int) -> Iterator[Row]:
-    """Yield the rows of `make`, of a reset and of a step, the two ways in turn."""
-    environment = Environment("waiting", Waiting(seconds))
+def measure(label: str, seconds: float, size: int, rounds: int) -> Iterator[Row]:
+    """Yield a row each for creation, reset and step; alternate between the loop and the vector."""
+    environment = Environment("waiting", SleepingTool(seconds))
     singles: list[Env] = []
-    looped = clocked(lambda: singles.extend(Env(environment) for _ in range(size)))
+    looped = measure_call(lambda: singles.extend(Env(environment) for _ in range(size)))
     vectors: list[VectorEnv] = []
-    yield Row(f"{what} make", size, looped, clocked(lambda: vectors.append(VectorEnv(environment, num_envs=size))))
+    yield Row(
+        f"{label} make", size, looped, measure_call(lambda: vectors.append(VectorEnv(environment, num_envs=size)))
+    )
     vector, actions = vectors[0], [ACTION] * size
-    # The first one finds out what tasks there are, each environment for itself.
-    resets = [in_turn(lambda: [each.reset() for each in singles], vector.reset) for _ in range(rounds + 1)][1:]
+    # Drop the first reset, in which each environment loads its task list.
+    resets = [measure_in_turn(lambda: [each.reset() for each in singles], vector.reset) for _ in range(rounds + 1)][1:]
     steps = [
-        in_turn(lambda: [each.step(ACTION) for each in singles], lambda: vector.step(actions)) for _ in range(rounds)
+        measure_in_turn(lambda: [each.step(ACTION) for each in singles], lambda: vector.step(actions))
+        for _ in range(rounds)
     ]
     for name, pairs in (("reset", resets), ("step", steps)):
-        yield Row(f"{what} {name}", size, best([one for one, _ in pairs]), best([other for _, other in pairs]))
+        yield Row(
+            f"{label} {name}", size, lowest([looped for looped, _ in pairs]), lowest([vector for _, vector in pairs])
+        )
     vector.close()
     for each in singles:
         each.close()
 
 
-def in_turn(one: Step, other: Step) -> tuple[Spent, Spent]:
-    """Give what the one takes, then what the other takes."""
-    return clocked(one), clocked(other)
+def measure_in_turn(looped: Step, vector: Step) -> tuple[Times, Times]:
+    """Measure *looped*, then *vector*."""
+    return measure_call(looped), measure_call(vector)
 
 
 def main() -> int:
-    """Print the table; 1 where a limit is exceeded."""
+    """Print the table; return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--most", type=int, choices=SIZES[SIZES.index(JUDGED) :], default=max(SIZES))
-    asked = parser.parse_args()
-    print(" " * 21 + f"{'a loop over Env':>23}  {'VectorEnv':>23}{'times':>8}")
+    parser.add_argument("--most", type=int, choices=SIZES[SIZES.index(JUDGED_SIZE) :], default=max(SIZES))
+    arguments = parser.parse_args()
+    print(" " * 21 + f"{'a loop over Env':>23}  {'VectorEnv':>23}{'ratio':>8}")
     print(f"{'':<14}{'envs':>6}" + f"{'CPU each':>12}{'wall':>12} " * 2 + f"{'CPU':>7}{'wall':>9}")
-    # What is imported on the way is not what one more costs.
-    list(measured("import", 0.0, 1, 1))
+    # Import all modules first, so that the measurements do not include import time.
+    list(measure("import", 0.0, 1, 1))
     rows: list[Row] = []
-    for size in (size for size in SIZES if size <= asked.most):
-        for what, seconds in (("idle", 0.0), ("sleeping", SLEEP)):
-            for row in measured(what, seconds, size, ROUNDS if size < max(SIZES) else FEW):
+    for size in (size for size in SIZES if size <= arguments.most):
+        for label, seconds in (("idle", 0.0), ("sleeping", SLEEP)):
+            for row in measure(label, seconds, size, ROUNDS if size < max(SIZES) else FEW_ROUNDS):
                 print(row, flush=True)
                 rows.append(row)
-    judged = {row.what: row for row in rows if row.size == JUDGED}
+    judged = {row.label: row for row in rows if row.size == JUDGED_SIZE}
     cpu, wall = judged["idle step"].cpu, judged["sleeping step"].wall
-    print(f"at {JUDGED}: CPU of an idle step {cpu:.2f} times the loop's (limit {MOST_CPU})")
-    print(f"at {JUDGED}: wall clock of a sleeping step {wall:.2f} times the loop's (limit {MOST_WALL})")
-    return int(cpu > MOST_CPU or wall > MOST_WALL)
+    print(f"at {JUDGED_SIZE}: CPU of an idle step {cpu:.2f} times that of the loop (limit {MAX_CPU_RATIO})")
+    print(f"at {JUDGED_SIZE}: wall time of a sleeping step {wall:.2f} times that of the loop (limit {MAX_WALL_RATIO})")
+    return int(cpu > MAX_CPU_RATIO or wall > MAX_WALL_RATIO)
 
 
 if __name__ == "__main__":

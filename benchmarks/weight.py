@@ -1,9 +1,9 @@
-"""The weight of an installation: what pip brings, and what the first commands cost in CPU.
+"""Measure the size of an installation and the CPU time of the first commands.
 
 usage: weight.py [WHEELS [VENV]]
 
-Installs the wheels in the folder WHEELS (by default they are built from this checkout) into a new virtual environment
-at VENV (by default a passing one). Exits with 1 where a limit is exceeded.
+The script installs the wheels in the folder WHEELS (default: builds them from this checkout) into a new virtual
+environment at VENV (default: a temporary folder). The exit status is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
-APART = {"gymnasium", "numpy", "pip", "setuptools"}
-"""Distributions that do not count: the two every user of Gymnasium has, and what a virtual environment starts with."""
+UNCOUNTED = {"gymnasium", "numpy", "pip", "setuptools"}
+"""Distributions that do not count: gymnasium and numpy, and those that every virtual environment contains."""
 
 INVENTORY = """
 import json, re
@@ -36,12 +36,12 @@ print(json.dumps({
     for one in distributions()
 }))
 """
-"""Prints the distributions of the interpreter that runs it: bytes on disk, compiled files included, and needs."""
+"""A program that prints the distributions of its interpreter: bytes on disk (with compiled files) and requirements."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measurement, with the most it may be where there is a limit."""
+    """One measurement and its limit, if it has a limit."""
 
     name: str
     value: float
@@ -49,103 +49,108 @@ class Figure:
     limit: float | None = None
 
     @property
-    def kept(self) -> bool:
-        """Whether it is within its limit."""
+    def within_limit(self) -> bool:
+        """Whether the value is within the limit."""
         return self.limit is None or self.value <= self.limit
 
     def __str__(self) -> str:
         bound = "" if self.limit is None else f" (limit {self.limit:g})"
-        return f"{self.name:<52} {self.value:8.3g} {self.unit}{bound}{'' if self.kept else '  EXCEEDED'}"
+        return f"{self.name:<52} {self.value:8.3g} {self.unit}{bound}{'' if self.within_limit else '  EXCEEDED'}"
 
 
 class Installed(TypedDict):
-    """One distribution: its bytes, and the names of what it needs."""
+    """One distribution: its size in bytes, and the names of its requirements."""
 
     size: int
     needs: list[str]
 
 
 Inventory = dict[str, Installed]
-"""What is installed, by name."""
+"""The installed distributions by name."""
 
 
 def main() -> None:
-    """Print every figure."""
+    """Print all measurements."""
     with tempfile.TemporaryDirectory() as scratch:
-        wheels = Path(sys.argv[1]) if len(sys.argv) > 1 else built(Path(scratch, "wheels"))
+        wheels = Path(sys.argv[1]) if len(sys.argv) > 1 else build_wheels(Path(scratch, "wheels"))
         home = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(scratch, "venv")
-        figures = list(measured(wheels, home))
-    print(*figures, "* gymnasium and numpy, which do not count; gymsdk itself does", sep="\n")
-    if not all(figure.kept for figure in figures):
+        figures = list(measure_installation(wheels, home))
+    print(*figures, "* without gymnasium and numpy, but with gymsdk itself", sep="\n")
+    if not all(figure.within_limit for figure in figures):
         sys.exit(1)
 
 
-def built(wheels: Path) -> Path:
+def build_wheels(wheels: Path) -> Path:
     """Build the wheels of this checkout into *wheels*."""
     projects = [ROOT, ROOT / "environments" / "math"]
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", wheels, *projects], check=True)
     return wheels
 
 
-def measured(wheels: Path, home: Path) -> Iterator[Figure]:
-    """Install gymsdk, then gym-env-math, and yield what they weigh."""
+def measure_installation(wheels: Path, home: Path) -> Iterator[Figure]:
+    """Install gymsdk, then gym-env-math, and yield the measurements."""
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
-    host = installed(python, wheels, "gymsdk")
-    counted = host.keys() - APART
+    host = install(python, wheels, "gymsdk")
+    counted = host.keys() - UNCOUNTED
     yield Figure("pip install gymsdk: distributions*", len(counted), "", 42)
     yield Figure("pip install gymsdk: MB*", megabytes(host, counted), "MB", 55)
-    yield Figure("pip install gymsdk: distributions with those", len(host.keys() - {"pip", "setuptools"}), "")
-    both = installed(python, wheels, "gym_env_math")
+    yield Figure(
+        "pip install gymsdk: distributions with gymnasium, numpy", len(host.keys() - {"pip", "setuptools"}), ""
+    )
+    both = install(python, wheels, "gym_env_math")
     added = both.keys() - host.keys()
     yield Figure("pip install gym-env-math adds: distributions", len(added), "")
     yield Figure("pip install gym-env-math adds: MB", megabytes(both, added), "MB")
-    yield Figure("... beyond math-verify and what that needs", len(added - {"gym-env-math"} - needs(both)), "", 0)
-    yield from started(python)
+    yield Figure("... other than math-verify and its requirements", len(added - {"gym-env-math"} - needs(both)), "", 0)
+    yield from measure_commands(python)
 
 
-def started(python: Path) -> Iterator[Figure]:
-    """Yield what the first commands cost."""
+def measure_commands(python: Path) -> Iterator[Figure]:
+    """Yield the CPU time of the first commands."""
     command = str(python.with_name("gymsdk"))
-    yield Figure("CPU of a bare interpreter", cpu([str(python), "-c", ""]), "s")
-    yield Figure("CPU of import gymsdk", cpu([str(python), "-c", "import gymsdk"]), "s", 0.2)
-    yield Figure("CPU of gymsdk list", cpu([command, "list"]), "s", 0.5)
-    yield Figure("CPU of gymsdk --help", cpu([command, "--help"]), "s", 0.5)
+    yield Figure("CPU of a bare interpreter", lowest_cpu([str(python), "-c", ""]), "s")
+    yield Figure("CPU of import gymsdk", lowest_cpu([str(python), "-c", "import gymsdk"]), "s", 0.2)
+    yield Figure("CPU of gymsdk list", lowest_cpu([command, "list"]), "s", 0.5)
+    yield Figure("CPU of gymsdk --help", lowest_cpu([command, "--help"]), "s", 0.5)
 
 
-def installed(python: Path, wheels: Path, name: str) -> Inventory:
-    """Install the wheel of *name* and give what is there then."""
+def install(python: Path, wheels: Path, name: str) -> Inventory:
+    """Install the wheel of *name*; return all installed distributions."""
     (wheel,) = wheels.glob(f"{name}-*.whl")
     subprocess.run([python, "-m", "pip", "install", "-qq", wheel], check=True)
-    told = subprocess.run([python, "-c", INVENTORY], check=True, capture_output=True, text=True)
-    inventory: Inventory = json.loads(told.stdout)
+    completed = subprocess.run([python, "-c", INVENTORY], check=True, capture_output=True, text=True)
+    inventory: Inventory = json.loads(completed.stdout)
     return inventory
 
 
 def megabytes(inventory: Inventory, names: set[str]) -> float:
-    """Give the megabytes (10^6 bytes) on disk of the distributions *names*."""
+    """Return the size on disk of the distributions *names*, in megabytes (10^6 bytes)."""
     return sum(inventory[name]["size"] for name in names) / 1e6
 
 
 def needs(inventory: Inventory, name: str = "math-verify") -> set[str]:
-    """Give *name* and everything it needs, of what is installed."""
+    """Return *name* and its direct and indirect requirements, as far as they are installed."""
     found: set[str] = set()
-    waiting = [name]
-    while waiting:
-        one = waiting.pop()
-        if one in inventory and one not in found:
-            found.add(one)
-            waiting += inventory[one]["needs"]
+    pending = [name]
+    while pending:
+        each = pending.pop()
+        if each in inventory and each not in found:
+            found.add(each)
+            pending += inventory[each]["needs"]
     return found
 
 
-def cpu(command: list[str], times: int = 7) -> float:
-    """Give the CPU seconds of *command*, the least of several runs: whatever else runs here only adds."""
-    return min(spent(command) for _ in range(times))
+def lowest_cpu(command: list[str], times: int = 7) -> float:
+    """Return the lowest CPU time of several runs of *command*, in seconds.
+
+    Other processes on this machine can only add CPU time, so the lowest value is the best estimate.
+    """
+    return min(measure_run(command) for _ in range(times))
 
 
-def spent(command: list[str]) -> float:
-    """Give the CPU seconds, user's and system's, of one run."""
+def measure_run(command: list[str]) -> float:
+    """Return the CPU time, user and system, of one run in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Whether the servers at some ports of this machine can be used: exit code 0, or 1 and why not.
+"""Check that the servers at the given ports of this machine are ready: exit with 0, or with 1 and the cause.
 
 usage: healthy PORT...
 
-Carries the token in the file that GYMSDK_TOKEN_FILE names. Needs nothing but Python.
+The requests send the token in the file that GYMSDK_TOKEN_FILE names. The script needs only the standard library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 
 def main(ports: list[str]) -> int:
-    """Ask each of *ports*, and give the exit code."""
+    """Check the server at each of *ports*; return the exit code."""
     if not ports:
         sys.stderr.write("usage: healthy PORT...\n")
         return 2
     for port in ports:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/readyz", headers=headers())
         try:
-            with urllib.request.urlopen(request, timeout=3):  # noqa: S310  # of http
+            with urllib.request.urlopen(request, timeout=3):  # noqa: S310  # the scheme is always http
                 pass
         except OSError as error:
             sys.stderr.write(f"port {port}: {error}\n")
@@ -31,7 +31,7 @@ def main(ports: list[str]) -> int:
 
 
 def headers() -> dict[str, str]:
-    """Give what the request carries."""
+    """Return the request headers, with the token if a token file is configured."""
     file = os.environ.get("GYMSDK_TOKEN_FILE")
     return {"Authorization": f"Bearer {Path(file).read_text().strip()}"} if file else {}
 

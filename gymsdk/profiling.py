@@ -74,27 +74,39 @@ class CpuProfile:
         context = get_log_context()
         return self.hooks.setdefault((context.server if context else "", environment, name), CpuCounter())
 
+    def get_statistics(self, server: str) -> Item:
+        """Return the calls and CPU times, in milliseconds, of the routes and hooks of *server* so far."""
+        started, started_cpu = self.started
+        routes = {
+            route: {"requests": counter.calls, "cpu_ms": _to_milliseconds(counter.cpu_seconds)}
+            for (owner, route), counter in sorted(self.routes.items())
+            if owner == server
+        }
+        hooks: dict[str, Item] = {}
+        for (owner, environment, name), counter in sorted(self.hooks.items()):
+            if owner == server:
+                hooks.setdefault(environment, {})[name.removeprefix("hook ").replace("'", "")] = {
+                    "calls": counter.calls,
+                    "cpu_ms": _to_milliseconds(counter.cpu_seconds),
+                    "workers_cpu_ms": _to_milliseconds(counter.worker_cpu_seconds),
+                }
+        return {
+            "server": server,
+            "pid": os.getpid(),
+            "seconds": round(time.time() - started, 3),
+            "process_cpu_ms": _to_milliseconds(time.process_time() - started_cpu),
+            "routes": routes,
+            "hooks": hooks,
+        }
+
 
 _profile: CpuProfile | None = None
 _active_counter: ContextVar[CpuCounter | None] = ContextVar("gymsdk_cpu_counter", default=None)
 
 
-def get_cpu_profile() -> CpuProfile | None:
-    """Return the profile of this process, or `None` if it is not profiled."""
-    return _profile
-
-
-def start_profiling() -> CpuProfile:
-    """Start to profile this process and return its profile."""
-    global _profile  # noqa: PLW0603 - CPU time is a property of the process
-    _profile = CpuProfile()
-    return _profile
-
-
-def stop_profiling() -> None:
-    """Stop to profile this process."""
-    global _profile  # noqa: PLW0603 - CPU time is a property of the process
-    _profile = None
+def is_profiling() -> bool:
+    """Return whether this process is profiled."""
+    return _profile is not None
 
 
 @contextmanager
@@ -109,6 +121,7 @@ def profile_to_directory(directory: Path | None) -> Iterator[None]:
     Raises:
         UsageError: The folder cannot be created.
     """
+    global _profile  # noqa: PLW0603 - CPU time is a property of the process
     if directory is None:
         yield
         return
@@ -117,18 +130,21 @@ def profile_to_directory(directory: Path | None) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"--profile {directory}: the folder cannot be created ({reason}); name another one") from None
-    profile = start_profiling()
+    profile = _profile = CpuProfile()
     try:
         yield
     finally:
-        _write_statistics(profile, directory)
-        stop_profiling()
+        for server in sorted({key[0] for key in (*profile.routes, *profile.hooks) if key[0]}):
+            # The process id keeps the files of nodes that share the folder apart.
+            path = directory / f"{get_file_stem(server)}.{os.getpid()}.json"
+            path.write_bytes(orjson.dumps(profile.get_statistics(server), option=orjson.OPT_INDENT_2))
+        _profile = None
 
 
 def get_statistics(server: str) -> Item:
     """Return the calls and CPU times, in milliseconds, of the routes and hooks of *server* so far."""
     assert _profile is not None, "the process is profiled"
-    return _build_statistics(_profile, server)
+    return _profile.get_statistics(server)
 
 
 def get_file_stem(server: str) -> str:
@@ -238,47 +254,6 @@ def _read_process_cpu(process: int) -> float:
         return time.clock_gettime((~process << 3) | 2)
     except OSError:
         return 0.0
-
-
-def _write_statistics(profile: CpuProfile, directory: Path) -> None:
-    # The process id keeps the files of nodes that share the folder apart.
-    for server in sorted({key[0] for key in (*profile.routes, *profile.hooks) if key[0]}):
-        path = directory / f"{get_file_stem(server)}.{os.getpid()}.json"
-        path.write_bytes(orjson.dumps(_build_statistics(profile, server), option=orjson.OPT_INDENT_2))
-
-
-def _build_statistics(profile: CpuProfile, server: str) -> Item:
-    started, started_cpu = profile.started
-    routes = {
-        route: _build_route_statistics(counter)
-        for (owner, route), counter in sorted(profile.routes.items())
-        if owner == server
-    }
-    hooks: dict[str, Item] = {}
-    for (owner, environment, name), counter in sorted(profile.hooks.items()):
-        if owner == server:
-            key = name.removeprefix("hook ").replace("'", "")
-            hooks.setdefault(environment, {})[key] = _build_hook_statistics(counter)
-    return {
-        "server": server,
-        "pid": os.getpid(),
-        "seconds": round(time.time() - started, 3),
-        "process_cpu_ms": _to_milliseconds(time.process_time() - started_cpu),
-        "routes": routes,
-        "hooks": hooks,
-    }
-
-
-def _build_route_statistics(counter: CpuCounter) -> Item:
-    return {"requests": counter.calls, "cpu_ms": _to_milliseconds(counter.cpu_seconds)}
-
-
-def _build_hook_statistics(counter: CpuCounter) -> Item:
-    return {
-        "calls": counter.calls,
-        "cpu_ms": _to_milliseconds(counter.cpu_seconds),
-        "workers_cpu_ms": _to_milliseconds(counter.worker_cpu_seconds),
-    }
 
 
 def _to_milliseconds(seconds: float) -> float:

@@ -1,21 +1,24 @@
-"""Routing of model requests among replicas: a conversation stays with one replica, and moves if that one fails."""
+"""Choice among the replicas of a server, and requests to the replicas of a model."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
 from gymsdk.errors import Failed
 from gymsdk.http import client as http
+from gymsdk.http.backoff import Backoff
 from gymsdk.responses import is_policy_item
 from gymsdk.types import Episode, Item, extract_text
 
@@ -24,8 +27,11 @@ log = logging.getLogger("gymsdk")
 STICKY_KEY: ContextVar[str | None] = ContextVar("gymsdk_sticky", default=None)
 """A key that the requests of one conversation share, if the server knows one from its client."""
 
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
-"""How long a failed replica receives no requests; the pause doubles while the replica stays down."""
+BREAKER_BACKOFF = Backoff(first=1.0, longest=30.0)
+"""How long a replica that failed receives no requests; longer each time while it stays down."""
+
+MAX_CHANGES = 1000
+"""The number of load changes that a replica keeps apart; they accumulate while the head reports no load."""
 
 UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
 """The statuses with which a proxy reports that the server behind it is down."""
@@ -43,37 +49,138 @@ IsFinalAnswer: TypeAlias = Callable[[http.HttpResponse], bool]
 
 @dataclass(slots=True)
 class Replica:
-    """One server of the model, and its availability. Times are those of `time.monotonic`.
+    """What this process knows about one server: its circuit breaker, and the work that this process began there.
+
+    All times are those of `time.monotonic`.
 
     Attributes:
-        url: The base URL.
-        pause: The current pause in seconds; 0 while the replica is up.
-        retry_at: When the pause ends.
-        is_probing: Whether a request after the pause is in progress; there is one at a time.
-        rest_until: Until when the replica asked for no requests with `Retry-After`.
+        key: The server's URL or id.
+        failures: How often in a row the server was found to be down; 0 while it is up.
+        retry_at: When one request, the probe, may find out whether the server is up again.
+        is_probing: Whether the probe is in progress.
+        rest_until: Until when the server asked for no requests with `Retry-After`.
+        last_request: The ordinal of the last request to the server among all requests of the router.
+        changes: The times when units of work, such as episodes, began (1) and ended (-1).
+        total_change: The sum of the changes.
     """
 
-    url: str
-    pause: float = 0.0
+    key: str
+    failures: int = 0
     retry_at: float = 0.0
     is_probing: bool = False
     rest_until: float = 0.0
+    last_request: int = 0
+    changes: deque[tuple[float, int]] = field(default_factory=deque)
+    total_change: int = 0
 
     @property
     def is_available(self) -> bool:
-        """Whether the replica may receive a request before all others have failed."""
-        is_up = not self.pause or (not self.is_probing and time.monotonic() >= self.retry_at)
-        return is_up and not self.rest_seconds
+        """Whether the server may receive a request before all others have failed."""
+        now = time.monotonic()
+        return now >= self.rest_until and (not self.failures or (not self.is_probing and now >= self.retry_at))
 
     @property
     def rest_seconds(self) -> float:
-        """The remaining seconds for which the replica asked for no requests."""
+        """The remaining seconds for which the server asked for no requests."""
         return max(0.0, self.rest_until - time.monotonic())
 
-    def build_url(self, path: str) -> str:
-        """Return the URL of *path* below the base URL, or beside its `/v1` if *path* begins with a slash."""
-        base = self.url.rstrip("/")
-        return f"{base.removesuffix('/v1')}{path}" if path.startswith("/") else f"{base}/{path}"
+    def mark_down(self) -> bool:
+        """Record that the server is down; return whether it was up before."""
+        was_up, now = not self.failures, time.monotonic()
+        # Until then, other requests report the same outage.
+        if now >= self.retry_at:
+            self.retry_at = now + BREAKER_BACKOFF.get_delay(self.failures)
+            self.failures += 1
+        return was_up
+
+    def mark_up(self) -> bool:
+        """Record that the server answered; return whether it was down before."""
+        was_down = bool(self.failures)
+        self.failures, self.retry_at = 0, 0.0
+        return was_down
+
+    @contextmanager
+    def probe(self) -> Iterator[None]:
+        """Make the request within this context the probe if the server is down; there is one probe at a time."""
+        is_probe = bool(self.failures)
+        self.is_probing = self.is_probing or is_probe
+        try:
+            yield
+        finally:
+            # A request that began before the server went down does not end the probe.
+            self.is_probing = self.is_probing and not is_probe
+
+    def record_change(self, change: int) -> None:
+        """Record that a unit of work began (1) or ended (-1)."""
+        self.changes.append((time.monotonic(), change))
+        self.total_change += change
+        if len(self.changes) > MAX_CHANGES:
+            _, oldest = self.changes.popleft()
+            at, next_one = self.changes.popleft()
+            self.changes.appendleft((at, oldest + next_one))
+
+    def change_since(self, moment: float) -> int:
+        """Return by how much the work has grown since *moment*, from which the server's load is known."""
+        while self.changes and self.changes[0][0] < moment:
+            self.total_change -= self.changes.popleft()[1]
+        return self.total_change
+
+
+class Router:
+    """Chooses the replica for a request: an available one, the least loaded, and always the same for one affinity."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, Replica] = {}
+        self._requests = itertools.count(1)
+
+    def __getitem__(self, key: str) -> Replica:
+        if key not in self._replicas:
+            self._replicas[key] = Replica(key)
+        return self._replicas[key]
+
+    def forget_except(self, keys: Container[str]) -> None:
+        """Forget all replicas except *keys*."""
+        self._replicas = {key: replica for key, replica in self._replicas.items() if key in keys}
+
+    def choose(
+        self,
+        loads: Mapping[str, tuple[int, ...]],
+        *,
+        affinity: str = "",
+        exclude: Container[str] = (),
+        only_available: bool = False,
+    ) -> Replica | None:
+        """Choose the replica for the next request.
+
+        If no replica is available, one that did not ask for a rest is chosen, or else any.
+
+        Args:
+            loads: The load of each replica by its key. The smallest is chosen.
+            affinity: What decides between equal loads. The order of the replicas for one affinity depends neither on
+                their availability nor on the number of replicas (rendezvous hashing), so if a replica fails, only its
+                own conversations move. Without affinity, the replica with the oldest request is chosen.
+            exclude: The replicas that were tried already.
+            only_available: Choose no replica that is not available.
+
+        Returns:
+            The replica; `None` if none is left.
+        """
+        replicas = [self[key] for key in loads]
+        candidates = [each for each in replicas if each.key not in exclude and each.is_available]
+        if not candidates and not only_available:
+            last_resort = [each for each in replicas if not each.rest_seconds] or replicas
+            candidates = [each for each in last_resort if each.key not in exclude]
+        if not candidates:
+            return None
+
+        def order(replica: Replica) -> tuple[tuple[int, ...], bytes, int]:
+            text = f"{replica.key}\0{affinity}".encode()
+            rank = blake2b(text, digest_size=8).digest() if affinity else b""
+            return loads[replica.key], rank, replica.last_request
+
+        chosen = min(candidates, key=order) if len(candidates) > 1 else candidates[0]
+        chosen.last_request = next(self._requests)
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +188,22 @@ class Call:
     """One request.
 
     Attributes:
-        path: The path; see `Replica.build_url`.
+        path: The path; see `_build_url`.
         body: The JSON body.
+        affinity: The key of the conversation.
         deadline: When to give up, as a time of the event loop's clock.
         is_final: Whether a response needs no retry regardless of its status.
     """
 
     path: str
     body: bytes
+    affinity: str
     deadline: float
     is_final: IsFinalAnswer
 
 
-class ReplicaRouter:
-    """Sends requests to the replicas of one model.
+class ReplicaClient:
+    """Sends requests to the replicas of one model: a conversation stays with one, and moves if that one fails.
 
     Args:
         urls: The replicas' base URLs.
@@ -118,7 +227,8 @@ class ReplicaRouter:
         watch: WatchAttempt | None = None,
         largest: int = http.MAX_ANSWER_BYTES,
     ) -> None:
-        self._replicas = [Replica(url) for url in urls]
+        self._loads = dict.fromkeys(urls, ())
+        self._router = Router()
         self._key = key
         self._headers = headers or {}
         self._seconds = seconds
@@ -127,7 +237,7 @@ class ReplicaRouter:
         self._max_answer_bytes = largest
 
     async def post(
-        self, path: str, body: Item, *, sticky: str, deadline: float, final: IsFinalAnswer
+        self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
     ) -> http.HttpResponse:
         """Post *body* to the conversation's replica, or to another one if that fails.
 
@@ -135,11 +245,11 @@ class ReplicaRouter:
         it retries, its `CancelledError` has a note that describes the last failed attempt.
 
         Args:
-            path: The path; see `Replica.build_url`.
+            path: The path; see `_build_url`.
             body: The JSON body.
             sticky: The key of the conversation; see `get_sticky_key`.
             deadline: When to give up, as a time of the event loop's clock.
-            final: Returns whether a response needs no retry regardless of its status.
+            is_final: Returns whether a response needs no retry regardless of its status.
 
         Returns:
             The response, with any status.
@@ -147,16 +257,17 @@ class ReplicaRouter:
         Raises:
             Failed: No replica responded.
         """
-        call, replicas = Call(path, http.encode_body(body), deadline, final), self._order_replicas(sticky)
+        call = Call(path, http.encode_body(body), sticky, deadline, is_final)
         clock = asyncio.get_running_loop().time
         result: AttemptResult | None = None
         failures = 0
         try:
-            while not _is_settled(result := await self._try_all(replicas, call), call):
+            while not _is_settled(result := await self._try_all(call), call):
                 overloaded = isinstance(result, http.HttpResponse) and result.not_started
                 if not overloaded and failures >= self._retry.times:
                     break
-                wait = self._retry.get_wait_seconds(failures) + min(replica.rest_seconds for replica in replicas)
+                rest_seconds = min(self._router[url].rest_seconds for url in self._loads)
+                wait = self._retry.get_delay(failures, rest_seconds)
                 if clock() + wait >= deadline:
                     break
                 await asyncio.sleep(wait)
@@ -171,18 +282,7 @@ class ReplicaRouter:
             raise result
         return result
 
-    def _order_replicas(self, sticky: str) -> list[Replica]:
-        """Return the replicas in the conversation's order, which does not depend on their availability.
-
-        This is rendezvous hashing: if a replica fails, only its own conversations move.
-        """
-        if len(self._replicas) == 1:
-            return self._replicas
-        return sorted(
-            self._replicas, key=lambda each: blake2b(f"{each.url}\0{sticky}".encode(), digest_size=8).digest()
-        )
-
-    async def _try_all(self, replicas: Sequence[Replica], call: Call) -> AttemptResult:
+    async def _try_all(self, call: Call) -> AttemptResult:
         """Return the first settled result, else the last response, else the last failure.
 
         A result that may be one replica's fault has the lowest priority, and counts against that replica once another
@@ -191,7 +291,13 @@ class ReplicaRouter:
         result: AttemptResult | None = None
         misrouted: AttemptResult | None = None
         suspects: list[tuple[Replica, str]] = []
-        for replica in _iter_candidates(replicas):
+        tried: set[str] = set()
+        any_available = False
+        while replica := self._router.choose(
+            self._loads, affinity=call.affinity, exclude=tried, only_available=any_available
+        ):
+            tried.add(replica.key)
+            any_available = any_available or replica.is_available
             latest = await self._try_replica(replica, call)
             if reason := _find_misrouting(latest):
                 misrouted = latest
@@ -209,19 +315,18 @@ class ReplicaRouter:
 
     async def _try_replica(self, replica: Replica, call: Call) -> AttemptResult:
         seconds_left = call.deadline - asyncio.get_running_loop().time()
-        is_probe = bool(replica.pause)
-        replica.is_probing = replica.is_probing or is_probe
+        request = http.post(
+            _build_url(replica.key, call.path),
+            call.body,
+            key=self._key,
+            headers=self._headers,
+            timeout=seconds_left,
+            retry=http.NO_RETRY,
+            max_answer_bytes=self._max_answer_bytes,
+        )
         try:
-            request = http.post(
-                replica.build_url(call.path),
-                call.body,
-                key=self._key,
-                headers=self._headers,
-                timeout=seconds_left,
-                retry=http.NO_RETRY,
-                max_answer_bytes=self._max_answer_bytes,
-            )
-            response = await (self._watch(replica.url, request) if self._watch else request)
+            with replica.probe():
+                response = await (self._watch(replica.key, request) if self._watch else request)
         except Failed as error:
             if _find_misrouting(error):
                 return error
@@ -233,10 +338,7 @@ class ReplicaRouter:
             # The last replica in a round may have had too little time to answer.
             if seconds_left > self._seconds / 2:
                 self._mark_down(replica, str(error))
-            raise http.build_timeout_error(http.get_host(replica.url), self._seconds) from error
-        finally:
-            # A request that began before the replica went down does not end the probe.
-            replica.is_probing = replica.is_probing and not is_probe
+            raise http.build_timeout_error(http.get_host(replica.key), self._seconds) from error
         self._record_response(replica, response)
         return response
 
@@ -249,19 +351,12 @@ class ReplicaRouter:
         if response.status in UNAVAILABLE_STATUSES:
             self._mark_down(replica, f"{response.host} answered {response.status}")
             return
-        if replica.pause and len(self._replicas) > 1:
-            log.warning("%s answers again and gets its conversations back", http.get_host(replica.url))
-        replica.pause = 0.0
+        if replica.mark_up() and len(self._loads) > 1:
+            log.warning("%s answers again and gets its conversations back", http.get_host(replica.key))
 
     def _mark_down(self, replica: Replica, reason: str) -> None:
-        now = time.monotonic()
-        if replica.pause and now < replica.retry_at:
-            # Another call has reported the same outage.
-            return
-        if not replica.pause and len(self._replicas) > 1:
+        if replica.mark_down() and len(self._loads) > 1:
             log.warning("%s; its conversations go to the model's other servers until it answers again", reason)
-        replica.pause = min(MAX_PAUSE_SECONDS, replica.pause * 2) or FIRST_PAUSE_SECONDS
-        replica.retry_at = now + replica.pause
 
 
 def get_sticky_key(request: Item, episode: Episode | None) -> str:
@@ -269,15 +364,10 @@ def get_sticky_key(request: Item, episode: Episode | None) -> str:
     return (episode.id if episode else "") or STICKY_KEY.get() or _get_opening_text(request)
 
 
-def _iter_candidates(replicas: Sequence[Replica]) -> Iterator[Replica]:
-    """Yield the available replicas; if there is none, the replicas that did not ask for a rest, or else all."""
-    any_available = False
-    for replica in replicas:
-        if replica.is_available:
-            any_available = True
-            yield replica
-    if not any_available:
-        yield from [replica for replica in replicas if not replica.rest_seconds] or replicas
+def _build_url(base_url: str, path: str) -> str:
+    """Return the URL of *path* below the base URL, or beside its `/v1` if *path* begins with a slash."""
+    base = base_url.rstrip("/")
+    return f"{base.removesuffix('/v1')}{path}" if path.startswith("/") else f"{base}/{path}"
 
 
 def _is_settled(result: AttemptResult, call: Call) -> bool:
@@ -305,6 +395,6 @@ def _get_opening_text(request: Item) -> str:
     """Return the text before the policy's first turn."""
     value = request.get("input")
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value or []
-    opening = takewhile(lambda item: not is_policy_item(item), items)
+    opening = itertools.takewhile(lambda item: not is_policy_item(item), items)
     lines = (f"{item.get('role')}: {extract_text(item.get('content'))}" for item in opening)
     return "\n".join([str(request.get("instructions") or ""), *lines])

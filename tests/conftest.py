@@ -1,4 +1,4 @@
-"""What the tests of the core share: policies that say what they are told, and environments made of source."""
+"""Shared fixtures: policies with fixed turns, and environments built from source text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gymsdk import Environment, Episode, Task, responses
 from gymsdk.models.scripted import ScriptedModel
 
 Said: TypeAlias = str | list[tuple[str, Any]] | list[dict[str, Any]]
-"""One turn: a reply, the calls of tools (name and arguments), or output items as they are."""
+"""One turn: a reply, tool calls (name and arguments), or complete output items."""
 
-# A shell that runs the tests in its background has them, and all they start, deaf to Ctrl-C.
+# A shell that runs the tests in the background makes the tests and their child processes ignore Ctrl-C. Undo this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -67,28 +67,28 @@ from gymsdk import *
 """
 
 
-def _items(said: Said, turn: int) -> list[dict[str, Any]]:
-    if isinstance(said, str):
-        return [responses.build_message(said, id=f"msg_{turn}")]
+def _items(content: Said, turn: int) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [responses.build_message(content, id=f"msg_{turn}")]
     return [
         each
         if isinstance(each, dict)
         else responses.build_function_call(each[0], each[1], f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
-        for number, each in enumerate(said)
+        for number, each in enumerate(content)
     ]
 
 
 @pytest.fixture
 def policy() -> Callable[..., ScriptedModel]:
-    """A policy that says its turns one after another, then the last one again; one policy for one episode."""
+    """Return a function that builds a policy with fixed turns; it repeats the last turn. Use one policy per episode."""
 
     def make(*turns: Said) -> ScriptedModel:
-        asked = 0
+        turn = 0
 
         async def choose(request: dict[str, Any], episode: Episode | None) -> list[dict[str, Any]]:
-            nonlocal asked
-            asked += 1
-            return _items(turns[min(asked, len(turns)) - 1], asked)
+            nonlocal turn
+            turn += 1
+            return _items(turns[min(turn, len(turns)) - 1], turn)
 
         return ScriptedModel("told", choose)
 
@@ -102,7 +102,7 @@ def task() -> Task:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """A module made of source, importable under its name for as long as the test runs."""
+    """Return a function that builds an importable module from source text; the test removes the module at its end."""
 
     def make(source: str, name: str = "made_here") -> ModuleType:
         module = ModuleType(name)
@@ -115,7 +115,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 @pytest.fixture
 def environment(made: Callable[..., ModuleType]) -> Callable[..., Environment]:
-    """An environment made of source, with its settings."""
+    """Return a function that builds an environment from source text and settings."""
 
     def make(source: str, /, **settings: Any) -> Environment:
         return Environment("made", made(source), settings)
@@ -125,7 +125,7 @@ def environment(made: Callable[..., ModuleType]) -> Callable[..., Environment]:
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """What code that hangs waits for: it is set when the test is over."""
+    """Return an event for code that hangs; the fixture sets the event at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -194,12 +194,12 @@ async def close(state: Memory):
 def solve(task: Sum):
     return Message(content=str(task.answer))
 """
-"""An environment for runs: additions, some of which break it, sulk (their verdict is no JSON), or hang."""
+"""An environment of additions; settings make tasks raise, return a verdict that is not JSON, or hang."""
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Installs an environment made of source (`SUMS`, if none is given), here and for the processes a test starts."""
+    """Return a function that installs an environment from source (default `SUMS`), also for child processes."""
     site, modules = tmp_path / "site", set()
 
     def install(name: str = "sums", source: str = SUMS, *, version: str = "1.0") -> Path:

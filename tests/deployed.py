@@ -1,4 +1,4 @@
-"""A deployment as a test sees it: the command line as processes of its own, and what their head says."""
+"""Run the command line in separate processes and query the head of the deployment."""
 
 from __future__ import annotations
 
@@ -17,50 +17,55 @@ from gymsdk.http import client
 
 Key = tuple[str, int, int]
 
-STARTING, ENDING = 60.0, 30.0
+START_SECONDS, STOP_SECONDS = 60.0, 30.0
 
 
 @dataclass
 class Deployed:
-    """One `gymsdk serve`: its process, and the line that it printed once it was ready."""
+    """A running `gymsdk serve`: its process and its ready message."""
 
     process: asyncio.subprocess.Process
-    told: dict[str, Any]
+    ready: dict[str, Any]
 
     @property
     def head(self) -> str:
-        return str(self.told["head"])
+        return str(self.ready["head"])
 
     def url(self, name: str) -> str:
-        return str(self.told["servers"][name]["url"])
+        return str(self.ready["servers"][name]["url"])
 
     def children(self) -> dict[str, int]:
-        """The processes of its servers, by the name of the server."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        words = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found}
-        return {each[each.index("--only") + 1]: pid for pid, each in words.items() if "--only" in each}
+        """Return the process id of each server process by server name."""
+        guards = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = [pid for guard in guards for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()]
+        arguments = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found}
+        return {each[each.index("--only") + 1]: pid for pid, each in arguments.items() if "--only" in each}
 
-    async def ended(self, number: int = signal.SIGTERM) -> int:
+    async def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), ENDING)
+        return await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
 
 
-async def started(*words: object, within: Sequence[str] = (), **more: Any) -> asyncio.subprocess.Process:
-    command = [*within, sys.executable, "-m", "gymsdk", *map(str, words)]
-    return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **more)
+async def start_command(*arguments: object, within: Sequence[str] = (), **options: Any) -> asyncio.subprocess.Process:
+    command_line = [*within, sys.executable, "-m", "gymsdk", *map(str, arguments)]
+    return await asyncio.create_subprocess_exec(
+        *command_line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options
+    )
 
 
 @asynccontextmanager
-async def serving(*words: object, within: Sequence[str] = ()) -> AsyncIterator[Deployed]:
-    """Servers that are ready; whatever became of them, they are killed when the test is over.
+async def serving(*arguments: object, within: Sequence[str] = ()) -> AsyncIterator[Deployed]:
+    """Start servers and wait until they are ready; stop or kill them on exit.
 
-    *within* are the words before the command that have it run elsewhere.
+    Args:
+        arguments: The arguments of `gymsdk serve`.
+        within: A command prefix that runs the command in another environment, such as a network namespace.
     """
-    process = await started("serve", *words, "--json", within=within)
+    process = await start_command("serve", *arguments, "--json", within=within)
     pids = {process.pid}
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), STARTING)
+        line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
         found = Deployed(process, json.loads(line))
         pids |= set(found.children().values())
         yield found
@@ -68,7 +73,7 @@ async def serving(*words: object, within: Sequence[str] = ()) -> AsyncIterator[D
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.communicate(), ENDING)
+            await asyncio.wait_for(process.communicate(), STOP_SECONDS)
         except TimeoutError:
             process.kill()
             await process.communicate()
@@ -76,41 +81,43 @@ async def serving(*words: object, within: Sequence[str] = ()) -> AsyncIterator[D
         await client.aclose()
 
 
-async def command(*words: object, within: Sequence[str] = ()) -> tuple[int, str]:
-    """The exit code of a command, and all that it said."""
+async def run_command(*arguments: object, within: Sequence[str] = ()) -> tuple[int, str]:
+    """Run a `gymsdk` command; return its exit code and its output."""
     process = await asyncio.create_subprocess_exec(
-        *[*within, sys.executable, "-m", "gymsdk", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        *[*within, sys.executable, "-m", "gymsdk", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    said, _ = await asyncio.wait_for(process.communicate(), 120)
+    output, _ = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
-async def nodes(head: str) -> dict[str, Any]:
-    """What the head says of all."""
+async def get_nodes(head: str) -> dict[str, Any]:
+    """Return the response of the head to `/nodes`."""
     answer: dict[str, Any] = (await client.get(f"{head}/nodes", retry=client.Retry(times=3))).json()
     return answer
 
 
-async def named(head: str, name: str) -> list[dict[str, Any]]:
-    """The instances of a server that answer."""
+async def list_instances(head: str, name: str) -> list[dict[str, Any]]:
+    """Return the instances of a server that respond."""
     return [
         each
-        for each in (await nodes(head))["instances"]
+        for each in (await get_nodes(head))["instances"]
         if each["name"] == name and each["status"] in {None, "success"}
     ]
 
 
-async def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Wait until something is *true*."""
+async def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait until *condition* returns true."""
     async with asyncio.timeout(seconds):
-        while not (await found if asyncio.iscoroutine(found := true()) else found):  # noqa: ASYNC110  # of anything
+        while not (await found if asyncio.iscoroutine(found := condition()) else found):  # noqa: ASYNC110  # no event to wait for
             await asyncio.sleep(0.05)
 
 
 @dataclass
 class Run:
-    """A run of rollouts by a head, its folder *out*: begun, waited for, gone on with until nothing is left."""
+    """A rollout run through a head, with output folder *out*; it can be started, awaited and resumed."""
 
     head: str
     names: tuple[str, ...]
@@ -120,22 +127,31 @@ class Run:
     concurrency: int = 8
     within: Sequence[str] = ()
 
-    async def begin(self, *more: object) -> asyncio.subprocess.Process:
-        words = ("--split", "validation", "--limit", self.tasks, "-k", self.repeats, "--concurrency", self.concurrency)
-        return await started(
+    async def begin(self, *options: object) -> asyncio.subprocess.Process:
+        arguments = (
+            "--split",
+            "validation",
+            "--limit",
+            self.tasks,
+            "-k",
+            self.repeats,
+            "--concurrency",
+            self.concurrency,
+        )
+        return await start_command(
             "rollout",
             *self.names,
             "--head",
             self.head,
-            *words,
+            *arguments,
             "--output",
             self.out,
-            *more,
+            *options,
             within=self.within,
         )
 
     async def end(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for it; what is left is all to be had by a resume."""
+        """Wait for the run; resume it until no rollout is missing. All failures must be retryable."""
         await asyncio.wait_for(process.communicate(), 120)
         for _ in range(3):
             if not self.failures() and self.count() == self.all:
@@ -154,19 +170,19 @@ class Run:
         except FileNotFoundError:
             return 0
 
-    async def reached(self, count: int) -> None:
-        await until(lambda: self.count() >= count, 60)
+    async def wait_for_rollouts(self, count: int) -> None:
+        await wait_until(lambda: self.count() >= count, 60)
 
     def failures(self) -> list[dict[str, Any]]:
         lines = map(json.loads, (self.out / "failures.jsonl").read_bytes().splitlines())
         return [{"retryable": each["gymsdk"]["retryable"], "kind": each["_ng_failure_class"]} for each in lines]
 
     def content(self) -> dict[Key, Any]:
-        """What the rollouts came to; one that counts twice is an error."""
+        """Return the reward and the output texts of each rollout; a duplicate rollout is an error."""
         found: dict[Key, Any] = {}
         for line in map(json.loads, (self.out / "rollouts.jsonl").read_bytes().splitlines()):
             key = line["agent_ref"]["name"], line["_ng_task_index"], line["_ng_rollout_index"]
             assert key not in found
-            said = [each.get("content") or each.get("name") for each in line["response"]["output"]]
-            found[key] = line["reward"], json.dumps(said)
+            texts = [each.get("content") or each.get("name") for each in line["response"]["output"]]
+            found[key] = line["reward"], json.dumps(texts)
         return found

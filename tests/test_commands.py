@@ -1,4 +1,4 @@
-"""The page of commands says what `--help` does; run as a script, this writes it: `python tests/test_commands.py`."""
+"""Compare docs/commands.md with the output of `--help`; `python tests/test_commands.py` writes the page."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ WIDTH = 100
 OPENING = """\
 # Commands
 
-What `--help` says of every command; `python tests/test_commands.py` writes this page. A setting that several of them
-read is in [configuration](configuration.md).
+This page contains the `--help` text of every command; `python tests/test_commands.py` writes the page. Settings that
+several commands share are described in [configuration](configuration.md).
 
-Exit codes: 0 where all went well; 1 where something failed while it ran; 2 where what was asked for is wrong, before
-anything has begun; 130 and 143 where Ctrl-C or SIGTERM ended it, but 0 for `gymsdk serve` once it has been ready.
+Exit codes:
 
-A command ends by itself, whatever the code of an environment has left running. Tasks that have not ended 3 seconds
-after their cancellation are named in a warning and left behind. The process waits at most 15 seconds for threads that
-are no daemons, then names them and exits. The exit code stays the same.
+- 0: The command succeeded.
+- 1: The command failed while it ran. This includes a head or a server that is not reachable, rejects the token, or does
+  not have the requested resource.
+- 2: The usage or the input is invalid, and the command started nothing.
+- 130 and 143: Ctrl-C or SIGTERM stopped the command. `gymsdk serve` exits with 0 instead if it was ready before.
 
-That a head or a server is not there, refuses the token, or does not have what is asked for is a failure of whichever
-command asks it: 1.
+A command always exits, even if the code of an environment leaves tasks or threads running. If tasks do not end within 3
+seconds after their cancellation, the command names them in a warning and abandons them. The command waits at most 15
+seconds for threads that are not daemon threads, then names them and exits. The exit code does not change.
 """
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Yield the words of each command, and its help."""
+    """Yield the command line of each command, and its help text."""
     yield from _commands(typer.main.get_command(app), "gymsdk", None)
 
 
-def _commands(command: click.Command, words: str, above: click.Context | None) -> Iterator[tuple[str, str]]:
-    here = click.Context(command, info_name=words.rsplit(maxsplit=1)[-1], parent=above, terminal_width=WIDTH)
-    yield words, "\n".join(line.rstrip() for line in command.get_help(here).splitlines())
-    for name, each in getattr(command, "commands", {}).items():
-        yield from _commands(each, f"{words} {name}", here)
+def _commands(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    context = click.Context(command, info_name=name.rsplit(maxsplit=1)[-1], parent=parent, terminal_width=WIDTH)
+    yield name, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    for child, each in getattr(command, "commands", {}).items():
+        yield from _commands(each, f"{name} {child}", context)
 
 
 def page() -> str:
-    """Give the page as it is to be."""
-    return "\n".join([OPENING, *(f"## `{words}`\n\n```text\n{told}\n```\n" for words, told in commands())])
+    """Return the text of the page."""
+    return "\n".join([OPENING, *(f"## `{name}`\n\n```text\n{help_text}\n```\n" for name, help_text in commands())])
 
 
 def _plain(text: str) -> str:
     return re.sub(r"[\s-]+", " ", text).strip()
 
 
-@pytest.mark.parametrize(("words", "told"), [*commands()], ids=lambda each: each if "\n" not in each else "")
-def test_the_page_says_what_the_help_of_a_command_does(words: str, told: str) -> None:
-    found = re.search(rf"^## `{words}`\n\n```text\n(.*?)\n```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert found, "python tests/test_commands.py writes the page"
-    # Where lines are broken depends on the versions of what breaks them.
-    assert _plain(found[1]) == _plain(told), "python tests/test_commands.py writes the page"
+@pytest.mark.parametrize(("name", "help_text"), [*commands()], ids=lambda each: each if "\n" not in each else "")
+def test_the_page_contains_the_help_of_each_command(name: str, help_text: str) -> None:
+    found = re.search(rf"^## `{name}`\n\n```text\n(.*?)\n```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, "run python tests/test_commands.py to update the page"
+    # Line breaks depend on the versions of the libraries that format the help.
+    assert _plain(found[1]) == _plain(help_text), "run python tests/test_commands.py to update the page"
 
 
-def test_the_page_has_no_command_that_is_not_there() -> None:
-    assert re.findall(r"^## `(.+)`$", PAGE.read_text(), re.MULTILINE) == [words for words, _ in commands()]
+def test_the_page_has_no_unknown_command() -> None:
+    assert re.findall(r"^## `(.+)`$", PAGE.read_text(), re.MULTILINE) == [name for name, _ in commands()]
 
 
-def test_a_process_says_the_same() -> None:
+def test_a_process_prints_the_same_help() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "gymsdk", "serve", "--help"], capture_output=True, text=True, check=True
     )

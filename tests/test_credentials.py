@@ -1,4 +1,4 @@
-"""The token's file: read once, never told, refused where it is none."""
+"""The token file: gymsdk reads the file once, never shows the token, and rejects invalid files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymsdk import UsageError, credentials
 GOOD = "0123456789abcdef"
 
 
-def test_the_url_of_a_head_is_taken_as_it_is() -> None:
+def test_the_url_of_a_head_is_unchanged() -> None:
     assert credentials.check_head_url("https://gym.test:11000/path/") == "https://gym.test:11000/path"
 
 
@@ -31,12 +31,12 @@ def file(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_token_is_the_one_line_of_its_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_is_the_single_line_of_its_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert credentials.read_token(file).get_secret_value() == GOOD
     assert caplog.text == ""
 
 
-def test_a_file_that_others_can_read_is_told_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_others_can_read_logs_a_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.chmod(0o644)
     credentials.read_token(file)
     assert f"run: chmod 600 {file}" in caplog.text
@@ -44,7 +44,7 @@ def test_a_file_that_others_can_read_is_told_of(file: Path, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("text", ["", "too-short", f"{GOOD}\n{GOOD}", f"{GOOD} {GOOD}", "é" * 20, "x" * 1025])
-def test_what_is_no_token_is_refused_and_not_repeated(file: Path, text: str) -> None:
+def test_an_invalid_token_is_rejected_and_not_shown(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match="openssl rand") as caught:
         credentials.read_token(file)
@@ -52,7 +52,7 @@ def test_what_is_no_token_is_refused_and_not_repeated(file: Path, text: str) -> 
     assert not text or text not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         credentials.read_token(tmp_path / "none.txt")
 

@@ -1,4 +1,4 @@
-"""Deadlines, and the patience of some of them."""
+"""Deadlines, and deadlines that exclude waiting time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gymsdk.deadlines import (
 )
 
 
-async def test_a_deadline_comes_nearer():
+async def test_the_remaining_time_decreases():
     deadline = Deadline(get_loop_time_after(60))
     before = deadline.get_remaining_seconds()
     await asyncio.sleep(0.02)
     assert 0 < deadline.get_remaining_seconds() < before <= 60
 
 
-async def test_a_passed_deadline_leaves_nothing():
+async def test_a_passed_deadline_has_no_remaining_time():
     assert Deadline(get_loop_time_after(-1)).get_remaining_seconds() == 0
 
 
-async def test_a_patient_deadline_does_not_count_waiting_for_what_is_bounded_itself():
+async def test_a_patient_deadline_excludes_waits_with_their_own_limit():
     deadline = Deadline(get_loop_time_after(0.2), pausable=True)
 
     async def judged():
@@ -41,7 +41,7 @@ async def test_a_patient_deadline_does_not_count_waiting_for_what_is_bounded_its
     assert deadline.get_remaining_seconds() > 0
 
 
-async def test_two_waits_at_once_move_a_deadline_once():
+async def test_two_concurrent_waits_extend_a_deadline_once():
     deadline = Deadline(get_loop_time_after(60), pausable=True)
 
     async def wait():
@@ -53,13 +53,13 @@ async def test_two_waits_at_once_move_a_deadline_once():
     assert deadline.get_remaining_seconds() == pytest.approx(60, abs=0.09)
 
 
-async def test_a_patient_deadline_still_ends_what_hangs_by_itself():
+async def test_a_patient_deadline_still_ends_other_hanging_code():
     deadline = Deadline(get_loop_time_after(0.05), pausable=True)
     with apply_deadline(deadline), pytest.raises(TimeoutError):
         await run_until_deadline(asyncio.sleep(60), deadline)
 
 
-async def test_another_deadline_counts_every_wait():
+async def test_a_normal_deadline_includes_every_wait():
     deadline = Deadline(get_loop_time_after(0.05))
 
     async def wait():
@@ -70,5 +70,5 @@ async def test_another_deadline_counts_every_wait():
         await run_until_deadline(wait(), deadline)
 
 
-async def test_outside_of_any_stage_there_is_a_long_one():
+async def test_outside_of_a_stage_the_deadline_is_long():
     assert get_deadline().get_remaining_seconds() == pytest.approx(DEFAULT_STAGE_SECONDS, abs=60)

@@ -1,4 +1,4 @@
-"""What is in `deploy/` works: the commands of its files are run as processes, the files read as their programs do."""
+"""Test the files in `deploy/`: run their commands as processes, and parse the files like the programs that use them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def composed() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composed:
-    """The services of the compose file, their words as they are for one machine."""
+    """The services of the compose file, with commands adapted to one machine."""
 
     services: dict[str, Any]
     ports: dict[str, int]
@@ -75,7 +75,7 @@ def compose() -> Composed:
 
 @pytest.fixture
 async def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Path]:
-    """The folder of a container's user: the token, and the endpoint of the policy in `env.yaml`."""
+    """Return a folder with the files of a container: the token, and the policy endpoint in `env.yaml`."""
     for variable in ("BASE_URL", "API_KEY", "MODEL"):
         monkeypatch.delenv(f"GYMSDK_{variable}", raising=False)
     (tmp_path / "token.txt").write_text(TOKEN)
@@ -90,7 +90,7 @@ async def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts processes in the folder of a container's user; each must end well when the test is over."""
+    """Return a function that starts a process in that folder; each process must exit with 0 at the end of the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(words: list[str]) -> subprocess.Popen[bytes]:
@@ -108,7 +108,7 @@ async def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     import asyncio
 
     async with asyncio.timeout(seconds):
-        while not (found := await asyncio.to_thread(true)):  # noqa: ASYNC110  # of anything
+        while not (found := await asyncio.to_thread(true)):  # noqa: ASYNC110  # no event to wait for
             await asyncio.sleep(0.2)
     return found
 
@@ -117,7 +117,7 @@ def ended(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-async def test_the_containers_make_rollouts_together(compose: Composed, secrets: Path, start: Start) -> None:
+async def test_the_containers_play_rollouts_together(compose: Composed, secrets: Path, start: Start) -> None:
     assert ended(compose.health("math")).returncode == 1
     running = {name: start(compose.command(name)) for name in compose.services}
     for name in compose.services:
@@ -127,16 +127,18 @@ async def test_the_containers_make_rollouts_together(compose: Composed, secrets:
     async with httpx.AsyncClient(headers=CARRIED, timeout=60) as client:
         line = (await client.post(f"{compose.url(11002)}/run", json=SENT)).json()
         assert (line["reward"], line["response"]["model"]) == (0.0, "policy")
-        told = (await client.get(f"{compose.url(11000)}/nodes")).text
-        assert TOKEN not in told
-        assert "sk-none" not in told
+        answer = (await client.get(f"{compose.url(11000)}/nodes")).text
+        assert TOKEN not in answer
+        assert "sk-none" not in answer
         assert (await client.get(compose.url(11001), headers={"Authorization": ""})).status_code == 401
     running["math"].kill()
-    told = await until(lambda: json.loads(found) if "missing" in (found := ended([*status, "--json"]).stdout) else None)
-    assert [each["name"] for each in told["servers"] if each["wrong"]] == ["math"]
+    answer = await until(
+        lambda: json.loads(found) if "missing" in (found := ended([*status, "--json"]).stdout) else None
+    )
+    assert [each["name"] for each in answer["servers"] if each["wrong"]] == ["math"]
 
 
-def test_a_container_of_the_compose_file_has_what_keeps_it_safe() -> None:
+def test_the_containers_of_the_compose_file_are_restricted() -> None:
     for name, service in composed()["services"].items():
         assert service["restart"] == "unless-stopped", name
         assert service["cap_drop"] == ["ALL"], name
@@ -147,49 +149,49 @@ def test_a_container_of_the_compose_file_has_what_keeps_it_safe() -> None:
         assert service["healthcheck"]["test"][2:] == ports, name
 
 
-def test_only_the_machine_itself_reaches_what_the_compose_file_publishes() -> None:
+def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
     published = [each for service in composed()["services"].values() for each in service.get("ports", [])]
     assert published == ["127.0.0.1:11000:11000"]
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Give the lines of the Dockerfile as an instruction and what it is told."""
+    """Return each instruction of the Dockerfile with its arguments."""
     text = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
 
-def told(instruction: str) -> list[str]:
+def arguments_of(instruction: str) -> list[str]:
     return [rest for word, rest in instructions() if word == instruction]
 
 
-def test_the_dockerfile_has_known_instructions_and_ends_as_a_user_who_is_not_root() -> None:
+def test_the_dockerfile_has_known_instructions_and_a_user_other_than_root() -> None:
     known = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
     assert {word for word, _ in instructions()} == known
-    assert told("USER") == ["gymsdk"]
+    assert arguments_of("USER") == ["gymsdk"]
     order = [word for word, _ in instructions()]
     assert order.index("USER") > max(at for at, word in enumerate(order) if word == "RUN")
 
 
-def test_the_dockerfile_copies_and_builds_what_is_there() -> None:
-    copied = [word for line in told("COPY") for word in shlex.split(line)[:-1] if not word.startswith("--")]
-    built = shlex.split(told("RUN")[0].partition("/wheels ")[2])
+def test_the_dockerfile_copies_and_builds_existing_files() -> None:
+    copied = [word for line in arguments_of("COPY") for word in shlex.split(line)[:-1] if not word.startswith("--")]
+    built = shlex.split(arguments_of("RUN")[0].partition("/wheels ")[2])
     assert all((ROOT / path).exists() for path in copied)
     assert built[0] == "."
     assert all((ROOT / path / "pyproject.toml").is_file() for path in built)
 
 
-async def test_what_the_dockerfile_runs_serves_and_is_found_healthy(secrets: Path, start: Start) -> None:
-    [entry], [words] = map(json.loads, told("ENTRYPOINT")), map(json.loads, told("CMD"))
+async def test_the_command_of_the_dockerfile_serves_and_is_healthy(secrets: Path, start: Start) -> None:
+    [entry], [words] = map(json.loads, arguments_of("ENTRYPOINT")), map(json.loads, arguments_of("CMD"))
     assert entry == ["gymsdk"]
     port = str(free())
     start([*GYMSDK, *words, "--model", "scripted/null", "--port", port])
-    check = json.loads(told("HEALTHCHECK")[0].partition("CMD ")[2])
+    check = json.loads(arguments_of("HEALTHCHECK")[0].partition("CMD ")[2])
     assert check == ["healthy", "11000"]
     await until(lambda: ended([*HEALTHY, port]).returncode == 0)
 
 
-def test_what_is_not_healthy_is_told_with_its_port(secrets: Path) -> None:
+def test_an_unhealthy_server_is_reported_with_its_port(secrets: Path) -> None:
     port = str(free())
     found = ended([*HEALTHY, port])
     assert (found.returncode, found.stderr[: len(port) + 7]) == (1, f"port {port}: ")
@@ -201,7 +203,7 @@ Directive: TypeAlias = "tuple[list[str], list[Directive]]"
 
 
 def directives(text: str) -> list[Directive]:
-    """Give what a configuration of nginx says: the words of each directive, and what is in its braces."""
+    """Parse an nginx configuration; return the words and the block of each directive."""
     stack: list[list[Directive]] = [[]]
     words: list[str] = []
     at = 0
@@ -223,7 +225,7 @@ def directives(text: str) -> list[Directive]:
 
 
 def within(text: str, name: str) -> Iterator[tuple[list[str], list[Directive]]]:
-    """Yield the directives called *name*, wherever they stand."""
+    """Yield the directives called *name* at any depth."""
     waiting = directives(text)
     while waiting:
         words, below = waiting.pop(0)
@@ -232,7 +234,7 @@ def within(text: str, name: str) -> Iterator[tuple[list[str], list[Directive]]]:
         waiting += below
 
 
-def test_nginx_shows_each_server_beneath_its_own_path() -> None:
+def test_nginx_serves_each_server_under_a_separate_path() -> None:
     text = (DEPLOY / "nginx.conf").read_text()
     comment = " ".join(line.strip("# \\") for line in text.splitlines() if line.startswith("#"))
     [prefix] = re.findall(r"--root-path (\S+)", comment)
@@ -242,35 +244,37 @@ def test_nginx_shows_each_server_beneath_its_own_path() -> None:
         words[0]: upstreams[below[0][0][1].removeprefix("http://")]["server"]
         for words, below in within(text, "location")
     }
-    wanted = {f"{prefix}/{name}/" if name else f"{prefix}/": [f"127.0.0.1:{port}"] for name, port in ports.items()}
-    assert shown == wanted
+    expected = {f"{prefix}/{name}/" if name else f"{prefix}/": [f"127.0.0.1:{port}"] for name, port in ports.items()}
+    assert shown == expected
 
 
-def test_nginx_gives_up_later_and_closes_sooner_than_the_servers() -> None:
+def test_nginx_has_longer_timeouts_and_shorter_keepalive_than_the_servers() -> None:
     from gymsdk.episode import Budget
     from gymsdk.servers.app import MAX_BODY_BYTES
     from gymsdk.servers.listener import KEEP_ALIVE_SECONDS
 
     text = (DEPLOY / "nginx.conf").read_text()
-    said = {name: [words[0] for words, _ in within(text, name)] for name in ("keepalive_timeout", "proxy_read_timeout")}
-    assert all(float(each.rstrip("s")) < KEEP_ALIVE_SECONDS for each in said["keepalive_timeout"])
-    assert all(float(each.rstrip("s")) > (Budget().seconds or 0) for each in said["proxy_read_timeout"])
+    timeouts = {
+        name: [words[0] for words, _ in within(text, name)] for name in ("keepalive_timeout", "proxy_read_timeout")
+    }
+    assert all(float(each.rstrip("s")) < KEEP_ALIVE_SECONDS for each in timeouts["keepalive_timeout"])
+    assert all(float(each.rstrip("s")) > (Budget().seconds or 0) for each in timeouts["proxy_read_timeout"])
     [(size, _)] = within(text, "client_max_body_size")
     assert size == [f"{MAX_BODY_BYTES // 2**20}m"]
 
 
-def test_prometheus_asks_every_server_of_the_compose_file_with_the_token() -> None:
+def test_prometheus_scrapes_every_server_of_the_compose_file_with_the_token() -> None:
     [job] = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
-    # Each address of a name is asked: docker compose up --scale math=2 has two.
-    wanted = [
+    # Prometheus scrapes each address of a name: docker compose up --scale math=2 creates two.
+    expected = [
         {"names": [name], "type": "A", "port": int(port), "refresh_interval": "10s"}
         for name, service in composed()["services"].items()
         for port in service["healthcheck"]["test"][2:]
     ]
-    assert job["dns_sd_configs"] == wanted
+    assert job["dns_sd_configs"] == expected
     assert job["authorization"]["type"] == "Bearer"
 
 
-def test_the_environment_is_not_given_a_secret_by_its_words() -> None:
+def test_the_compose_file_contains_no_secret() -> None:
     assert not re.search(r"(?i)(api_key|token|secret)\s*[:=]\s*[\"']?(sk-|[0-9a-f]{16})", json.dumps(composed()))
     assert os.access(DEPLOY / "healthy.py", os.X_OK)

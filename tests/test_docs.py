@@ -1,4 +1,4 @@
-"""The documents do what they say: every command and block of code in them is tried, every hook is there."""
+"""Test the documentation: run every command and code block, and check that every hook is documented."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 SET_UP = ("Run it", "Test it")
-"""README's headings whose commands start from nothing: `.ci/run` tries those, and what CONTRIBUTING.md has."""
+"""README headings with commands that start from an empty machine; `.ci/run` runs them, and those of CONTRIBUTING.md."""
 
 ADDRESS = "http://127.0.0.1:8000/v1"
-"""The model server of the pages; where they are tried it is one on loopback."""
+"""The URL of the model server in the pages; the tests replace it with a server on loopback."""
 
 SERVED = re.compile(r"(?<=127\.0\.0\.\d:)11\d{3}\b|(?<==)11\d{3}\b|(?<=--port )11\d{3}\b|(?<=port: )11\d{3}\b")
-"""The ports of the pages' servers; where they are tried they are any that are free."""
+"""The ports of the servers in the pages; the tests replace them with free ports."""
 
 SERVES = re.compile("gymsdk (policy )?serve |ng_run ")
-"""How a line begins whose command goes on until it is stopped; what follows in its block is tried meanwhile."""
+"""The start of a command that runs until it is stopped; the tests run the rest of the block at the same time."""
 
 FENCE = re.compile(r'^```(\w*)(?: title="?([^\s"]+)"?)?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -47,7 +47,7 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, the file it is to be, its text, the heading it stands under."""
+    """One fenced block: its language, file name, text and heading."""
 
     language: str
     title: str
@@ -68,7 +68,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class Shell:
-    """A folder to try a page in, with commands of its own on the path."""
+    """A folder in which to run the blocks of a page, with test commands on the path."""
 
     folder: Path
     variables: dict[str, str]
@@ -76,7 +76,7 @@ class Shell:
     ports: dict[str, int] = field(default_factory=lambda: defaultdict(free))
 
     async def run(self, *command: str) -> str:
-        """Give what *command* prints; it must end well."""
+        """Run *command*, which must succeed; return its output."""
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=self.folder,
@@ -94,7 +94,7 @@ class Shell:
         if block.title:
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
-            # In the files of configurations, too: those of other pages may be served at the same time.
+            # Replace ports in configuration files too, because tests of other pages may run servers at the same time.
             path.write_text(self._placed(block.text) if block.language == "yaml" else block.text)
             return
         text = self._placed(block.text)
@@ -112,7 +112,7 @@ class Shell:
         return SERVED.sub(lambda found: str(self.ports[found[0]]), text)
 
     async def serve(self, command: str) -> None:
-        """Start the servers of *command* and wait until they are ready; they run until the page has been tried."""
+        """Start the servers of *command* and wait until they are ready; they run until the end of the page."""
         port = "" if "--port" in command else f" --port {self.ports['11000']}"
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", f"exec {command}{port}"),
@@ -126,7 +126,7 @@ class Shell:
             assert line, command
 
     async def stop(self) -> None:
-        """End the servers; each must end well."""
+        """Stop the servers; each must exit with 0."""
         for process in self.serving:
             process.terminate()
             assert await process.wait() == 0
@@ -140,7 +140,7 @@ def free() -> int:
 
 @pytest.fixture
 async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
-    """An empty folder, an environment that sees what is installed here, and a model served on loopback."""
+    """Return a shell in an empty folder, with the installed packages and a model server on loopback."""
     python = environment(tmp_path / "venv")
     (tmp_path / "folder").mkdir()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GYMSDK_", "PYTEST", "VIRTUAL_ENV"))}
@@ -154,7 +154,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
 
 
 def environment(home: Path) -> Path:
-    """Give the interpreter of a new environment; pip installs into it what is at hand, and from no index."""
+    """Create a virtual environment in which pip uses local packages only, without an index; return its interpreter."""
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"
     (packages,) = home.glob("lib/python*/site-packages")
@@ -185,7 +185,7 @@ async def test_the_blocks_of_a_page_work_as_written(page: str, shell: Shell) -> 
 
 
 @pytest.mark.parametrize("heading", SET_UP)
-def test_readme_sets_up_from_nothing_in_one_command(heading: str) -> None:
+def test_readme_has_one_setup_command(heading: str) -> None:
     (found,) = (block for block in blocks("README.md") if block.heading == heading)
     assert found.language == "bash"
     assert found.text.startswith("python3 -m venv .venv && ")
@@ -193,11 +193,11 @@ def test_readme_sets_up_from_nothing_in_one_command(heading: str) -> None:
 
 
 @pytest.mark.parametrize("heading", SET_UP)
-def test_the_checks_take_those_commands_from_readme(heading: str) -> None:
+def test_the_ci_script_runs_the_commands_of_readme(heading: str) -> None:
     assert f"command_of '{heading}'" in text_of(".ci/run")
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_has_a_language() -> None:
     known = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
     assert [(page, block.heading) for page in PAGES for block in blocks(page) if block.language not in known] == []
 
@@ -222,7 +222,7 @@ def test_readme_and_the_guide_show_the_same_environment() -> None:
 
 
 def signatures() -> list[str]:
-    """Give every hook's signature as it is written."""
+    """Return the signature of every hook as in the source."""
     written = ast.parse(inspect.getsource(hooks)).body
     return [
         f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}"
@@ -232,7 +232,7 @@ def signatures() -> list[str]:
 
 
 def documented_signatures() -> list[str]:
-    """Return the signature in each section of the page of hooks whose heading is the name of that hook."""
+    """Return the signature in the section of each hook on the page of hooks."""
     return [
         f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}"
         for block in blocks("docs/hooks.md")
@@ -264,13 +264,13 @@ async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:
 
 
 NOT_OF_RUNS = {"person_left", "model_cannot_count"}
-"""Kinds that no run has."""
+"""Failure kinds that cannot occur in a run."""
 
 FAILURES = {"Failed", "Unscorable", "BudgetSpent", "WorkerLost", "Failure", "_lost"}
 
 
 def kinds() -> set[str]:
-    """Give every kind of failure that gymsdk's own code names."""
+    """Return every failure kind in the source of gymsdk."""
     found: set[str] = set()
     for path in Path(gymsdk.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
@@ -287,6 +287,6 @@ def test_every_kind_of_failure_is_documented() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_between_pages_lead_somewhere(page: str) -> None:
+def test_links_between_pages_have_targets(page: str) -> None:
     links = LINK.findall(FENCE.sub("", text_of(page)))
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []

@@ -1,4 +1,4 @@
-"""Replay of an episode from its items, as for a request without a session."""
+"""Replay an episode from its items, as for a request without a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Count(State):
 
 
 class Counting:
-    """An environment whose state records the arguments of its tools."""
+    """An environment with a state that records the arguments of its tools."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -67,27 +67,27 @@ async def test_replay_rebuilds_the_state_by_playing_the_actions_again(task):
     assert episode.transcript.items == TURNS
 
 
-async def test_replay_leaves_out_calls_that_were_not_run(task):
+async def test_replay_skips_calls_that_were_not_run(task):
     environment = Environment("counting", Counting())
     not_run = [*TURNS[:3], responses.build_function_call_output("b", '{"error":"not run: the episode is over"}')]
     assert (await environment.replay(task, not_run)).state.steps == 2
 
 
-async def test_replay_that_fails_closes_what_it_reset(task):
+async def test_a_failed_replay_closes_the_episode(task):
     plugin = Counting()
     with pytest.raises(Failed, match="hook 'step' of environment 'counting' raised ValueError: boom"):
         await Environment("counting", plugin).replay(task, [responses.build_message("boom")])
     assert plugin.closed == 1
 
 
-async def test_following_without_calls_plays_the_replies_alone(task):
+async def test_replay_without_calls_plays_only_the_replies(task):
     environment = Environment("counting", Counting())
     episode = await environment.reset(task, seed=5)
     await environment.replay_into(episode, TURNS, calls=False)
     assert (episode.state.seen, episode.done, episode.transcript.items) == (["7 reply"], True, TURNS)
 
 
-async def test_what_the_steps_pay_is_on_the_episode(environment, task):
+async def test_step_rewards_are_recorded_on_the_episode(environment, task):
     paying = environment("@hookimpl\nasync def step():\n    return Step(reward=0.25)")
     episode = await paying.reset(task)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Errors on their way between processes."""
+"""Errors that pass between processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymsdk.errors import EpisodeError, Failed, Unscorable, WorkerLost, describe
 
 
 @pytest.mark.parametrize("kind", [EpisodeError, Failed, Unscorable, WorkerLost])
-def test_an_error_of_an_episode_stays_whole_between_processes(kind: type[EpisodeError]) -> None:
+def test_an_episode_error_is_unchanged_between_processes(kind: type[EpisodeError]) -> None:
     error = kind("busy", kind="model_rate_limited", retryable=True, stage="model", retry_after=2.5)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind

@@ -28,6 +28,7 @@ HEAVY = frozenset(
         "omegaconf",
         "openai",
         "pebble",
+        "prometheus_client",
         "pydantic",
         "ray",
         "rich",

@@ -36,7 +36,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 
 class Scene:
-    """Answers in turn, the last for ever; remembers the requests."""
+    """A server that returns its responses in order, repeats the last response, and records the requests."""
 
     def __init__(self, *answers: tuple[int, str, dict[str, str]]) -> None:
         self._answers = chain(answers, repeat(answers[-1]))
@@ -66,7 +66,7 @@ async def failure(scene: Scene, **options: object) -> Failed:
     return caught.value
 
 
-async def test_an_answer_is_parsed() -> None:
+async def test_a_response_is_parsed() -> None:
     async with serving(Scene(OK).answer) as url:
         assert (await client.post(url, {"a": [1]})).json() == {"ok": True}
 
@@ -85,7 +85,7 @@ async def test_the_body_and_the_key_arrive() -> None:
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 520])
-async def test_what_may_pass_is_tried_again(status: int) -> None:
+async def test_temporary_errors_are_retried(status: int) -> None:
     scene = Scene((status, "later", {}), (status, "later", {}), OK)
     async with serving(scene.answer) as url:
         assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
@@ -104,7 +104,7 @@ async def test_what_may_pass_is_tried_again(status: int) -> None:
         (422, "model_refused"),
     ],
 )
-async def test_a_refusal_is_final(status: int, kind: str) -> None:
+async def test_a_rejected_request_is_not_retried(status: int, kind: str) -> None:
     scene = Scene((status, "no", {}))
     error = await failure(scene)
     assert (error.kind, error.retryable, len(scene.seen)) == (kind, False, 1)
@@ -116,23 +116,23 @@ async def test_retries_are_bounded() -> None:
     assert (error.kind, error.retryable, len(scene.seen)) == ("model_error", True, 1 + QUICK.times)
 
 
-async def test_a_rate_limit_has_a_kind_of_its_own() -> None:
+async def test_a_rate_limit_has_a_separate_failure_kind() -> None:
     error = await failure(Scene((429, "slow down", {})))
     assert (error.kind, error.retryable) == ("model_rate_limited", True)
 
 
-async def test_a_cut_connection_is_tried_again() -> None:
+async def test_a_closed_connection_is_retried() -> None:
     scene = Scene(CUT, CUT, OK)
     async with serving(scene.answer) as url:
         assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
 
 
-async def test_a_connection_that_is_always_cut_is_unreachable() -> None:
+async def test_a_connection_that_always_closes_is_unreachable() -> None:
     error = await failure(Scene(CUT))
     assert (error.kind, error.retryable) == ("model_unreachable", True)
 
 
-async def test_an_answer_cut_in_its_middle_is_tried_again() -> None:
+async def test_an_incomplete_response_is_retried() -> None:
     calls = 0
 
     async def half(request: web.Request) -> web.StreamResponse:
@@ -151,7 +151,7 @@ async def test_an_answer_cut_in_its_middle_is_tried_again() -> None:
         assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
 
 
-async def test_nobody_listening_is_unreachable_and_named() -> None:
+async def test_a_port_without_a_server_is_unreachable_and_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(Failed, match=f"cannot reach 127.0.0.1:{port}") as caught:
@@ -159,13 +159,13 @@ async def test_nobody_listening_is_unreachable_and_named() -> None:
     assert (caught.value.kind, caught.value.retryable) == ("model_unreachable", True)
 
 
-async def test_an_invalid_url_is_refused_immediately() -> None:
+async def test_an_invalid_url_is_rejected_immediately() -> None:
     with pytest.raises(Failed, match="not the URL") as caught:
         await client.post("ftp://somewhere/v1", {}, retry=client.Retry(times=3, first=60))
     assert not caught.value.retryable
 
 
-async def test_retry_after_is_honoured() -> None:
+async def test_retry_after_is_honored() -> None:
     loop = asyncio.get_running_loop()
     async with serving(Scene((429, "", {"Retry-After": "0.2"}), OK).answer) as url:
         start = loop.time()
@@ -178,12 +178,12 @@ def test_retry_after_may_be_a_date() -> None:
     assert client.parse_retry_after(date) == pytest.approx(59, abs=2)
 
 
-def test_a_retry_after_in_the_past_is_now() -> None:
+def test_a_retry_after_in_the_past_means_no_wait() -> None:
     assert client.parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
 @pytest.mark.parametrize("header", ["soon", "", "Wed, 99 Nov 2000", "-5", "nan", "inf"])
-async def test_a_retry_after_that_makes_no_sense_is_ignored(header: str) -> None:
+async def test_an_invalid_retry_after_is_ignored(header: str) -> None:
     async with serving(Scene((503, "", {"Retry-After": header}), OK).answer) as url:
         assert (await client.post(url, {}, retry=QUICK)).status == 200
 
@@ -194,7 +194,7 @@ async def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
     assert (error.kind, error.retry_after, len(scene.seen)) == ("model_rate_limited", 3600.0, 1)
 
 
-async def test_what_is_not_worth_retrying_has_no_time_to_retry_at() -> None:
+async def test_a_failure_without_retry_has_no_retry_time() -> None:
     assert (await failure(Scene((400, "no", {"Retry-After": "5"})))).retry_after is None
 
 
@@ -204,7 +204,7 @@ async def test_retries_do_not_outlive_the_deadline() -> None:
     assert (error.kind, len(scene.seen)) == ("model_error", 1)
 
 
-async def test_a_silent_server_is_left_at_the_deadline() -> None:
+async def test_a_request_to_a_silent_server_ends_at_the_deadline() -> None:
     async def silent(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)
         return web.Response()
@@ -215,7 +215,7 @@ async def test_a_silent_server_is_left_at_the_deadline() -> None:
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
-async def test_something_else_than_json_is_a_bad_answer() -> None:
+async def test_a_response_that_is_not_json_is_a_bad_answer() -> None:
     error = await failure(Scene((200, "<html>hello</html>", {})))
     assert (error.kind, "<html>hello" in str(error)) == ("model_bad_answer", True)
 
@@ -233,13 +233,13 @@ async def test_a_message_names_host_status_and_the_beginning_of_the_body() -> No
     assert len(str(error)) < 300
 
 
-async def test_no_message_repeats_the_key() -> None:
+async def test_no_message_contains_the_key() -> None:
     error = await failure(Scene((401, f"wrong key {KEY.get_secret_value()}", {})), key=KEY)
     assert "check the API key" in str(error)
     assert "very-secret" not in str(error)
 
 
-async def test_no_message_repeats_a_header_that_is_a_secret() -> None:
+async def test_no_message_contains_a_secret_header() -> None:
     async def echo(request: web.Request) -> web.StreamResponse:
         return web.Response(status=400, text=f"what is {request.headers['X-Team']}?")
 
@@ -250,11 +250,11 @@ async def test_no_message_repeats_a_header_that_is_a_secret() -> None:
     assert "hush" not in repr(answer.secrets)
 
 
-async def test_a_call_that_is_cancelled_closes_its_connection() -> None:
+async def test_a_cancelled_call_closes_its_connection() -> None:
     closed = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Nothing more comes after the request but the end of the connection.
+        # After the request, the client sends nothing and closes the connection.
         await reader.readuntil(b"{}")
         await reader.read()
         closed.set()
@@ -275,7 +275,7 @@ async def test_no_repr_shows_the_key() -> None:
         assert "very-secret" not in repr(await client.post(url, {}, key=KEY))
 
 
-async def test_a_redirect_is_refused_not_followed() -> None:
+async def test_a_redirect_is_rejected_not_followed() -> None:
     scene = Scene((307, "elsewhere", {"Location": "http://127.0.0.1:1/"}))
     error = await failure(scene, key=KEY)
     assert (error.kind, len(scene.seen)) == ("model_refused", 1)
@@ -289,7 +289,7 @@ async def test_cookies_are_not_kept() -> None:
     assert "Cookie" not in scene.seen[1].headers
 
 
-async def test_a_body_that_is_no_json_is_a_failure_of_its_own_call() -> None:
+async def test_a_body_that_cannot_be_json_fails_only_its_own_call() -> None:
     with pytest.raises(Failed, match="cannot be written as JSON") as caught:
         await client.post("http://127.0.0.1:1", {"text": object()})
     assert caught.value.kind == "model_bad_request"
@@ -303,13 +303,13 @@ async def test_half_a_surrogate_pair_is_sent_as_a_question_mark() -> None:
 
 
 @pytest.mark.parametrize("url", [f"http://{'a' * 300}.x/", "http://user:hush@[/", "http://a:99999999/?key=hush"])
-async def test_an_address_that_is_none_is_a_sentence_without_its_secrets(url: str) -> None:
+async def test_an_invalid_address_is_reported_without_its_secrets(url: str) -> None:
     with pytest.raises(Failed, match=r"is not the URL of a server|cannot reach") as caught:
         await client.post(url, {}, retry=client.Retry(times=0))
     assert "hush" not in str(caught.value)
 
 
-async def test_two_hundred_calls_at_once_are_all_answered() -> None:
+async def test_two_hundred_concurrent_calls_all_succeed() -> None:
     async def echo(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.05)
         return web.Response(body=await request.read())
@@ -332,7 +332,7 @@ def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecor
     assert client._sessions._resources == before
 
 
-async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:
+async def test_the_session_can_be_closed_and_reopens() -> None:
     async with serving(Scene(OK).answer) as url:
         await client.post(url, {})
         await client.aclose()
@@ -340,21 +340,28 @@ async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:
         assert (await client.post(url, {})).status == 200
 
 
-def test_waits_double_up_to_their_bound() -> None:
+def test_waits_double_up_to_the_limit() -> None:
     retry = client.Retry(first=1, longest=4)
     for attempt, longest in enumerate([1, 2, 4, 4]):
-        assert longest / 2 <= retry.get_wait_seconds(attempt) <= longest
-    assert retry.get_wait_seconds(5000) <= 4
+        assert longest / 2 <= retry.get_delay(attempt) <= longest
+    assert retry.get_delay(5000) <= 4
 
 
-async def test_what_is_to_happen_once_is_not_sent_again_whatever_the_answer() -> None:
+@pytest.mark.parametrize(("retry_after", "longest"), [(0.1, 1.1), (4.0, 6.0), (60.0, 64.0)])
+def test_a_delay_is_never_shorter_than_retry_after_and_spreads_the_clients(retry_after: float, longest: float) -> None:
+    delays = [client.Retry(first=1, longest=4).get_delay(0, retry_after) for _ in range(200)]
+    assert retry_after <= min(delays) < max(delays) <= longest
+    assert max(delays) - min(delays) > (longest - retry_after) / 2
+
+
+async def test_a_request_without_retries_is_not_repeated_after_any_response() -> None:
     scene = Scene(BUSY, OK)
     async with serving(scene.answer) as url:
         answer = await client.post(url, {}, retry=QUICK, once=True)
     assert (answer.status, len(scene.seen)) == (503, 1)
 
 
-async def test_what_is_to_happen_once_is_not_sent_again_where_it_may_have_arrived() -> None:
+async def test_a_request_without_retries_is_not_repeated_if_it_may_have_arrived() -> None:
     scene = Scene(CUT, OK)
     async with serving(scene.answer) as url:
         with pytest.raises(Failed, match="broke off its answer"):
@@ -362,7 +369,7 @@ async def test_what_is_to_happen_once_is_not_sent_again_where_it_may_have_arrive
     assert len(scene.seen) == 1
 
 
-async def test_what_is_to_happen_once_is_sent_again_where_nobody_was_there() -> None:
+async def test_a_request_without_retries_is_repeated_if_the_connection_failed() -> None:
     scene = Scene(OK)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
@@ -380,7 +387,7 @@ async def test_what_is_to_happen_once_is_sent_again_where_nobody_was_there() -> 
     assert len(scene.seen) == 1
 
 
-async def test_cookies_and_headers_of_an_answer_are_kept_and_bytes_are_sent_as_they_are() -> None:
+async def test_response_cookies_and_headers_are_kept_and_bytes_are_sent_unchanged() -> None:
     scene = Scene((200, "{}", {"Set-Cookie": 'a="b=c"; Path=/; HttpOnly', "X-Odd": "1"}))
     async with serving(scene.answer) as url:
         answer = await client.post(url, b'{"a": 1}', headers={"Cookie": "k=v"})
@@ -388,7 +395,7 @@ async def test_cookies_and_headers_of_an_answer_are_kept_and_bytes_are_sent_as_t
     assert (scene.bodies, scene.seen[0].headers["Cookie"]) == ([b'{"a": 1}'], "k=v")
 
 
-async def test_a_page_is_got_and_tried_again() -> None:
+async def test_a_get_request_is_retried() -> None:
     scene = Scene(BUSY, OK)
     async with serving(scene.answer) as url:
         assert (await client.get(url, retry=QUICK)).json() == {"ok": True}

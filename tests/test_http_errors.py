@@ -1,4 +1,4 @@
-"""Why a server gave no answer, in words for people: real sockets, and texts of real servers."""
+"""Describe why a server gave no response: real sockets, and error messages of real servers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ async def failure(url: str) -> str:
 
 
 @asynccontextmanager
-async def saying(words: bytes) -> AsyncIterator[str]:
-    """A server that sends *words* to each client, and its address."""
+async def serve_bytes(words: bytes) -> AsyncIterator[str]:
+    """Start a server that sends fixed bytes to each client; yield its address."""
 
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(16)
         writer.write(words)
         writer.close()
 
-    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_where_nothing_listens_is_said_without_the_libraries_words() -> None:
+async def test_a_refused_connection_is_described_without_the_library_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         host = f"127.0.0.1:{closed.getsockname()[1]}"
     assert await failure(f"http://{host}/v1") == f"cannot reach {host}: nothing listens there; is the server running?"
@@ -47,29 +47,29 @@ async def test_an_unresolvable_host_name_is_described() -> None:
 
 
 async def test_a_plain_http_server_asked_with_tls_is_described() -> None:
-    async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as host:
-        told = await failure(f"https://{host}/v1")
-    assert told.startswith(f"cannot reach {host}: the TLS handshake failed (")
-    assert told.endswith("write http:// if the server does not use TLS")
+    async with serve_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n") as host:
+        message = await failure(f"https://{host}/v1")
+    assert message.startswith(f"cannot reach {host}: the TLS handshake failed (")
+    assert message.endswith("write http:// if the server does not use TLS")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (b"", "the connection was closed before the response began"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "the connection was closed in the middle of the response"),
         (b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n", "the response is not HTTP; check the address, and write https://"),
     ],
 )
-async def test_an_interrupted_response_is_not_described_as_a_stopped_server(words: bytes, told: str) -> None:
-    async with saying(words) as host:
+async def test_an_interrupted_response_is_not_described_as_a_stopped_server(words: bytes, message: str) -> None:
+    async with serve_bytes(words) as host:
         found = await failure(f"http://{host}/v1")
-    assert found.startswith(f"{host} broke off its answer: {told}")
+    assert found.startswith(f"{host} broke off its answer: {message}")
     assert not re.search(r"400|<|running|ssl:", found.removeprefix(host))
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "param"),
+    ("text", "message", "param"),
     [
         ('{"error": {"message": "No such key.", "param": "top_k", "code": null}}', "No such key", "top_k"),
         ('{"object": "error", "message": "too hot", "param": null}', "too hot", None),
@@ -82,5 +82,5 @@ async def test_an_interrupted_response_is_not_described_as_a_stopped_server(word
         ("", "", None),
     ],
 )
-def test_a_refusal_is_told_in_the_servers_own_words(text: str, told: str, param: str | None) -> None:
-    assert errors.parse_refusal(text) == (told, param)
+def test_an_error_response_is_described_with_the_server_message(text: str, message: str, param: str | None) -> None:
+    assert errors.parse_refusal(text) == (message, param)

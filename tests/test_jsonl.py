@@ -29,7 +29,7 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES, padding=st.integers(0, 5000), indent=st.sampled_from([None, 1]))
-def test_what_is_written_is_read_as_it_was(value: object, padding: int, indent: int | None) -> None:
+def test_values_survive_the_round_trip(value: object, padding: int, indent: int | None) -> None:
     whole = {"padding": "x" * padding, "value": value}
     for text in (
         dump_json(whole),
@@ -44,7 +44,7 @@ def test_what_is_written_is_read_as_it_was(value: object, padding: int, indent: 
 
 @pytest.mark.parametrize("number", EDGES)
 @pytest.mark.parametrize("text", ["%s", "[%s]", "[1,%s]", '{"a":%s}', '{"a":\t%s\n}', '[0.1, "-", %s ]'])
-def test_an_integer_is_an_integer_wherever_it_stands(number: int, text: str) -> None:
+def test_an_integer_stays_an_integer_at_any_position(number: int, text: str) -> None:
     found = parse_json(text % number)
     while not isinstance(found, int):
         found = list(found.values() if isinstance(found, dict) else found)[-1]
@@ -62,18 +62,18 @@ def test_an_integer_is_an_integer_wherever_it_stands(number: int, text: str) -> 
         ("[" * 100_000 + str(10**30) + "]" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_number_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+def test_an_unreadable_number_is_rejected(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_json(text)
 
 
-def test_what_json_has_no_number_for_is_null_however_it_is_written() -> None:
+def test_non_finite_numbers_become_null() -> None:
     odd = {"nan": float("nan"), "more": [float("inf")]}
     for value in (odd, odd | {"large": 10**30}):
         assert json.loads(dump_json(value)) == {**value, "nan": None, "more": [None]}
 
 
-def test_half_a_surrogate_pair_is_read_unless_it_is_refused() -> None:
+def test_half_a_surrogate_pair_is_accepted_by_default_and_can_be_rejected() -> None:
     for text in (r'{"a": "\ud800"}', rf'{{"a": "\ud800", "b": {10**30}}}'):
         assert parse_json(text)["a"] == "\ud800"
         with pytest.raises(ValueError, match="surrogate"):
@@ -113,7 +113,7 @@ RICH = [
 
 @pytest.mark.parametrize("value", RICH, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("indent", [False, True])
-def test_a_large_integer_beside_a_value_does_not_change_how_it_is_written(value: object, indent: bool) -> None:
+def test_a_large_integer_does_not_change_the_serialization_of_other_values(value: object, indent: bool) -> None:
     alone = dump_json({"value": value}, indent=indent, default=list)
     beside = dump_json({"value": value, "large": 10**30}, indent=indent, default=list)
     assert list(json.loads(beside)["value"]) == list(json.loads(alone)["value"])
@@ -121,12 +121,12 @@ def test_a_large_integer_beside_a_value_does_not_change_how_it_is_written(value:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), Point])
-def test_what_json_cannot_hold_is_refused_beside_a_large_integer(value: object) -> None:
+def test_an_unsupported_value_next_to_a_large_integer_is_rejected(value: object) -> None:
     with pytest.raises(TypeError):
         dump_json({"value": value, "large": 10**30})
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_a_recursive_value_is_rejected() -> None:
     loop: list[object] = [10**30]
     loop.append(loop)
     with pytest.raises(ValueError, match="contains itself"):

@@ -1,4 +1,4 @@
-"""Large JSON parsed in pieces: the same values as in one pass, within the limits."""
+"""Parse large JSON in chunks: the same values as in one pass, within the limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_in_pieces(text: bytes) -> object:
 
 
 @given(value=JSON, indent=st.sampled_from([None, 1]), piece=st.sampled_from([1, 3, 16, 80]), data=st.data())
-def test_a_text_in_pieces_is_read_or_refused_like_the_whole(
+def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
     value: object, indent: int | None, piece: int, data: st.DataObject
 ) -> None:
     text = json.dumps(value, ensure_ascii=False, indent=indent).encode()
@@ -61,25 +61,25 @@ def test_a_text_in_pieces_is_read_or_refused_like_the_whole(
         b'{"x":"' + b"," * 9_000_000 + b'","y":[' + b"0," * 8_388_608 + b"0]}",
     ],
 )
-async def test_too_many_values_are_refused(text: bytes) -> None:
+async def test_too_many_values_are_rejected(text: bytes) -> None:
     with pytest.raises(TooComplex, match="too many values"):
         await loads_async(text, 8 * 2**20)
 
 
-def test_what_stands_in_strings_is_no_value() -> None:
+def test_text_inside_strings_does_not_count_as_values() -> None:
     text = json.dumps({"code": 'x = [{"a": [1, 2]}, {}]\n' * 200_000}).encode()
     assert loads(text, VALUES_PER_CONTAINER + 1) == parse_json(text)
 
 
 @pytest.mark.parametrize("size", [0, MIN_LARGE_BYTES])
-def test_what_is_nested_too_deeply_is_refused(size: int) -> None:
+def test_too_deep_nesting_is_rejected(size: int) -> None:
     padding = b'"' + b"a" * size + b'"'
     assert loads(b"[%s,%s]" % (padding, b"[" * 1000 + b"]" * 1000))
     with pytest.raises(ValueError, match=r"nested more than 1024 levels|depth limit"):
         loads(b"[%s,%s]" % (padding, b"[" * 1100 + b"]" * 1100))
 
 
-async def test_a_transcript_of_many_long_turns_is_read() -> None:
+async def test_a_transcript_with_many_long_turns_is_accepted() -> None:
     turn = {"ids": list(range(65_536)), "log_probs": [-0.5] * 65_536}
     text = json.dumps({"output": [turn] * 20}).encode()
     assert await loads_async(text) == {"output": [turn] * 20}

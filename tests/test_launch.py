@@ -1,4 +1,4 @@
-"""The servers of a launch: begun together, told of by the head, ended within a bound whatever an environment does."""
+"""Launch the servers: they start together, the head lists them, and they stop in bounded time in all cases."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gymsdk.deploy.plan import Options
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import Times
 from gymsdk.http import client as http
+from gymsdk.observability.metrics import parse_samples
 
 QUICK = Times(grace=0.2, ending=0.3)
 
@@ -38,15 +39,15 @@ LASTING = (
     """
 from contextlib import asynccontextmanager
 
-told = []
+tasks_seen = []
 
 @hookimpl
 @asynccontextmanager
 async def lifespan():
     {begins}
-    told.append(asyncio.current_task())
+    tasks_seen.append(asyncio.current_task())
     yield 1
-    told.append(asyncio.current_task())
+    tasks_seen.append(asyncio.current_task())
     {ends}
 
 """
@@ -67,12 +68,12 @@ async def _let_go() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def asking() -> AsyncIterator[httpx.AsyncClient]:
+async def http_client() -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(timeout=10) as client:
         yield client
 
 
-def free() -> int:
+def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port: int = found.getsockname()[1]
         return port
@@ -86,31 +87,31 @@ def is_free(port: int) -> bool:
         return False
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():  # noqa: ASYNC110  # what it waits for tells of itself in no event
+async def wait_until(is_so: Callable[[], object]) -> None:
+    while not is_so():  # noqa: ASYNC110  # no event to wait for
         await asyncio.sleep(0.01)
 
 
-async def test_every_server_answers_once_they_are_announced(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_every_server_responds_once_the_launch_is_ready(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     async with serve([environment(ASKED)]) as running:
-        answers = {name: (await asking.get(f"{url}/readyz")).status_code for name, url in running.urls.items()}
-        head = await asking.get(f"{running.head_url}/readyz")
+        answers = {name: (await http_client.get(f"{url}/readyz")).status_code for name, url in running.urls.items()}
+        head = await http_client.get(f"{running.head_url}/readyz")
     assert answers == dict.fromkeys(["made", "made_simple_agent", "made_environment_server", "policy_model"], 200)
     assert head.status_code == 200
 
 
-async def test_the_head_tells_of_every_server_where_it_listens(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_the_head_lists_the_address_of_every_server(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     async with serve([environment(ASKED)]) as running:
-        told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
-        instances = (await asking.get(f"{running.head_url}/server_instances")).json()
-    blocks = {each.name: told[each.name][each.kind][each.implementation] for each in running.services}
+        served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
+        instances = (await http_client.get(f"{running.head_url}/server_instances")).json()
+    blocks = {each.name: served_config[each.name][each.kind][each.implementation] for each in running.services}
     assert {name: f"http://{block['host']}:{block['port']}" for name, block in blocks.items()} == running.urls
     assert {each["process_name"]: each["status"] for each in instances} == dict.fromkeys(running.urls, "success")
-    assert told["environment_server_routes"] == {"made": "made_environment_server"}
+    assert served_config["environment_server_routes"] == {"made": "made_environment_server"}
 
 
 async def test_servers_are_called_by_name(environment: Callable[..., Environment]) -> None:
@@ -120,50 +121,50 @@ async def test_servers_are_called_by_name(environment: Callable[..., Environment
     assert answer.json()["reward"] == 0.0
 
 
-async def test_the_model_server_has_the_model_that_plays(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_the_model_server_serves_the_policy_model(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     async with serve([environment(ASKED)], model="scripted/echo") as running:
-        answer = await asking.post(f"{running.urls['policy_model']}/v1/responses", json={"input": "so it is"})
+        answer = await http_client.post(f"{running.urls['policy_model']}/v1/responses", json={"input": "so it is"})
     assert "so it is" in answer.json()["output"][0]["content"][0]["text"]
 
 
-async def test_what_the_agent_plays_is_what_the_resources_grade(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_the_agent_uses_the_environment_of_the_resources_server(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     async with serve([environment(ASKED)], model="scripted/oracle") as running:
-        played = (await asking.post(f"{running.urls['made_simple_agent']}/run", json=ROW)).json()
+        played = (await http_client.post(f"{running.urls['made_simple_agent']}/run", json=ROW)).json()
         body = {**ROW, "response": played["response"]}
-        judged = (await asking.post(f"{running.urls['made']}/verify", json=body)).json()
+        judged = (await http_client.post(f"{running.urls['made']}/verify", json=body)).json()
     assert (played["reward"], judged["reward"]) == (1.0, 1.0)
 
 
-async def test_an_environment_is_served_by_its_name_with_its_settings(asking: httpx.AsyncClient) -> None:
+async def test_an_environment_is_served_by_its_name_with_its_settings(http_client: httpx.AsyncClient) -> None:
     async with serve(["multineedle"], settings={"multineedle": {"distractors": 17}}) as running:
         assert running.environments[0].config.distractors == 17
         assert set(running.urls) > {"multineedle", "multineedle_simple_agent"}
 
 
-async def test_each_server_can_have_a_port_of_ones_choice(environment: Callable[..., Environment]) -> None:
-    head, own = free(), free()
+async def test_each_server_can_have_a_configured_port(environment: Callable[..., Environment]) -> None:
+    head, own = find_free_port(), find_free_port()
     async with serve([environment(ASKED)], options=Options(port=head, ports={"made": own})) as running:
         assert running.head_url == f"http://127.0.0.1:{head}"
         assert running.urls["made"] == f"http://127.0.0.1:{own}"
 
 
-async def test_the_ports_are_free_again_after(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_the_ports_are_free_after_the_launch(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    options = Options(port=free(), ports={"made": free()})
+    options = Options(port=find_free_port(), ports={"made": find_free_port()})
     for _ in range(2):
         async with serve([environment(ASKED)], options=options) as running:
-            assert (await asking.get(running.urls["made"])).status_code == 200
+            assert (await http_client.get(running.urls["made"])).status_code == 200
     assert is_free(options.port)
 
 
 @pytest.mark.parametrize("which", ["the head", "made"])
-async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[..., Environment], which: str) -> None:
-    free_one, made = free(), environment(lasting())
+async def test_a_port_in_use_prevents_the_start(environment: Callable[..., Environment], which: str) -> None:
+    free_one, made = find_free_port(), environment(lasting())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = (
@@ -174,19 +175,19 @@ async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[.
         with pytest.raises(UsageError, match=rf"{which} cannot listen: port {port} of 127.0.0.1 is in use; stop"):
             async with serve([made], options=options):
                 pass
-    assert made.plugin.told == []  # type: ignore[attr-defined]  # of the environment made here
+    assert made.plugin.tasks_seen == []  # type: ignore[attr-defined]  # defined by the test environment
     assert is_free(free_one)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-async def test_a_host_others_reach_is_refused(environment: Callable[..., Environment], host: str) -> None:
+async def test_a_public_host_is_rejected(environment: Callable[..., Environment], host: str) -> None:
     with pytest.raises(UsageError, match="with --insecure"):
         async with serve([environment(ASKED)], options=Options(host=host)):
             pass
 
 
 @pytest.mark.parametrize("key", ["head_server", "made"])
-async def test_a_host_others_reach_is_refused_wherever_the_configuration_names_it(
+async def test_a_public_host_is_rejected_at_every_place_in_the_configuration(
     key: str,
 ) -> None:
     block = ServerConfig(
@@ -196,130 +197,130 @@ async def test_a_host_others_reach_is_refused_wherever_the_configuration_names_i
         part=ResourcesServerConfig(environment="tool_call"),
         host="0.0.0.0" if key == "made" else None,
     )
-    head = HeadConfig(host="0.0.0.0", port=free(), given=True) if key == "head_server" else HeadConfig()
+    head = HeadConfig(host="0.0.0.0", port=find_free_port(), given=True) if key == "head_server" else HeadConfig()
     with pytest.raises(UsageError, match=r"'0\.0\.0\.0' could use these servers.*with --insecure"):
         async with serve(deployment=Deployment(servers=(block,), head=head)):
             pass
 
 
-async def test_the_head_is_told_of_at_the_address_where_the_configuration_has_it(asking: httpx.AsyncClient) -> None:
-    port = free()
+async def test_the_head_has_the_address_from_the_configuration(http_client: httpx.AsyncClient) -> None:
+    port = find_free_port()
     deployment = Deployment(head=HeadConfig(host="127.0.0.2", port=port, given=True))
     async with serve(["tool_call"], deployment=deployment) as running:
-        told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
+        served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
     assert running.head_url == f"http://127.0.0.2:{port}"
-    assert told["head_server"] == {"host": "127.0.0.2", "port": port}
+    assert served_config["head_server"] == {"host": "127.0.0.2", "port": port}
 
 
-async def test_a_model_that_knows_the_answers_has_to_be_told_of_whose() -> None:
+async def test_the_oracle_model_requires_environments() -> None:
     options = Options(role="model", head="http://127.0.0.1:9")
     with pytest.raises(UsageError, match="name them, as in gymsdk serve math --role model"):
         async with serve(model="scripted/oracle", options=options):
             pass
 
 
-async def test_a_node_for_the_model_alone_has_to_be_told_which() -> None:
+async def test_a_model_node_requires_a_model() -> None:
     options = Options(role="model", head="http://127.0.0.1:9", ports={"policy_model": 9})
     with pytest.raises(UsageError, match="--role model has no model to serve; add one with --model"):
         async with serve(["math"], options=options):
             pass
 
 
-async def test_a_host_others_reach_is_served_where_that_is_said(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_a_public_host_is_accepted_with_insecure(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     async with serve([environment(ASKED)], options=Options(host="0.0.0.0", insecure=True)) as running:
         seen = running.head_url.replace("127.0.0.1", "localhost")
-        told = yaml.safe_load((await asking.get(f"{seen}/global_config_dict_yaml")).json())
-        instances = (await asking.get(f"{seen}/server_instances")).json()
-    assert told["made"]["resources_servers"]["made"]["host"] == "localhost"
+        served_config = yaml.safe_load((await http_client.get(f"{seen}/global_config_dict_yaml")).json())
+        instances = (await http_client.get(f"{seen}/server_instances")).json()
+    assert served_config["made"]["resources_servers"]["made"]["host"] == "localhost"
     assert {each["status"] for each in instances} == {"success"}
 
 
 @pytest.mark.parametrize("host", ["localhost", "::1"])
 async def test_loopback_has_other_names(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient, host: str
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient, host: str
 ) -> None:
     async with serve([environment(ASKED)], options=Options(host=host)) as running:
-        told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
-        assert (await asking.get(running.urls["made"])).status_code == 200
-    assert told["made"]["resources_servers"]["made"]["host"] == host
+        served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
+        assert (await http_client.get(running.urls["made"])).status_code == 200
+    assert served_config["made"]["resources_servers"]["made"]["host"] == host
 
 
-async def test_an_address_of_no_machine_here_is_told_of(environment: Callable[..., Environment]) -> None:
+async def test_an_address_of_another_machine_is_reported(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
         async with serve([environment(ASKED)], options=Options(host="192.0.2.1", insecure=True)):
             pass
 
 
 @pytest.mark.parametrize("name", ["policy_model", "head_server"])
-async def test_a_name_that_the_configuration_needs_is_refused(made: Callable[..., ModuleType], name: str) -> None:
+async def test_a_reserved_server_name_is_rejected(made: Callable[..., ModuleType], name: str) -> None:
     with pytest.raises(UsageError, match=f"two servers would be named '{name}'"):
         async with serve([Environment(name, made(ASKED))]):
             pass
 
 
-async def test_two_environments_of_one_name_are_refused(environment: Callable[..., Environment]) -> None:
+async def test_two_environments_with_one_name_are_rejected(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match="two servers would be named 'made'; leave out one"):
         async with serve([environment(ASKED), environment(ASKED)]):
             pass
 
 
-async def test_a_port_for_no_server_is_refused(environment: Callable[..., Environment]) -> None:
+async def test_a_port_for_an_unknown_server_is_rejected(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match="no server 'maed' to give a port; did you mean 'made'"):
         async with serve([environment(ASKED)], options=Options(ports={"maed": 1})):
             pass
 
 
-async def test_a_lifespan_begins_and_ends_in_one_task(environment: Callable[..., Environment]) -> None:
+async def test_a_lifespan_starts_and_ends_in_one_task(environment: Callable[..., Environment]) -> None:
     made = environment(lasting())
     async with serve([made]):
         pass
-    began, ended = made.plugin.told  # type: ignore[attr-defined]  # of the environment made here
+    began, ended = made.plugin.tasks_seen  # type: ignore[attr-defined]  # defined by the test environment
     assert began is ended
 
 
-async def test_the_context_may_be_left_in_another_task(environment: Callable[..., Environment]) -> None:
+async def test_the_context_may_exit_in_another_task(environment: Callable[..., Environment]) -> None:
     context = serve([environment(lasting("await asyncio.timeout(60).__aenter__()"))])
     running = await asyncio.create_task(context.__aenter__())
     await asyncio.create_task(context.__aexit__(None, None, None))
     assert is_free(running.services[0].port)
 
 
-async def test_an_environment_that_hangs_as_it_begins_is_named(environment: Callable[..., Environment]) -> None:
-    options = Options(port=free(), times=QUICK.model_copy(update={"starting": 0.2}))
+async def test_an_environment_that_hangs_at_start_is_named(environment: Callable[..., Environment]) -> None:
+    options = Options(port=find_free_port(), times=QUICK.model_copy(update={"starting": 0.2}))
     with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not start within 0\.2 seconds"):
         async with serve([environment(lasting("await asyncio.sleep(60)"))], options=options):
             pass
     assert is_free(options.port)
 
 
-async def test_the_head_says_that_they_are_starting(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_the_head_reports_servers_that_are_starting(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    options = Options(port=free(), times=QUICK)
+    options = Options(port=find_free_port(), times=QUICK)
     context = serve([environment(lasting("await asyncio.sleep(60)"))], options=options)
     opening = asyncio.create_task(context.__aenter__())
-    await until(lambda: not is_free(options.port))
-    answer = await asking.get(f"http://127.0.0.1:{options.port}/readyz")
+    await wait_until(lambda: not is_free(options.port))
+    answer = await http_client.get(f"http://127.0.0.1:{options.port}/readyz")
     opening.cancel()
     await asyncio.wait({opening})
     assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
     assert is_free(options.port)
 
 
-async def test_an_environment_that_breaks_as_it_begins_ends_all(environment: Callable[..., Environment]) -> None:
-    options = Options(port=free(), times=QUICK)
+async def test_an_environment_that_fails_at_start_stops_all_servers(environment: Callable[..., Environment]) -> None:
+    options = Options(port=find_free_port(), times=QUICK)
     with pytest.raises(BrokenEnvironment, match="environment 'made': hook 'lifespan' raised RuntimeError: no engine"):
         async with serve([environment(lasting("raise RuntimeError('no engine')"))], options=options):
             pass
     assert is_free(options.port)
 
 
-async def test_an_environment_that_hangs_as_it_ends_is_left_behind_and_named(
+async def test_an_environment_that_hangs_at_stop_is_abandoned_and_named(
     environment: Callable[..., Environment], caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = Options(port=free(), times=QUICK)
+    options = Options(port=find_free_port(), times=QUICK)
     async with serve([environment(lasting(ends="await asyncio.sleep(60)"))], options=options):
         pass
     assert "the lifespan of environment 'made' did not end within 0.3 seconds; it is left behind" in caplog.text
@@ -340,41 +341,41 @@ async def close():
 """ + ASKED.replace("    return Verdict", "    grading.append(1)\n    await asyncio.sleep({pause})\n    return Verdict")
 
 
-async def cut_short(made: Environment, asking: httpx.AsyncClient) -> httpx.Response:
-    """Give the answer of an episode under way when the servers end."""
+async def cut_short(made: Environment, http_client: httpx.AsyncClient) -> httpx.Response:
+    """Return the response for an episode that is running when the servers stop."""
     async with serve([made], options=Options(times=QUICK)) as running:
         agent = running.urls["made_simple_agent"]
-        playing = asyncio.create_task(asking.post(f"{agent}/run", json=ROW))
-        await until(lambda: made.plugin.grading)
+        playing = asyncio.create_task(http_client.post(f"{agent}/run", json=ROW))
+        await wait_until(lambda: made.plugin.grading)
     return await playing
 
 
-async def test_an_episode_under_way_is_played_to_its_end(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_a_running_episode_is_completed_before_the_stop(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    answer = await cut_short(environment(SLOW.format(pause=0.1)), asking)
+    answer = await cut_short(environment(SLOW.format(pause=0.1)), http_client)
     assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
 
 
 async def test_an_episode_that_takes_too_long_is_cancelled_and_closed(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = environment(SLOW.format(pause=60))
-    answer = await cut_short(made, asking)
+    answer = await cut_short(made, http_client)
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
-    assert made.plugin.closed == [1]  # type: ignore[attr-defined]  # of the environment made here
+    assert made.plugin.closed == [1]  # type: ignore[attr-defined]  # defined by the test environment
     assert "Traceback" not in caplog.text
 
 
-async def test_sessions_that_are_open_are_closed(
-    environment: Callable[..., Environment], asking: httpx.AsyncClient
+async def test_open_sessions_are_closed_at_stop(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
     made = environment(SLOW.format(pause=0))
     async with serve([made]) as running:
         for _ in range(3):
-            asking.cookies.clear()
-            await asking.post(f"{running.urls['made']}/seed_session", json=ROW)
-        told = (await asking.get(f"{running.urls['made']}/metrics")).text
-    assert 'gymsdk_sessions_open{server="made"} 3' in told
-    assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # of the environment made here
+            http_client.cookies.clear()
+            await http_client.post(f"{running.urls['made']}/seed_session", json=ROW)
+        metrics = (await http_client.get(f"{running.urls['made']}/metrics")).text
+    assert ("sessions_open", {"server": "made"}, 3.0) in parse_samples(metrics)
+    assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # defined by the test environment

@@ -58,6 +58,7 @@ THIRD_PARTIES = {
     "openai": {"models.openai"},
     "orjson": {"*"},
     "pluggy": {"plugins"},
+    "prometheus_client": {"observability.metrics"},
     "pydantic": {"*"},
     "pydantic_core": {"*"},
     "pytest": {"checks.pytest_plugin"},

@@ -38,7 +38,7 @@ def rollouts(tasks: list[list[float]], answers: list[list[str | None]] | None = 
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8))
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_one(rewards):
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_answer(rewards):
     subsets = [list(combinations(rewards, k)) for k in range(1, len(rewards) + 1)]
     assert compute_pass_curve(rewards) == pytest.approx([statistics.fmean(map(max, each)) for each in subsets])
 
@@ -55,7 +55,7 @@ def test_pass_at_k_is_in_percent_and_skips_tasks_with_fewer_rollouts():
     assert "pass@4/accuracy" not in figures
 
 
-def test_the_average_of_k_takes_what_a_shorter_task_has():
+def test_the_average_of_k_uses_all_rollouts_of_a_shorter_task():
     figures = aggregate(rollouts([[1, 0, 1], [0, 1], [1]]))
     assert figures["pass@1[avg-of-1]/accuracy"] == pytest.approx(100 * 2 / 3)
     assert figures["pass@1[avg-of-2]/accuracy"] == pytest.approx(100 * (0.5 + 0.5 + 1) / 3)
@@ -63,7 +63,7 @@ def test_the_average_of_k_takes_what_a_shorter_task_has():
 
 
 @given(REWARDS)
-def test_the_deviation_across_runs_is_that_of_the_runs_means(tasks):
+def test_the_deviation_across_runs_is_the_deviation_of_the_run_means(tasks):
     found = rollouts(tasks)
     figures, means = aggregate(found), average_by_run(group_by_task(found), "accuracy")
     for k in range(2, len(means) + 1):
@@ -73,11 +73,11 @@ def test_the_deviation_across_runs_is_that_of_the_runs_means(tasks):
         assert figures[f"pass@1[avg-of-{k}]/accuracy/std_err_across_runs"] == pytest.approx(error, abs=1e-9)
 
 
-def test_a_run_is_the_mean_over_every_tasks_rollout_of_that_rank():
+def test_a_run_mean_uses_the_rollout_of_one_index_from_every_task():
     assert average_by_run(group_by_task(rollouts([[1, 0], [0, 0], [1]])), "accuracy") == pytest.approx([200 / 3, 0])
 
 
-def test_one_rollout_has_figures_but_no_deviation():
+def test_one_rollout_has_metrics_but_no_deviation():
     figures = aggregate(rollouts([[0.5]]))
     assert figures == {
         "mean/reward": 0.5,
@@ -91,7 +91,7 @@ def test_one_rollout_has_figures_but_no_deviation():
     }
 
 
-def test_no_rollouts_have_no_figures():
+def test_no_rollouts_have_no_metrics():
     assert aggregate([]) == {}
     assert summarize_tasks([]) == []
     assert stderr([]) == 0.0
@@ -107,7 +107,7 @@ def test_majority_is_the_mean_score_of_the_most_frequent_votes(votes):
         assert found == pytest.approx(statistics.fmean(tied) if tied else 0.0)
 
 
-def test_majority_by_hand_over_tasks_of_different_length():
+def test_majority_over_tasks_with_different_numbers_of_rollouts():
     answers = [["x", "y", "y"], [None, "z"], [None]]
     figures = aggregate(rollouts([[1, 0, 0], [0, 1], [0]], answers), answers=True)
     assert figures["majority@1/accuracy"] == pytest.approx(100 * (1 + 0 + 0) / 3)
@@ -115,7 +115,7 @@ def test_majority_by_hand_over_tasks_of_different_length():
     assert figures["majority@3/accuracy"] == pytest.approx(100 * (0 + 1 + 0) / 3)
 
 
-def test_without_any_answer_majority_is_zero_and_no_answer_is_whole():
+def test_without_any_answer_majority_is_zero_and_the_no_answer_rate_is_one():
     figures = aggregate(rollouts([[1, 1], [0, 1]]), answers=True)
     assert figures["majority@2/accuracy"] == 0
     assert figures["pass@1/no_answer"] == 100
@@ -126,7 +126,7 @@ def test_without_an_answer_key_there_is_no_majority():
     assert not [name for name in aggregate(rollouts([[1, 0]])) if "majority" in name or "no_answer" in name]
 
 
-def test_a_field_can_be_a_score_and_tasks_without_it_are_left_out():
+def test_a_field_can_be_a_score_and_tasks_without_the_field_are_excluded():
     found = [
         ScoredRollout(0, 0, 1.0, {"library_reward": 0.0}),
         ScoredRollout(0, 1, 1.0, {"library_reward": 1.0}),
@@ -143,7 +143,7 @@ def test_the_order_of_arrival_does_not_matter():
     assert aggregate(found[::-1], answers=True) == aggregate(found, answers=True)
 
 
-def test_the_spread_of_a_field_leaves_out_what_is_missing_or_not_finite():
+def test_field_statistics_exclude_missing_and_non_finite_values():
     found = [
         ScoredRollout(0, 0, 1.0, {"tokens": 3, "loss": math.nan}),
         ScoredRollout(0, 1, 0.0, {"tokens": 5}),
@@ -155,7 +155,7 @@ def test_the_spread_of_a_field_leaves_out_what_is_missing_or_not_finite():
     assert not [name for name in figures if name.endswith("/loss")]
 
 
-def test_truth_values_are_numbers_and_words_are_not():
+def test_booleans_are_numbers_and_texts_are_not():
     found = select_numbers({"accuracy": True, "set_overlap": 0.5, "parsed": [1], "label": "Hot", "judge": None})
     assert found == {"accuracy": 1, "set_overlap": 0.5}
     assert found["accuracy"] is not True
@@ -166,7 +166,7 @@ def test_the_standard_error_of_single_rollouts_is_the_plain_one():
     assert stderr(rollouts([[reward] for reward in rewards])) == pytest.approx(statistics.stdev(rewards) / 2)
 
 
-def test_the_standard_error_of_repeats_is_that_of_the_tasks_means():
+def test_the_standard_error_of_repeats_uses_the_task_means():
     tasks = [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     means = list(map(statistics.fmean, tasks))
     assert stderr(rollouts(tasks)) == pytest.approx(statistics.stdev(means) / math.sqrt(3))
@@ -180,7 +180,7 @@ def test_one_task_has_the_standard_error_of_its_repeats():
     assert stderr(rollouts([[1.0, 0.0, 1.0, 0.0]])) == pytest.approx(statistics.stdev([1, 0, 1, 0]) / 2)
 
 
-def test_a_row_is_read_with_its_usage_and_its_answer():
+def test_a_line_is_parsed_with_its_usage_and_answer():
     row = {
         "_ng_task_index": 3,
         "_ng_rollout_index": 1,
@@ -194,18 +194,18 @@ def test_a_row_is_read_with_its_usage_and_its_answer():
     assert parse_scored_rollout(row, answer_key="extracted_answer") == expected
 
 
-def test_a_row_without_usage_or_index_is_the_first_task():
+def test_a_line_without_usage_or_index_belongs_to_the_first_task():
     assert parse_scored_rollout({"reward": 0.5, "response": {"usage": None}}) == ScoredRollout(0, 0, 0.5)
 
 
-def test_an_answer_that_is_no_text_can_still_be_voted_on():
+def test_an_answer_that_is_not_text_can_be_voted_on():
     assert (
         parse_scored_rollout({"reward": 1.0, "answer": {"b": 1, "a": [2]}}, answer_key="answer").answer
         == '{"a": [2], "b": 1}'
     )
 
 
-def test_groups_tell_each_task_with_its_rollouts_and_what_is_missing():
+def test_groups_list_the_rollouts_of_each_task_and_the_missing_rollouts():
     found = [ScoredRollout(7, 2, 1.0, {"tokens": 4}), ScoredRollout(7, 0, 0.0, {"tokens": 2}), ScoredRollout(9, 0, 0.5)]
     first, second = summarize_tasks(
         found, expected=4, samples={7: {"id": 1, "_ng_task_index": 7, "_ng_rollout_index": 0}}
@@ -222,19 +222,19 @@ def test_groups_tell_each_task_with_its_rollouts_and_what_is_missing():
     assert "sample" not in second
 
 
-def test_groups_expect_what_is_there_where_nobody_says():
+def test_groups_expect_the_existing_rollouts_by_default():
     (entry,) = summarize_tasks([ScoredRollout(0, 0, 1.0), ScoredRollout(0, 1, 1.0)])
     assert (entry["expected_num_rollouts"], entry["missing_num_rollouts"]) == (2, 0)
     assert entry["reward_profile_completion_pct"] == 100
 
 
-def test_more_rollouts_than_expected_leave_none_missing():
+def test_more_rollouts_than_expected_have_none_missing():
     (entry,) = summarize_tasks([ScoredRollout(0, repeat, 1.0) for repeat in range(3)], expected=2)
     assert (entry["missing_num_rollouts"], entry["reward_profile_completion_pct"]) == (0, 100)
 
 
 @pytest.mark.parametrize("shape", [(1, 20_000), (2_500, 8), (20_000, 1)])
-def test_the_work_grows_with_the_rollouts_not_with_their_square(shape):
+def test_the_computation_takes_linear_time(shape):
     tasks, repeats = shape
     found = [
         ScoredRollout(task, repeat, float((task + repeat) % 3 == 0), {"tokens": repeat}, answer=str(repeat % 5))
@@ -243,12 +243,12 @@ def test_the_work_grows_with_the_rollouts_not_with_their_square(shape):
     ]
     started = time.process_time()
     figures = aggregate(found, answers=True)
-    # Quadratic work would be minutes.
+    # A quadratic algorithm would take minutes.
     assert time.process_time() - started < 10
     assert figures[f"pass@{repeats}/accuracy"] > 0
 
 
-def test_one_long_task_among_many_short_ones_stays_cheap():
+def test_one_long_task_among_many_short_tasks_is_fast():
     found = [ScoredRollout(0, repeat, 1.0) for repeat in range(10_000)] + [
         ScoredRollout(task, 0, 0.0) for task in range(1, 10_001)
     ]
@@ -257,5 +257,5 @@ def test_one_long_task_among_many_short_ones_stays_cheap():
     assert figures["pass@10000/accuracy"] == 100
 
 
-def test_an_integer_beyond_a_floats_range_is_no_figure():
+def test_an_integer_outside_the_float_range_is_ignored():
     assert select_numbers({"huge": 10**400, "large": 2**70, "flag": True}) == {"large": 2**70, "flag": 1}

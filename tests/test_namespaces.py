@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own, as on machines of their own: a cable is pulled, and nobody says goodbye."""
+"""Nodes in separate network namespaces, like separate machines: a network link fails without notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployed import Deployed, Run, command, serving, until
+from deployed import Deployed, Run, run_command, serving, wait_until
 
 from gymsdk.servers.reports import LEASE_SECONDS
 
@@ -24,7 +24,7 @@ HEAD = "http://10.77.0.1:11000"
 
 @dataclass
 class Network:
-    """Namespaces that a bridge in one more connects; each has the address 10.77.0.N."""
+    """Network namespaces with the addresses 10.77.0.N, connected by a bridge in another namespace."""
 
     name: str
 
@@ -32,16 +32,16 @@ class Network:
         return ("ip", "netns", "exec", f"{self.name}-{number}")
 
     def link(self, number: int, state: str) -> None:
-        """Pull the cable of one, *state* `down`, or put it back, `up`."""
+        """Set the link of namespace *number* to *state*, `down` or `up`."""
         ip("-n", f"{self.name}-hub", "link", "set", f"to{number}", state)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @contextmanager
-def networked(*numbers: int) -> Iterator[Network]:
+def create_network(*numbers: int) -> Iterator[Network]:
     found = Network(f"gymsdk{os.getpid()}")
     hub = f"{found.name}-hub"
     names = [hub]
@@ -67,9 +67,9 @@ def networked(*numbers: int) -> Iterator[Network]:
 @pytest.fixture
 def network() -> Iterator[Network]:
     if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces are made by root, with ip")
+        pytest.skip("network namespaces need root and the ip command")
     try:
-        with networked(COORDINATOR, FIRST, SECOND, CLIENT) as found:
+        with create_network(COORDINATOR, FIRST, SECOND, CLIENT) as found:
             yield found
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
@@ -77,7 +77,7 @@ def network() -> Iterator[Network]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_a_machine_whose_cable_is_pulled_is_gone_in_15_seconds_and_back_with_the_cable(
+async def test_a_node_without_network_is_removed_in_15_seconds_and_returns_with_the_network(
     network: Network, tmp_path: Path
 ) -> None:
     (token := tmp_path / "token").write_text("0123456789abcdef" * 2)
@@ -85,44 +85,44 @@ async def test_a_machine_whose_cable_is_pulled_is_gone_in_15_seconds_and_back_wi
     client = (*network.within(CLIENT), "env", f"GYMSDK_TOKEN_FILE={token}")
 
     async def status() -> tuple[int, dict[str, Any]]:
-        code, said = await command("status", "--json", "--head", HEAD, within=client)
-        return code, json.loads(said)
+        code, output = await run_command("status", "--json", "--head", HEAD, within=client)
+        return code, json.loads(output)
 
-    async def places(name: str) -> list[str]:
+    async def get_hosts(name: str) -> list[str]:
         return sorted(each["url"].rpartition(":")[0] for each in (await status())[1]["servers"] if each["name"] == name)
 
-    async def are(*wanted: int) -> bool:
-        return await places("math") == [f"http://10.77.0.{number}" for number in wanted]
+    async def is_registered_at(*expected: int) -> bool:
+        return await get_hosts("math") == [f"http://10.77.0.{number}" for number in expected]
 
     async with AsyncExitStack() as stack:
 
-        async def begun(number: int, *words: object) -> Deployed:
-            more = ("--host", "0.0.0.0", "--token-file", token)
-            return await stack.enter_async_context(serving(*words, *more, within=network.within(number)))
+        async def start_node(number: int, *arguments: object) -> Deployed:
+            options = ("--host", "0.0.0.0", "--token-file", token)
+            return await stack.enter_async_context(serving(*arguments, *options, within=network.within(number)))
 
-        await begun(COORDINATOR, "--role", "head", "--port", 11000)
-        await begun(COORDINATOR, "math", "--role", "model", "--model", "scripted/oracle:0.7", "--head", HEAD)
-        first = await begun(FIRST, "math", "--role", "resources", "--head", HEAD)
-        # Who listens at every address is told of by the one that its word comes from.
-        assert first.told["servers"]["math"]
-        await until(lambda: are(FIRST))
-        calm, run = (Run(HEAD, ("math",), tmp_path / name, 60, 5, within=client) for name in ("calm", "run"))
-        await calm.end(await calm.begin())
+        await start_node(COORDINATOR, "--role", "head", "--port", 11000)
+        await start_node(COORDINATOR, "math", "--role", "model", "--model", "scripted/oracle:0.7", "--head", HEAD)
+        first = await start_node(FIRST, "math", "--role", "resources", "--head", HEAD)
+        # A server that listens on all addresses is registered with the source address of its registration.
+        assert first.ready["servers"]["math"]
+        await wait_until(lambda: is_registered_at(FIRST))
+        undisturbed, run = (Run(HEAD, ("math",), tmp_path / name, 60, 5, within=client) for name in ("calm", "run"))
+        await undisturbed.end(await undisturbed.begin())
         assert (await status())[0] == 0
 
-        await begun(SECOND, "math", "--role", "resources", "--head", HEAD)
-        await until(lambda: are(FIRST, SECOND))
-        # Heard of both while both are there: a second that joined after the first's last word might stand for it.
+        await start_node(SECOND, "math", "--role", "resources", "--head", HEAD)
+        await wait_until(lambda: is_registered_at(FIRST, SECOND))
+        # Wait for heartbeats of both nodes, so that the second node is not registered in place of the first.
         await asyncio.sleep(LEASE_SECONDS / 2)
         playing = await run.begin()
-        await run.reached(60)
+        await run.wait_for_rollouts(60)
         network.link(FIRST, "down")
-        gone = asyncio.ensure_future(until(lambda: are(SECOND), 15))
+        removal = asyncio.ensure_future(wait_until(lambda: is_registered_at(SECOND), 15))
         await run.end(playing)
-        await gone
-        assert run.content() == calm.content()
+        await removal
+        assert run.content() == undisturbed.content()
         assert (await status())[0] == 1
 
         network.link(FIRST, "up")
-        await until(lambda: are(FIRST, SECOND))
+        await wait_until(lambda: is_registered_at(FIRST, SECOND))
         assert (await status())[0] == 0

@@ -1,4 +1,4 @@
-"""The oracle for those who bring no episode: which row a conversation is of, and what is said in it next."""
+"""The oracle without an episode: it finds the row of a conversation and returns the next turn."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def solve(task: Door, transcript: Transcript):
 def verify(transcript: Transcript):
     return Verdict(reward=1.0)
 """
-"""Rows that open alike in pairs, and are told apart by a tool's output; another tool's output is the episode's own."""
+"""An environment with pairs of rows that have equal openings; a tool output distinguishes the rows of a pair.
+
+The output of the other tool differs per episode.
+"""
 
 SLOW = """
 @hookimpl
@@ -79,7 +82,7 @@ def verify():
 def solve():
     return Message(content="Well.")
 """
-"""An environment whose rows do not come before the gate is open."""
+"""An environment that yields no rows until the event `gate` is set."""
 
 UNSOLVED = """
 @hookimpl
@@ -96,17 +99,17 @@ Opening = Callable[..., AbstractAsyncContextManager[Oracle]]
 
 
 @pytest.fixture
-def building(made: Callable[..., ModuleType]) -> ModuleType:
+def doors_module(made: Callable[..., ModuleType]) -> ModuleType:
     return made(DOORS, "doors_env")
 
 
 @pytest.fixture
-def doors(building: ModuleType) -> Environment:
-    return Environment("made", building)
+def doors(doors_module: ModuleType) -> Environment:
+    return Environment("made", doors_module)
 
 
 @pytest.fixture
-def asked() -> Opening:
+def open_with() -> Opening:
     def make(*environments: Environment, **options: Any) -> AbstractAsyncContextManager[Oracle]:
         return open_oracle({each.name: each for each in environments}, gymsdk.model("scripted/oracle"), **options)
 
@@ -117,8 +120,8 @@ def question(text: str) -> Item:
     return {"input": [{"role": "user", "content": text}]}
 
 
-def told(request: Item, output: list[Item], *answers: str) -> Item:
-    """The request that follows when *output* has been answered so."""
+def follow_up(request: Item, output: list[Item], *answers: str) -> Item:
+    """Return the next request after *output*, with the tool outputs *answers*."""
     calls = [item for item in output if item["type"] == "function_call"]
     answered = [
         responses.build_function_call_output(call["call_id"], text) for call, text in zip(calls, answers, strict=True)
@@ -126,35 +129,39 @@ def told(request: Item, output: list[Item], *answers: str) -> Item:
     return {"input": [*request["input"], *output, *answered]}
 
 
-def said(response: Item) -> str:
+def text_of(response: Item) -> str:
     return extract_text(response["output"][0]["content"])
 
 
-async def test_a_conversation_is_answered_as_its_row_was(installed: Callable[..., Path], asked: Opening) -> None:
+async def test_a_conversation_gets_the_recorded_answer_of_its_row(
+    installed: Callable[..., Path], open_with: Opening
+) -> None:
     installed()
     sums = gymsdk.load("sums")
     tasks = [task for task, _ in zip(sums.tasks("test"), range(20), strict=False)]
-    async with asked(sums) as oracle:
+    async with open_with(sums) as oracle:
         answers = await asyncio.gather(*(oracle.respond({"input": task.input}) for task in tasks))
-    assert [said(each) for each in answers] == [str(task.row()["answer"]) for task in tasks]
-    assert answers[0]["usage"]["output_tokens"] == len(said(answers[0]))
+    assert [text_of(each) for each in answers] == [str(task.row()["answer"]) for task in tasks]
+    assert answers[0]["usage"]["output_tokens"] == len(text_of(answers[0]))
 
 
-async def test_rows_that_open_alike_are_told_apart_by_what_their_tools_say(doors: Environment, asked: Opening) -> None:
+async def test_rows_with_equal_openings_are_distinguished_by_tool_outputs(
+    doors: Environment, open_with: Opening
+) -> None:
     first = question("Open door 4 of train.")
-    async with asked(doors) as oracle:
+    async with open_with(doors) as oracle:
         with pytest.raises(Failed):
             await oracle.respond(question("Have every row read."))
         output = (await oracle.respond(first))["output"]
         found = [
-            await oracle.respond(told(first, output, f"door {secret}", code))
+            await oracle.respond(follow_up(first, output, f"door {secret}", code))
             for secret, code in (("4", code_of(oracle, "4")), ("24", code_of(oracle, "24")))
         ]
-    assert [said(each).split()[0] for each in found] == ["4", "24"]
+    assert [text_of(each).split()[0] for each in found] == ["4", "24"]
 
 
 def code_of(oracle: Oracle, secret: str) -> str:
-    """What was recorded of the code behind a door."""
+    """Return the recorded code of the door with this *secret*."""
     alike = [each for kept in oracle._recorder.found._by_first_digest.values() for each in kept]
     [answer] = [
         text for each in alike if (text := extract_text(each.get_turn(1)[0]["content"])).startswith(f"{secret} ")
@@ -162,23 +169,25 @@ def code_of(oracle: Oracle, secret: str) -> str:
     return answer.split()[1]
 
 
-async def test_an_episode_that_goes_another_way_is_solved_as_it_goes(doors: Environment, asked: Opening) -> None:
+async def test_an_episode_that_differs_from_the_recording_is_solved_live(
+    doors: Environment, open_with: Opening
+) -> None:
     first = question("Open door 4 of train.")
-    async with asked(doors) as oracle:
+    async with open_with(doors) as oracle:
         output = (await oracle.respond(first))["output"]
-        answer = await oracle.respond(told(first, output, "door 4", "of no seed"))
-    assert said(answer) == "4 of no seed"
+        answer = await oracle.respond(follow_up(first, output, "door 4", "of no seed"))
+    assert text_of(answer) == "4 of no seed"
 
 
-async def test_one_call_of_several_may_be_made_first(doors: Environment, asked: Opening) -> None:
+async def test_one_of_several_calls_may_be_made_first(doors: Environment, open_with: Opening) -> None:
     first = question("Open door 4 of train.")
-    async with asked(doors) as oracle:
+    async with open_with(doors) as oracle:
         output = (await oracle.respond(first))["output"]
-        answer = await oracle.respond(told(first, output[1:], "17"))
-    assert said(answer) == "4 17"
+        answer = await oracle.respond(follow_up(first, output[1:], "17"))
+    assert text_of(answer) == "4 17"
 
 
-async def test_an_episode_that_is_over_is_not_gone_on_with(doors: Environment, asked: Opening) -> None:
+async def test_a_finished_episode_is_not_continued(doors: Environment, open_with: Opening) -> None:
     request = {
         "input": [
             *question("Open door 1 of test.")["input"],
@@ -186,45 +195,49 @@ async def test_an_episode_that_is_over_is_not_gone_on_with(doors: Environment, a
             {"role": "user", "content": "?"},
         ]
     }
-    async with asked(doors) as oracle:
+    async with open_with(doors) as oracle:
         with pytest.raises(Failed, match="the episode is over") as caught:
             await oracle.respond(request)
     assert caught.value.kind == "not_recorded"
 
 
-async def test_a_conversation_of_no_row_is_told_which_are_known(doors: Environment, asked: Opening) -> None:
-    async with asked(doors) as oracle:
+async def test_an_unknown_conversation_is_rejected_with_the_number_of_known_rows(
+    doors: Environment, open_with: Opening
+) -> None:
+    async with open_with(doors) as oracle:
         with pytest.raises(Failed) as caught:
             await oracle.respond(question("Open door 99."))
     assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
     assert "(read: 33 of made); start the oracle with the --seed, --set and --split of the client" in str(caught.value)
 
 
-async def test_rows_are_read_as_they_are_needed_and_by_all_together(
-    building: ModuleType, doors: Environment, asked: Opening
+async def test_rows_are_read_on_demand_and_shared_by_all_requests(
+    doors_module: ModuleType, doors: Environment, open_with: Opening
 ) -> None:
-    async with asked(doors) as oracle:
+    async with open_with(doors) as oracle:
         await asyncio.gather(*(oracle.respond(question("Open door 0 of train.")) for _ in range(50)))
-        few = len(building.opened)
+        few = len(doors_module.opened)
         with pytest.raises(Failed):
             await oracle.respond(question("Open door 99."))
-    assert (few, len(building.opened)) == (8, 33)
+    assert (few, len(doors_module.opened)) == (8, 33)
 
 
-async def test_rows_are_read_beside_the_event_loop(building: ModuleType, doors: Environment, asked: Opening) -> None:
-    async with asked(doors) as oracle:
+async def test_rows_are_read_outside_the_event_loop(
+    doors_module: ModuleType, doors: Environment, open_with: Opening
+) -> None:
+    async with open_with(doors) as oracle:
         await oracle.respond(question("Open door 12 of train."))
-    assert building.threads
-    assert threading.main_thread() not in building.threads
+    assert doors_module.threads
+    assert threading.main_thread() not in doors_module.threads
 
 
-async def test_no_more_rows_are_read_than_asked_for(doors: Environment, asked: Opening) -> None:
-    async with asked(doors, limit=10) as oracle:
+async def test_the_number_of_rows_is_limited(doors: Environment, open_with: Opening) -> None:
+    async with open_with(doors, limit=10) as oracle:
         with pytest.raises(Failed, match=r"read: 10 of made"):
             await oracle.respond(question("Open door 12 of train."))
 
 
-async def test_rows_are_those_of_a_split_a_seed_or_a_file(doors: Environment, asked: Opening, tmp_path: Path) -> None:
+async def test_rows_come_from_a_split_a_seed_or_a_file(doors: Environment, open_with: Opening, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(jsonl.dump_row({"responses_create_params": {"input": "Open mine."}, "secret": "0"}) + b"{torn\n")
     for options, known in (
@@ -232,40 +245,42 @@ async def test_rows_are_those_of_a_split_a_seed_or_a_file(doors: Environment, as
         ({"seed": 7}, "Open door 2 of train7."),
         ({"tasks": path}, "Open mine."),
     ):
-        async with asked(doors, **options) as oracle:
+        async with open_with(doors, **options) as oracle:
             assert (await oracle.respond(question(known)))["output"][0]["name"] == "knock"
             with pytest.raises(Failed, match="no row opens like this conversation"):
                 await oracle.respond(question("Open door 2 of train."))
 
 
-async def test_rows_that_are_not_to_be_had_are_told_at_once(doors: Environment, asked: Opening, tmp_path: Path) -> None:
+async def test_unavailable_rows_are_rejected_immediately(
+    doors: Environment, open_with: Opening, tmp_path: Path
+) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    refused: list[tuple[dict[str, Any], type[UsageError], str]] = [
+    cases: list[tuple[dict[str, Any], type[UsageError], str]] = [
         ({"split": "tset"}, UnknownSplit, "no split 'tset' in made"),
         ({"tasks": empty}, BadRow, "holds no valid row"),
         ({"tasks": tmp_path / "none.jsonl"}, BadRow, "No such file"),
         ({"tasks": empty, "split": "test"}, UsageError, "choose one of them"),
     ]
-    for options, error, words in refused:
-        with pytest.raises(error, match=words):
-            async with asked(doors, **options):
+    for options, error, message in cases:
+        with pytest.raises(error, match=message):
+            async with open_with(doors, **options):
                 pass
 
 
 SOLVED = "@hookimpl\ndef solve():\n    return Message(content='Well.')"
 
 
-@pytest.mark.parametrize(("more", "read", "why"), [("", 0, "its `solve` is missing"), (SOLVED, 1, "no more")])
-async def test_what_could_not_be_played_is_told(
-    environment: Callable[..., Environment], asked: Opening, more: str, read: int, why: str
+@pytest.mark.parametrize(("source", "read", "reason"), [("", 0, "its `solve` is missing"), (SOLVED, 1, "no more")])
+async def test_rows_that_cannot_be_played_are_reported(
+    environment: Callable[..., Environment], open_with: Opening, source: str, read: int, reason: str
 ) -> None:
-    async with asked(environment(UNSOLVED + more)) as oracle:
-        with pytest.raises(Failed, match=f"read: {read} of made; the last error: .*{why}"):
+    async with open_with(environment(UNSOLVED + source)) as oracle:
+        with pytest.raises(Failed, match=f"read: {read} of made; the last error: .*{reason}"):
             await oracle.respond(question("How so?"))
 
 
-async def test_a_request_waits_no_longer_than_it_may_and_may_come_again(
+async def test_a_request_times_out_while_rows_are_read_and_can_be_retried(
     made: Callable[..., ModuleType], stuck: threading.Event
 ) -> None:
     module = made(SLOW, "slow_env")
@@ -277,26 +292,26 @@ async def test_a_request_waits_no_longer_than_it_may_and_may_come_again(
         stuck.set()
         await oracle._recorder.wait_for_more(60)
         answer = await oracle.respond(question("Well?"))
-    assert (caught.value.kind, caught.value.retryable, said(answer)) == ("still_reading", True, "Well.")
+    assert (caught.value.kind, caught.value.retryable, text_of(answer)) == ("still_reading", True, "Well.")
 
 
-@pytest.mark.parametrize("way", ["system", "developer", "instructions"])
-async def test_a_harness_may_put_a_system_prompt_before_the_rows(doors: Environment, asked: Opening, way: str) -> None:
+@pytest.mark.parametrize("field", ["system", "developer", "instructions"])
+async def test_a_harness_may_insert_a_system_prompt(doors: Environment, open_with: Opening, field: str) -> None:
     prompt = "You are a helpful agent.\nUse the tools."
     first = question("Open door 4 of train.")
-    if way == "instructions":
+    if field == "instructions":
         first["instructions"] = prompt
     else:
-        first["input"].insert(0, {"role": way, "content": prompt})
-    async with asked(doors) as oracle:
+        first["input"].insert(0, {"role": field, "content": prompt})
+    async with open_with(doors) as oracle:
         output = (await oracle.respond(first))["output"]
-        later = {**first, **told(first, output, "door 24", "77")}
+        later = {**first, **follow_up(first, output, "door 24", "77")}
         answer = await oracle.respond(later)
     assert [item["name"] for item in output] == ["knock", "read_code"]
-    assert said(answer).split()[0] in {"4", "24"}
+    assert text_of(answer).split()[0] in {"4", "24"}
 
 
-SPOKEN = """
+SYSTEM_PROMPTS = """
 class Door(Task):
     secret: str
 
@@ -315,18 +330,18 @@ def solve(task: Door):
 def verify():
     return Verdict(reward=1.0)
 """
-"""Rows that differ in nothing but their system prompt."""
+"""An environment with rows that differ only in their system prompt."""
 
 
-async def test_rows_are_told_apart_by_the_end_of_a_harness_system_prompt(
-    made: Callable[..., ModuleType], asked: Opening
+async def test_rows_are_distinguished_by_the_end_of_a_harness_system_prompt(
+    made: Callable[..., ModuleType], open_with: Opening
 ) -> None:
     rule = "The code is 3 times 7."
     user = {"role": "user", "content": "What is the code?"}
     apart = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": rule}, user]
     merged = [{"role": "system", "content": f"Be brief.\n\n{rule}"}, user]
     other = [{"role": "system", "content": "Be brief."}, user]
-    async with asked(Environment("made", made(SPOKEN, "spoken_env"))) as oracle:
-        assert [said(await oracle.respond({"input": items})) for items in (apart, merged)] == ["21", "21"]
+    async with open_with(Environment("made", made(SYSTEM_PROMPTS, "spoken_env"))) as oracle:
+        assert [text_of(await oracle.respond({"input": items})) for items in (apart, merged)] == ["21", "21"]
         with pytest.raises(Failed, match="no row opens like this conversation"):
             await oracle.respond({"input": other})

@@ -1,4 +1,4 @@
-"""What is published: five wheels and their sources, complete, typed, and free of this checkout."""
+"""Test the published files: five wheels and their source distributions, complete, typed, without local paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROJECTS = {
     "gymsdk_nemo_compat": Path("compat"),
 }
 STARTUP = {"gymsdk": {"gymsdk_startup.py", "gymsdk_startup.pth"}}
-"""What stands beside a package in its wheel."""
+"""The files next to the package in each wheel."""
 
 BESIDE = [package for package in PROJECTS if package != "gymsdk"]
 ENVIRONMENTS = [package for package in BESIDE if package.startswith("gym_env_")]
@@ -98,7 +98,7 @@ def read(wheel: Path, name: str) -> str:
 
 def unpacked(source: Path, folder: Path) -> Path:
     with tarfile.open(source) as archive:
-        # Python 3.11.0 to 3.11.3 know no filters.
+        # Python 3.11.0 to 3.11.3 do not support extraction filters.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(folder)
     (project,) = folder.iterdir()
@@ -106,7 +106,7 @@ def unpacked(source: Path, folder: Path) -> Path:
 
 
 def template(checkout: Path) -> set[str]:
-    """What gymsdk's wheel has of the template."""
+    """Return the template files in the gymsdk wheel."""
     return {name.replace("cookiecutter-env", "gymsdk/template", 1) for name in files(checkout / "cookiecutter-env")}
 
 
@@ -117,7 +117,7 @@ def files(package: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_a_wheel_holds_its_package_whole_and_nothing_else(
+def test_a_wheel_contains_its_complete_package_and_nothing_else(
     package: str, checkout: Path, wheels: dict[str, Path]
 ) -> None:
     held = {name for name in names(wheels[package]) if ".dist-info/" not in name}
@@ -127,18 +127,18 @@ def test_a_wheel_holds_its_package_whole_and_nothing_else(
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_a_wheel_holds_the_licence(package: str, wheels: dict[str, Path]) -> None:
+def test_a_wheel_contains_the_license(package: str, wheels: dict[str, Path]) -> None:
     assert "Apache License" in read(wheels[package], "licenses/LICENSE")
     assert metadata(wheels[package])["License-Expression"] == "Apache-2.0"
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_a_wheel_says_what_it_is_for(package: str, wheels: dict[str, Path]) -> None:
-    told = metadata(wheels[package])
-    classifiers = told.get_all("Classifier", [])
-    assert told["Requires-Python"] == ">=3.11"
-    assert told["Summary"]
-    assert len(told.get_payload()) > 200, "the README is its page"
+def test_a_wheel_has_a_description_and_metadata(package: str, wheels: dict[str, Path]) -> None:
+    fields = metadata(wheels[package])
+    classifiers = fields.get_all("Classifier", [])
+    assert fields["Requires-Python"] == ">=3.11"
+    assert fields["Summary"]
+    assert len(fields.get_payload()) > 200, "the README is its page"
     assert "Typing :: Typed" in classifiers
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(classifiers)
 
@@ -147,7 +147,7 @@ def test_all_versions_are_the_same(wheels: dict[str, Path]) -> None:
     assert len({metadata(wheel)["Version"] for wheel in wheels.values()}) == 1
 
 
-def test_the_changelog_knows_the_version(wheels: dict[str, Path], checkout: Path) -> None:
+def test_the_changelog_has_the_version(wheels: dict[str, Path], checkout: Path) -> None:
     version = metadata(wheels["gymsdk"])["Version"]
     assert f"\n## [{version}]" in (checkout / "CHANGELOG.md").read_text()
 
@@ -159,7 +159,7 @@ def test_an_environment_registers_itself_under_its_name(package: str, wheels: di
     assert dict(points["gymsdk.environments"]) == {package.removeprefix("gym_env_"): package}
 
 
-def test_gymsdk_brings_the_command_and_the_pytest_plugin(wheels: dict[str, Path]) -> None:
+def test_gymsdk_installs_the_command_and_the_pytest_plugin(wheels: dict[str, Path]) -> None:
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk"], "entry_points.txt"))
     assert {section: dict(points[section]) for section in points.sections()} == {
@@ -168,7 +168,7 @@ def test_gymsdk_brings_the_command_and_the_pytest_plugin(wheels: dict[str, Path]
     }
 
 
-def test_the_commands_of_nemo_gym_are_a_distribution_of_their_own(wheels: dict[str, Path]) -> None:
+def test_the_nemo_gym_commands_are_a_separate_distribution(wheels: dict[str, Path]) -> None:
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk_nemo_compat"], "entry_points.txt"))
     assert dict(points["console_scripts"]) == {
@@ -179,7 +179,7 @@ def test_the_commands_of_nemo_gym_are_a_distribution_of_their_own(wheels: dict[s
     assert required(wheels["gymsdk_nemo_compat"]) == {"gymsdk", "pydantic"}
 
 
-def test_a_wheel_carries_the_whole_template(checkout: Path, wheels: dict[str, Path]) -> None:
+def test_a_wheel_contains_the_complete_template(checkout: Path, wheels: dict[str, Path]) -> None:
     held = {name.removeprefix("gymsdk/template/") for name in names(wheels["gymsdk"]) & template(checkout)}
     project = "{{cookiecutter.__project}}"
     assert {"cookiecutter.json", "hooks/pre_gen_project.py", f"{project}/.gitignore"} <= held
@@ -193,7 +193,7 @@ def test_an_installer_compiles_nothing_of_the_template(wheels: dict[str, Path], 
         compile(archive.read(written[0]), written[0], "exec")
 
 
-def test_the_command_of_a_wheel_writes_a_new_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_of_a_wheel_creates_a_new_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(wheels["gymsdk"]) as archive:
         archive.extractall(site)
@@ -214,7 +214,7 @@ def required(wheel: Path) -> set[str]:
     return {re.match(r"[\w.-]+", need)[0] for need in needs}
 
 
-def test_what_each_wheel_requires_is_no_more_than_it_should(wheels: dict[str, Path]) -> None:
+def test_each_wheel_has_only_the_expected_requirements(wheels: dict[str, Path]) -> None:
     assert {package: required(wheels[package]) for package in ENVIRONMENTS} == {
         "gym_env_math": {"gymsdk", "math-verify"},
         "gym_env_multineedle": {"gymsdk"},
@@ -224,7 +224,9 @@ def test_what_each_wheel_requires_is_no_more_than_it_should(wheels: dict[str, Pa
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_nothing_published_names_a_path(package: str, wheels: dict[str, Path], sources: dict[str, Path]) -> None:
+def test_no_published_file_contains_a_local_path(
+    package: str, wheels: dict[str, Path], sources: dict[str, Path]
+) -> None:
     assert "file:" not in read(wheels[package], "METADATA")
     with tarfile.open(sources[package]) as archive:
         (name,) = (each for each in archive.getnames() if each.endswith("PKG-INFO"))
@@ -241,7 +243,7 @@ def test_the_sources_build_the_same_wheel(
     assert read(rebuilt, "METADATA") == read(wheels[package], "METADATA")
 
 
-def test_an_editable_install_of_the_checkout_brings_what_lies_beside_it(checkout: Path, tmp_path: Path) -> None:
+def test_an_editable_install_of_the_checkout_includes_its_environments(checkout: Path, tmp_path: Path) -> None:
     needs = metadata(built(checkout, tmp_path, "editable")).get_all("Requires-Dist", [])
     brought = {need.partition(" @ ")[0]: need for need in needs if " @ " in need}
     assert set(brought) == {package.replace("_", "-") for package in BESIDE}
@@ -249,7 +251,7 @@ def test_an_editable_install_of_the_checkout_brings_what_lies_beside_it(checkout
 
 
 @pytest.mark.parametrize("package", BESIDE)
-def test_what_it_brings_runs_from_the_checkout(package: str, checkout: Path, tmp_path: Path) -> None:
+def test_installed_environments_run_from_the_checkout(package: str, checkout: Path, tmp_path: Path) -> None:
     built(checkout, tmp_path, "editable")
     (wheel,) = (checkout / "build" / "editable").glob(f"{package}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -258,7 +260,7 @@ def test_what_it_brings_runs_from_the_checkout(package: str, checkout: Path, tmp
     assert f"{package}/__init__.py" not in names(wheel)
 
 
-def test_an_editable_install_brings_the_start_up_hook(checkout: Path, tmp_path: Path) -> None:
+def test_an_editable_install_includes_the_start_up_hook(checkout: Path, tmp_path: Path) -> None:
     assert STARTUP["gymsdk"] <= names(built(checkout, tmp_path, "editable"))
 
 

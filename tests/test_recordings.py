@@ -1,4 +1,4 @@
-"""Recordings: one conversation has the same marks whoever carried it, and is followed turn by turn."""
+"""Recordings: a conversation has the same digests in every API, and is matched turn by turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS = [
     responses.build_function_call("look", "{}", "c2"),
 ]
 SAID = [responses.build_reasoning("Hm."), responses.build_message("Let me see."), *CALLS]
-TOLD = [responses.build_function_call_output("c1", "6"), responses.build_function_call_output("c2", "a pixel")]
+OUTPUTS = [responses.build_function_call_output("c1", "6"), responses.build_function_call_output("c2", "a pixel")]
 OPENING: list[Item] = [
     {"role": "developer", "content": "Be brief."},
     {
@@ -28,7 +28,7 @@ OPENING: list[Item] = [
     },
     {"role": "user", "content": "What is it?"},
 ]
-REQUEST: Item = {"instructions": "Be right.", "input": [*OPENING, *SAID, *TOLD, responses.build_message("Six.")]}
+REQUEST: Item = {"instructions": "Be right.", "input": [*OPENING, *SAID, *OUTPUTS, responses.build_message("Six.")]}
 
 MESSAGES: Item = {
     "max_tokens": 9,
@@ -60,12 +60,12 @@ MESSAGES: Item = {
         {"role": "assistant", "content": "Six."},
     ],
 }
-"""The same as Anthropic's clients say it."""
+"""The same conversation in the format of the Anthropic API."""
 
 BODIES = {"responses": REQUEST, "chat/completions": chat.build_body(REQUEST), "messages": MESSAGES}
 
 
-def marked(request: Item) -> list[bytes]:
+def digests_of(request: Item) -> list[bytes]:
     return compute_digests(get_input_items(request), request.get("instructions"))
 
 
@@ -74,9 +74,9 @@ def user(text: str) -> Item:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_conversation_has_the_same_marks_through_every_face(path: str) -> None:
-    found = marked(INBOUND_APIS[path].parse_request(BODIES[path]))
-    assert found == marked(REQUEST)
+def test_a_conversation_has_the_same_digests_in_every_inbound_api(path: str) -> None:
+    found = digests_of(INBOUND_APIS[path].parse_request(BODIES[path]))
+    assert found == digests_of(REQUEST)
     assert len(set(found)) == 3
 
 
@@ -90,7 +90,7 @@ def test_a_conversation_has_the_same_marks_through_every_face(path: str) -> None
         [OPENING[0], user("Look: "), user("What is it?")],
     ],
 )
-def test_another_opening_has_another_mark(other: list[Item]) -> None:
+def test_another_opening_has_another_digest(other: list[Item]) -> None:
     assert compute_digests(other)[-1] != compute_digests(OPENING)[-1]
 
 
@@ -98,51 +98,51 @@ def test_another_opening_has_another_mark(other: list[Item]) -> None:
     "other",
     [
         [CALLS[0], responses.build_function_call_output("c1", "7")],
-        [responses.build_function_call("add", {"numbers": [2, 1], "twice": True}, "c1"), TOLD[0]],
-        [responses.build_function_call("add", "{torn", "c1"), TOLD[0]],
-        [responses.build_function_call("sub", CALLS[0]["arguments"], "c1"), TOLD[0]],
+        [responses.build_function_call("add", {"numbers": [2, 1], "twice": True}, "c1"), OUTPUTS[0]],
+        [responses.build_function_call("add", "{torn", "c1"), OUTPUTS[0]],
+        [responses.build_function_call("sub", CALLS[0]["arguments"], "c1"), OUTPUTS[0]],
     ],
 )
-def test_what_calls_said_and_were_told_counts(other: list[Item]) -> None:
-    assert compute_digests(other)[-1] != compute_digests([CALLS[0], TOLD[0]])[-1]
+def test_digests_depend_on_calls_and_their_outputs(other: list[Item]) -> None:
+    assert compute_digests(other)[-1] != compute_digests([CALLS[0], OUTPUTS[0]])[-1]
 
 
-def test_of_recordings_that_open_alike_the_one_is_found_that_a_conversation_followed() -> None:
+def test_the_matching_recording_is_found_among_equal_openings() -> None:
     found, opening = RecordingStore(), compute_digests(OPENING)[-1]
     for number in (1, 2):
-        told = [*OPENING, CALLS[1], responses.build_function_call_output("x", str(number))]
+        items = [*OPENING, CALLS[1], responses.build_function_call_output("x", str(number))]
         found.add(
             build_recording(
-                [opening, compute_digests(told)[-1]], [[CALLS[1]], [responses.build_message(f"It is {number}.")]]
+                [opening, compute_digests(items)[-1]], [[CALLS[1]], [responses.build_message(f"It is {number}.")]]
             )
         )
-    asked = compute_digests([*OPENING, CALLS[1], responses.build_function_call_output("y", "2")])
-    chosen, turn = found.find_next_turn(asked) or pytest.fail("none is found")
+    digests = compute_digests([*OPENING, CALLS[1], responses.build_function_call_output("y", "2")])
+    chosen, turn = found.find_next_turn(digests) or pytest.fail("none is found")
     assert (turn, chosen.get_turn(turn)[0]["content"][0]["text"]) == (1, "It is 2.")
     first, turn = found.find_next_turn(compute_digests(OPENING)) or pytest.fail("none is found")
     assert (turn, first) == (0, found.find_by_opening(opening)[0])
     assert found.find_next_turn(compute_digests([user("Hello.")])) is None
 
 
-def test_a_prompt_that_holds_turns_is_an_opening_as_a_whole(tmp_path: Path) -> None:
+def test_a_prompt_that_contains_turns_is_one_opening(tmp_path: Path) -> None:
     prompt = [user("One?"), responses.build_message("1"), user("Two?")]
     lines = [([user("One?")], "1"), (prompt, "2"), ([*prompt, responses.build_message("Well:")], "2!")]
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(
         b"".join(
             jsonl.dump_row(
-                {"responses_create_params": {"input": given}, "response": {"output": [responses.build_message(said)]}}
+                {"responses_create_params": {"input": prompt}, "response": {"output": [responses.build_message(reply)]}}
             )
-            for given, said in lines
+            for prompt, reply in lines
         )
     )
     found = read_recordings(path)
-    for given, said in lines:
-        chosen, turn = found.find_next_turn(compute_digests(given)) or pytest.fail("none is found")
-        assert chosen.get_turn(turn)[0]["content"][0]["text"] == said
+    for prompt, reply in lines:
+        chosen, turn = found.find_next_turn(compute_digests(prompt)) or pytest.fail("none is found")
+        assert chosen.get_turn(turn)[0]["content"][0]["text"] == reply
 
 
-def test_a_file_that_holds_no_rollouts_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_rollouts_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(jsonl.dump_row({"responses_create_params": {"input": "One?"}}))
     with pytest.raises(BadRow, match=r"tasks.jsonl:1 is not a line of a rollouts file"):

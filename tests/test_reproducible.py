@@ -20,7 +20,7 @@ for task in islice(load(sys.argv[1]).tasks("train", seed=3), 400):
 
 
 @pytest.mark.parametrize("name", ["math", "multineedle", "tool_call"])
-def test_rows_do_not_depend_on_how_a_process_hashes(name):
+def test_rows_do_not_depend_on_hash_randomization(name):
     drawn = {
         hashlib.sha256(
             subprocess.run(

@@ -1,4 +1,4 @@
-"""The builders against the openai SDK's own models."""
+"""Check the builders with the models of the openai SDK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymsdk import responses
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 
 
-def test_a_response_is_what_the_sdk_calls_one() -> None:
+def test_a_response_is_valid_for_the_sdk() -> None:
     output = [
         responses.build_reasoning("hmm"),
         responses.build_message("hello"),
@@ -24,14 +24,14 @@ def test_a_response_is_what_the_sdk_calls_one() -> None:
     assert [item.type for item in read.output] == ["reasoning", "message", "function_call"]
 
 
-def test_usage_adds_up_and_does_not_invent_details() -> None:
+def test_usage_has_a_total_and_no_invented_details() -> None:
     usage = responses.build_usage(3, 4, cached_tokens=1)
     assert usage["total_tokens"] == 7
     assert usage["input_tokens_details"] == {"cached_tokens": 1}
     assert usage["output_tokens_details"] == {"reasoning_tokens": None}
 
 
-def test_an_incomplete_response_is_what_the_sdk_calls_one() -> None:
+def test_an_incomplete_response_is_valid_for_the_sdk() -> None:
     told = responses.build_overflow_response("too long", model="m", request={})
     read = Response.model_validate(told | {"usage": None})
     assert told["usage"] == responses.build_usage(cached_tokens=0, reasoning_tokens=0)
@@ -39,12 +39,12 @@ def test_an_incomplete_response_is_what_the_sdk_calls_one() -> None:
     assert (read.status, read.incomplete_details.reason, read.output) == ("incomplete", "max_output_tokens", [])
 
 
-def test_arguments_are_verbatim_where_they_are_text() -> None:
+def test_text_arguments_are_verbatim() -> None:
     assert responses.build_function_call("add", '{"a" :1', "c1")["arguments"] == '{"a" :1'
     assert json.loads(responses.build_function_call("add", {"a": "é"})["arguments"]) == {"a": "é"}
 
 
-def test_ids_are_fresh_unless_given() -> None:
+def test_ids_are_new_unless_given() -> None:
     assert responses.build_message("x")["id"] != responses.build_message("x")["id"]
     assert responses.build_message("x", id="msg_1")["id"] == "msg_1"
     assert (
@@ -80,11 +80,11 @@ PROMPT = {"messages": [{"role": "user", "content": "What is a context window? Wh
         {"error": None, "message": 7},
     ],
 )
-def test_what_a_refusal_repeats_of_the_request_is_no_overflow(body: object) -> None:
+def test_request_text_in_an_error_is_not_an_overflow(body: object) -> None:
     assert not overflowed(body)
 
 
-def test_a_refusal_that_is_no_json_is_no_overflow() -> None:
+def test_an_error_that_is_not_json_is_not_an_overflow() -> None:
     assert not responses.is_context_overflow(400, b"<h1>What is a context window?</h1>")
     assert not responses.is_context_overflow(400, b"\xff\xfe context window")
 
@@ -99,6 +99,6 @@ def test_a_refusal_that_is_no_json_is_no_overflow() -> None:
         {"detail": "exceeds the context window"},
     ],
 )
-def test_what_a_server_says_itself_is_an_overflow(body: object) -> None:
+def test_an_overflow_message_of_the_server_is_an_overflow(body: object) -> None:
     assert overflowed(body)
     assert not overflowed(body, 500)

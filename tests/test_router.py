@@ -10,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +21,8 @@ import pytest
 from aiohttp import web
 
 from gymsdk import Failed, model, responses, router
-from gymsdk.router import STICKY_KEY, get_sticky_key
+from gymsdk.http.backoff import Backoff
+from gymsdk.router import MAX_CHANGES, STICKY_KEY, Replica, Router, get_sticky_key
 from gymsdk.testing.endpoint import serve
 from gymsdk.types import Item, Model
 
@@ -93,7 +95,20 @@ async def _at(policy: Model, number: int) -> str:
 
 @pytest.fixture
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "FIRST_PAUSE_SECONDS", 0.05)
+    """Pause a failed server so briefly that it is surely over after the 0.2 seconds that a test sleeps."""
+    monkeypatch.setattr(router, "BREAKER_BACKOFF", Backoff(first=0.05, longest=0.1))
+
+
+@pytest.fixture
+def _lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pause a failed server for longer than any test takes."""
+    monkeypatch.setattr(router, "BREAKER_BACKOFF", Backoff(first=600.0, longest=600.0))
+
+
+async def has_been_asked(server: Server, times: int = 1) -> None:
+    async with asyncio.timeout(30):
+        while server.asked < times:  # noqa: ASYNC110 - servers send no notification
+            await asyncio.sleep(0.01)
 
 
 async def test_a_conversation_stays_where_it_began_and_many_are_spread() -> None:
@@ -111,6 +126,7 @@ async def test_only_the_conversations_of_a_dead_server_move() -> None:
     assert {name for name in before if before[name] != after[name]} == {name for name in before if before[name] == 1}
 
 
+@pytest.mark.usefixtures("_lasting")
 async def test_a_dead_server_costs_one_attempt_and_not_one_per_call(caplog: pytest.LogCaptureFixture) -> None:
     async with three() as (policy, servers):
         servers[1].status = 503
@@ -131,7 +147,7 @@ async def test_a_server_that_restarts_gets_its_conversations_back(caplog: pytest
         with caplog.at_level(logging.WARNING):
             await homes(policy)
             await servers[1].begin(port)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
             assert await homes(policy) == before
     assert ["its conversations go" in text or "gets its conversations back" in text for text in caplog.messages] == [
         True,
@@ -145,10 +161,10 @@ async def test_a_server_that_may_be_back_is_tried_by_one_call_at_a_time() -> Non
         names = [name for name, home in (await homes(policy)).items() if home == 1]
         servers[1].status = 503
         await ask(policy, names[0])
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         servers[1].status, servers[1].asked = 0, 0
         trying = asyncio.create_task(ask(policy, names[0]))
-        await asyncio.sleep(0.1)
+        await has_been_asked(servers[1])
         assert {await ask(policy, name) for name in names} <= {0, 2}
         trying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -160,13 +176,13 @@ async def test_a_server_that_may_be_back_is_tried_by_one_call_at_a_time() -> Non
 async def test_a_call_that_hangs_since_before_the_loss_keeps_no_server_away() -> None:
     async with three(timeout=10) as (policy, servers):
         names = [name for name, home in (await homes(policy)).items() if home == 1]
-        servers[1].status = 0
+        servers[1].status, servers[1].asked = 0, 0
         hanging = asyncio.create_task(ask(policy, names[0]))
-        await asyncio.sleep(0.1)
+        await has_been_asked(servers[1])
         servers[1].status = 503
         assert await ask(policy, names[0]) != 1
         servers[1].status = 200
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         assert await ask(policy, names[0]) == 1
         hanging.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -182,15 +198,13 @@ async def test_an_error_is_got_past_and_loses_no_server(status: int) -> None:
     assert servers[1].asked == len(names)
 
 
-async def test_a_server_whose_first_trial_fails_has_its_conversations_back_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(router, "FIRST_PAUSE_SECONDS", 0.05)
+@pytest.mark.usefixtures("_brief")
+async def test_a_server_whose_first_trial_fails_has_its_conversations_back_later() -> None:
     async with three() as (policy, servers):
         name = await _at(policy, 1)
         servers[1].status, servers[1].asked = 503, 0
         await ask(policy, name)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         assert await ask(policy, name) != 1
         assert servers[1].asked == 2
         servers[1].status = 200
@@ -216,6 +230,7 @@ async def test_a_call_that_spent_its_time_elsewhere_loses_no_server() -> None:
 STRAYS = [(401, None), (403, None), (404, None), (200, "<html>"), (200, "[]"), (200, '{"choices": ['), (200, "")]
 
 
+@pytest.mark.usefixtures("_lasting")
 @pytest.mark.parametrize(("status", "text"), STRAYS)
 async def test_what_one_server_alone_answers_is_its_own_fault(
     status: int, text: str | None, caplog: pytest.LogCaptureFixture
@@ -260,8 +275,7 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
     async with three(retries=3, wait=0.2) as (policy, servers):
         servers[0].status, servers[1].status, servers[2].status = 404, 404, 500
         asking = asyncio.create_task(ask(policy, "one"))
-        while not servers[2].asked:  # noqa: ASYNC110 - servers send no notification
-            await asyncio.sleep(0.01)
+        await has_been_asked(servers[2])
         servers[2].status = 200
         assert await asking == 2
 
@@ -438,3 +452,64 @@ def test_a_conversation_is_known_by_its_episode_or_else_by_what_a_server_knows()
         )
     finally:
         STICKY_KEY.reset(token)
+
+
+LOADS = {"a": (3,), "b": (1,), "c": (1,)}
+
+
+def key_of(found: Replica | None) -> str | None:
+    return found and found.key
+
+
+def test_the_least_loaded_replica_is_chosen_and_equals_take_turns() -> None:
+    choice = Router()
+    assert [key_of(choice.choose(LOADS)) for _ in range(4)] == ["b", "c", "b", "c"]
+    assert key_of(choice.choose(LOADS, exclude={"b", "c"})) == "a"
+    assert choice.choose(LOADS, exclude=LOADS) is None
+
+
+def test_one_affinity_has_one_order_of_replicas_and_a_load_comes_before_it() -> None:
+    equal = dict.fromkeys("abc", ())
+    first = {name: key_of(Router().choose(equal, affinity=name)) for name in map(str, range(30))}
+    assert set(first.values()) == {"a", "b", "c"}
+    assert first == {name: key_of(Router().choose(equal, affinity=name)) for name in first}
+    smaller = {name: key_of(Router().choose(dict.fromkeys("ab", ()), affinity=name)) for name in first}
+    assert all(smaller[name] == home for name, home in first.items() if home != "c")
+    assert {key_of(Router().choose(LOADS, affinity=name)) for name in first} == {"b", "c"}
+
+
+def test_a_replica_that_is_down_is_the_last_resort_and_one_that_rests_only_if_all_do() -> None:
+    choice, loads = Router(), dict.fromkeys("abc", (0,))
+    choice["a"].mark_down()
+    choice["b"].rest_until = time.monotonic() + 600
+    assert key_of(choice.choose(loads)) == "c"
+    assert choice.choose(loads, exclude={"c"}, only_available=True) is None
+    assert key_of(choice.choose(loads, exclude={"c"})) == "a"
+    assert choice.choose(loads, exclude={"a", "c"}) is None
+    assert key_of(choice.choose({"b": (0,)})) == "b"
+
+
+@pytest.mark.usefixtures("_brief")
+def test_a_replica_is_probed_by_one_request_at_a_time_after_its_pause() -> None:
+    replica = Replica("a")
+    assert (replica.mark_down(), replica.mark_down(), replica.failures, replica.is_available) == (True, False, 1, False)
+    time.sleep(0.2)
+    assert replica.is_available
+    with replica.probe():
+        assert not replica.is_available
+    assert replica.is_available
+    assert (replica.mark_down(), replica.failures, replica.is_available) == (False, 2, False)
+    assert (replica.mark_up(), replica.mark_up(), replica.is_available) == (True, False, True)
+
+
+def test_the_changes_of_a_load_stay_bounded_and_correct_while_the_head_is_silent() -> None:
+    replica = Replica("a")
+    for _ in range(MAX_CHANGES):
+        replica.record_change(1)
+        replica.record_change(-1)
+    replica.record_change(1)
+    assert len(replica.changes) <= MAX_CHANGES
+    assert replica.change_since(0.0) == 1
+    assert replica.change_since(time.monotonic() + 1) == 0
+    replica.record_change(1)
+    assert replica.change_since(0.0) == 1

@@ -24,7 +24,7 @@ async def answer(value):
     return value
 
 
-async def test_an_answer_before_the_deadline_is_given():
+async def test_a_result_before_the_deadline_is_returned():
     assert await run_until_deadline(answer(42), soon(60)) == 42
     assert await run_until_deadline(answer(42), soon(60)) == 42
 
@@ -62,7 +62,7 @@ async def test_a_coroutine_that_suppresses_its_cancellation_is_abandoned(caplog)
     assert "abandoned code failed after its deadline: ValueError('late')" in caplog.text
 
 
-async def test_cancelling_who_waits_cancels_the_coroutine_too():
+async def test_cancelling_the_waiter_cancels_the_coroutine_too():
     cancelled = asyncio.Event()
 
     async def hang():
@@ -79,7 +79,7 @@ async def test_cancelling_who_waits_cancels_the_coroutine_too():
     assert cancelled.is_set()
 
 
-async def test_a_coroutine_that_cancels_itself_is_no_cancellation_of_who_waits():
+async def test_a_coroutine_that_cancels_itself_does_not_cancel_the_waiter():
     async def give_up():
         raise asyncio.CancelledError
 
@@ -97,9 +97,9 @@ async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
 
 async def test_a_warning_names_a_coroutine_that_blocks_the_loop(caplog):
     async def block():
-        time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # that is the point
+        time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # blocks the loop on purpose
         await asyncio.sleep(0)
-        time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # that is the point
+        time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # blocks the loop on purpose
         return 42
 
     assert await warn_when_blocking(block(), "tool 'dig'") == 42
@@ -117,7 +117,7 @@ async def test_a_coroutine_that_waits_is_not_named(caplog):
     assert caplog.text == ""
 
 
-async def test_a_watched_coroutine_may_catch_what_it_waits_for():
+async def test_a_watched_coroutine_may_catch_exceptions():
     async def fail():
         raise ValueError("no")
 

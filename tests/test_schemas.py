@@ -38,7 +38,7 @@ class Tree(BaseModel):
 
 
 def shown(kind, **default):
-    """The schema of a tool's one parameter of this kind, and the whole."""
+    """Return the schema of a parameter with this annotation, and the schema of the whole tool."""
 
     def one(value): ...
 
@@ -61,7 +61,7 @@ def shown(kind, **default):
         (Unit, {"$ref": "#/$defs/Unit"}),
     ],
 )
-def test_a_required_argument_is_shown_strictly(kind, expected):
+def test_a_required_argument_has_a_strict_schema(kind, expected):
     node, schema = shown(kind)
     assert node == expected
     assert schema["strict"] is True
@@ -115,12 +115,12 @@ def test_a_nested_model_that_requires_all_its_fields_is_closed():
     }
 
 
-def test_a_described_reference_stands_alone_beside_its_words():
+def test_a_reference_with_a_description_is_wrapped():
     node, _ = shown(Annotated[Place, Field(description="Where.")])
     assert node == {"description": "Where.", "anyOf": [{"$ref": "#/$defs/Place"}]}
 
 
-def test_a_model_that_holds_itself_is_shown_strictly():
+def test_a_recursive_model_has_a_strict_schema():
     assert shown(Tree)[1]["strict"] is True
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_holds_itself_is_shown_strictly():
         Annotated[str, Field(json_schema_extra={"format": "colour"})],
     ],
 )
-def test_what_strict_form_cannot_express_is_not_strict(kind):
+def test_types_that_strict_mode_cannot_express_are_not_strict(kind):
     node, schema = shown(kind, default=None)
     assert schema["strict"] is False
     assert "required" not in schema["parameters"]

@@ -1,4 +1,4 @@
-"""A process for each server: each may be killed or restarted at any time, and nothing outlives the one that began."""
+"""One process per server: any server may be killed or restarted, and no server outlives the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployed import Deployed, Run, command, named, nodes, serving, until
+from deployed import Deployed, Run, get_nodes, list_instances, run_command, serving, wait_until
 
 SERVERS = (
     "head_server",
@@ -22,7 +22,7 @@ SERVERS = (
 )
 
 
-def is_there(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -30,146 +30,153 @@ def is_there(pid: int) -> bool:
     return state != "Z"
 
 
-def ports(one: Deployed) -> dict[str, str]:
-    return {name: each["url"] for name, each in one.told["servers"].items()}
+def server_urls(deployment: Deployed) -> dict[str, str]:
+    return {name: each["url"] for name, each in deployment.ready["servers"].items()}
 
 
-async def exit_of(one: Deployed, name: str) -> int | None:
-    ended = (await nodes(one.head))["exits"].get(name)
-    return ended["code"] if ended else None
+async def get_exit_code(deployment: Deployed, name: str) -> int | None:
+    last_exit = (await get_nodes(deployment.head))["exits"].get(name)
+    return last_exit["code"] if last_exit else None
 
 
-async def is_well(one: Deployed) -> bool:
-    found = (await nodes(one.head))["instances"]
-    return {each["name"] for each in found if each["status"] == "success"} == set(ports(one))
+async def is_healthy(deployment: Deployed) -> bool:
+    found = (await get_nodes(deployment.head))["instances"]
+    return {each["name"] for each in found if each["status"] == "success"} == set(server_urls(deployment))
 
 
-async def test_each_server_is_a_process_that_is_killed_restarted_and_ended_by_itself(tmp_path: Path) -> None:
-    async with serving("tool_call", "--separate", "--port", 0) as one:
-        before, at = one.children(), ports(one)
-        assert before.keys() == {"head_server", *at}
+async def test_each_server_process_can_be_killed_restarted_and_stopped(tmp_path: Path) -> None:
+    async with serving("tool_call", "--separate", "--port", 0) as deployment:
+        before, addresses = deployment.children(), server_urls(deployment)
+        assert before.keys() == {"head_server", *addresses}
 
-        run = Run(one.head, ("tool_call",), tmp_path / "run", 30, 4)
+        run = Run(deployment.head, ("tool_call",), tmp_path / "run", 30, 4)
         playing = await run.begin()
-        await run.reached(10)
+        await run.wait_for_rollouts(10)
         os.kill(before["tool_call"], signal.SIGKILL)
         os.kill(before["head_server"], signal.SIGKILL)
         await run.end(playing)
         assert len(run.content()) == 120
 
-        await until(lambda: exit_of_is(one, "tool_call", -9))
-        await until(lambda: exit_of_is(one, "head", -9))
-        await until(lambda: is_well(one))
-        after = one.children()
+        await wait_until(lambda: has_exit_code(deployment, "tool_call", -9))
+        await wait_until(lambda: has_exit_code(deployment, "head", -9))
+        await wait_until(lambda: is_healthy(deployment))
+        after = deployment.children()
         assert {name for name in before if after[name] != before[name]} == {"tool_call", "head_server"}
 
-        code, said = await command("restart", "tool_call_simple_agent", "--head", one.head)
-        assert (code, "tool_call_simple_agent restarted; " in said) == (0, True)
-        assert one.children()["tool_call_simple_agent"] != before["tool_call_simple_agent"]
-        # Its supervisor tells of it with its next heartbeat.
-        await until(lambda: exit_of_is(one, "tool_call_simple_agent", 0))
-        assert {name: each["url"] for name in at for each in await named(one.head, name)} == at
+        code, output = await run_command("restart", "tool_call_simple_agent", "--head", deployment.head)
+        assert (code, "tool_call_simple_agent restarted; " in output) == (0, True)
+        assert deployment.children()["tool_call_simple_agent"] != before["tool_call_simple_agent"]
+        # The supervisor reports the exit with its next heartbeat.
+        await wait_until(lambda: has_exit_code(deployment, "tool_call_simple_agent", 0))
+        assert {
+            name: each["url"] for name in addresses for each in await list_instances(deployment.head, name)
+        } == addresses
 
-        pids = list(one.children().values())
-        assert await one.ended(signal.SIGINT) == 0
-        assert not any(map(is_there, pids))
-
-
-async def exit_of_is(one: Deployed, name: str, code: int) -> bool:
-    return await exit_of(one, name) == code
+        pids = list(deployment.children().values())
+        assert await deployment.stop(signal.SIGINT) == 0
+        assert not any(map(is_running, pids))
 
 
-async def test_a_server_that_is_killed_is_told_of_no_more_as_soon_as_its_end_is() -> None:
-    async with serving("tool_call", "--separate", "--port", 0) as one:
-        killed = one.children()["tool_call"]
+async def has_exit_code(deployment: Deployed, name: str, code: int) -> bool:
+    return await get_exit_code(deployment, name) == code
+
+
+async def test_a_killed_server_is_not_listed_once_its_exit_is_reported() -> None:
+    async with serving("tool_call", "--separate", "--port", 0) as deployment:
+        killed = deployment.children()["tool_call"]
         os.kill(killed, signal.SIGKILL)
         found: dict[str, Any] = {}
 
-        async def is_told() -> bool:
-            found.update(await nodes(one.head))
+        async def has_exit() -> bool:
+            found.update(await get_nodes(deployment.head))
             return "tool_call" in found["exits"]
 
-        await until(is_told)
+        await wait_until(has_exit)
         assert killed not in [each["pid"] for each in found["instances"]]
-        await until(lambda: is_well(one))
-        assert len(await named(one.head, "tool_call")) == 1
+        await wait_until(lambda: is_healthy(deployment))
+        assert len(await list_instances(deployment.head, "tool_call")) == 1
 
 
-async def test_a_head_that_is_back_makes_rollouts_at_once(tmp_path: Path) -> None:
-    words = ("tool_call", "--limit", 2, "--split", "validation")
+async def test_a_restarted_head_plays_rollouts_immediately(tmp_path: Path) -> None:
+    options = ("tool_call", "--limit", 2, "--split", "validation")
     rows = tmp_path / "rows.jsonl"
-    assert (await command("tasks", *words, "--output", rows))[0] == 0
-    async with serving("tool_call", "--separate", "--port", 0) as one:
-        assert (await command("restart", "head", "--head", one.head))[0] == 0
-        assert await is_well(one)
-        # Nobody has waited for this one.
-        os.kill(one.children()["head_server"], signal.SIGKILL)
-        code, said = await command("rollout", "--tasks", rows, "--head", one.head, "--output", tmp_path / "first")
-        assert (code, "2 of 2" in said) == (0, True), said
-        os.kill(one.children()["head_server"], signal.SIGKILL)
-        code, said = await command("rollout", *words, "--head", one.head, "--output", tmp_path / "second")
-        assert (code, "2 of 2" in said) == (0, True), said
+    assert (await run_command("tasks", *options, "--output", rows))[0] == 0
+    async with serving("tool_call", "--separate", "--port", 0) as deployment:
+        assert (await run_command("restart", "head", "--head", deployment.head))[0] == 0
+        assert await is_healthy(deployment)
+        # This time, the test does not wait until the head has restarted.
+        os.kill(deployment.children()["head_server"], signal.SIGKILL)
+        code, output = await run_command(
+            "rollout", "--tasks", rows, "--head", deployment.head, "--output", tmp_path / "first"
+        )
+        assert (code, "2 of 2" in output) == (0, True), output
+        os.kill(deployment.children()["head_server"], signal.SIGKILL)
+        code, output = await run_command(
+            "rollout", *options, "--head", deployment.head, "--output", tmp_path / "second"
+        )
+        assert (code, "2 of 2" in output) == (0, True), output
 
 
-async def test_what_is_restarted_has_to_be_there_and_somebodys_to_restart() -> None:
-    async with serving("tool_call", "--port", 0) as one:
-        code, said = await command("restart", "tool_cal", "--head", one.head)
-        assert (code, said) == (1, "Error: unknown server 'tool_cal'; did you mean 'tool_call'?\n")
-        code, said = await command("restart", "tool_call", "--head", one.head)
+async def test_restart_requires_a_known_server_and_a_supervisor() -> None:
+    async with serving("tool_call", "--port", 0) as deployment:
+        code, output = await run_command("restart", "tool_cal", "--head", deployment.head)
+        assert (code, output) == (1, "Error: unknown server 'tool_cal'; did you mean 'tool_call'?\n")
+        code, output = await run_command("restart", "tool_call", "--head", deployment.head)
         sentence = "no supervisor can restart 'tool_call': serve it with --separate"
-        assert (code, said) == (1, f"Error: {sentence}\n")
-        await one.ended()
-        code, said = await command("restart", "tool_call", "--head", one.head)
-        assert (code, "no head answers at" in said, "gymsdk serve NAME --separate" in said) == (1, True, True)
+        assert (code, output) == (1, f"Error: {sentence}\n")
+        await deployment.stop()
+        code, output = await run_command("restart", "tool_call", "--head", deployment.head)
+        assert (code, "no head answers at" in output, "gymsdk serve NAME --separate" in output) == (1, True, True)
 
 
-async def test_no_server_outlives_a_supervisor_that_is_killed() -> None:
-    async with serving("tool_call", "--separate", "--port", 0) as one:
-        pids = list(one.children().values())
+async def test_no_server_outlives_a_killed_supervisor() -> None:
+    async with serving("tool_call", "--separate", "--port", 0) as deployment:
+        pids = list(deployment.children().values())
         assert len(pids) == 5
-        await one.ended(signal.SIGKILL)
-        await until(lambda: not any(map(is_there, pids)), 20)
+        await deployment.stop(signal.SIGKILL)
+        await wait_until(lambda: not any(map(is_running, pids)), 20)
 
 
-async def test_a_run_comes_to_all_its_rollouts_over_restarts(tmp_path: Path) -> None:
-    async with serving("multineedle", "--separate", "--port", 0) as one:
-        run = Run(one.head, ("multineedle",), tmp_path / "run", 20, 10, concurrency=2)
-        # The head hears of sessions by heartbeats: on a busy machine one may be cut, and is played again.
+async def test_a_run_completes_all_rollouts_during_restarts(tmp_path: Path) -> None:
+    async with serving("multineedle", "--separate", "--port", 0) as deployment:
+        run = Run(deployment.head, ("multineedle",), tmp_path / "run", 20, 10, concurrency=2)
+        # The head learns of sessions by heartbeats. On a busy machine, a restart may interrupt a session,
+        # which the run then retries.
         playing = await run.begin()
         for count, name in ((10, "multineedle"), (100, "multineedle_simple_agent")):
-            await run.reached(count)
-            assert (await command("restart", name, "--head", one.head))[0] == 0
+            await run.wait_for_rollouts(count)
+            assert (await run_command("restart", name, "--head", deployment.head))[0] == 0
         await asyncio.wait_for(playing.communicate(), 60)
         assert (playing.returncode, len(run.content())) == (0, 200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_whichever_server_is_killed_500_rollouts_come_to_the_same(tmp_path: Path) -> None:
-    async with serving("math", "multineedle", "--separate", "--port", 0) as one:
-        calm = Run(one.head, ("math", "multineedle"), tmp_path / "calm", 50, 5)
-        await calm.end(await calm.begin())
+async def test_500_rollouts_have_the_same_results_whichever_server_is_killed(tmp_path: Path) -> None:
+    async with serving("math", "multineedle", "--separate", "--port", 0) as deployment:
+        undisturbed = Run(deployment.head, ("math", "multineedle"), tmp_path / "calm", 50, 5)
+        await undisturbed.end(await undisturbed.begin())
         for name in SERVERS:
-            run = Run(one.head, calm.names, tmp_path / name, 50, 5)
+            run = Run(deployment.head, undisturbed.names, tmp_path / name, 50, 5)
             playing = await run.begin()
-            await run.reached(60)
-            before = one.children()
+            await run.wait_for_rollouts(60)
+            before = deployment.children()
             os.kill(before[name], signal.SIGKILL)
             await run.end(playing)
-            assert run.content() == calm.content()
-            await until(lambda: is_well(one))
-            after = one.children()
+            assert run.content() == undisturbed.content()
+            await wait_until(lambda: is_healthy(deployment))
+            after = deployment.children()
             assert [each for each in before if after[each] != before[each]] == [name]
 
 
 @pytest.mark.slow
-async def test_the_whole_ends_well_in_the_midst_of_rollouts(tmp_path: Path) -> None:
-    async with serving("math", "multineedle", "--separate", "--port", 0) as one:
-        run = Run(one.head, ("math", "multineedle"), tmp_path / "run", 50, 5)
+async def test_all_servers_stop_cleanly_during_rollouts(tmp_path: Path) -> None:
+    async with serving("math", "multineedle", "--separate", "--port", 0) as deployment:
+        run = Run(deployment.head, ("math", "multineedle"), tmp_path / "run", 50, 5)
         playing = await run.begin("--attempts", 1)
-        await run.reached(60)
-        pids = list(one.children().values())
-        assert await one.ended() == 0
-        assert not any(map(is_there, pids))
+        await run.wait_for_rollouts(60)
+        pids = list(deployment.children().values())
+        assert await deployment.stop() == 0
+        assert not any(map(is_running, pids))
         await asyncio.wait_for(playing.communicate(), 120)
         assert 60 <= len(run.content()) < 500

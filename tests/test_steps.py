@@ -12,15 +12,15 @@ STEPS = Path(__file__).parents[1] / ".ci" / "steps.sh"
 
 
 def verdict(line: str, folder: Path, body: str = "") -> tuple[int, list[str]]:
-    """The exit code and the last lines of a set that is one *line*, after the functions in *body*."""
+    """Run a script with the functions in *body* and one *line*; return its exit code and last lines."""
     script = folder / "set.sh"
     script.write_text(f"source '{STEPS}'\n{body}\n{line}\nverdict\n")
-    ended = subprocess.run(["bash", script], capture_output=True, text=True, timeout=60, check=False)
-    return ended.returncode, ended.stdout.splitlines()[-2:]
+    result = subprocess.run(["bash", script], capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout.splitlines()[-2:]
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "code"),
+    ("body", "last_line", "code"),
     [
         ("echo '10 passed, 1 warning in 3.0s'", "10 passed, 0 failed", 0),
         ("echo '10 passed in 3.0s'; return 139", "0 passed, 1 failed", 1),
@@ -31,24 +31,24 @@ def verdict(line: str, folder: Path, body: str = "") -> tuple[int, list[str]]:
         ("sleep 60", "0 passed, 1 failed", 1),
     ],
 )
-def test_a_suite_counts_its_tests_and_what_went_wrong_beside_them(
-    tmp_path: Path, body: str, told: str, code: int
-) -> None:
-    ended = verdict("suite some 5 . python tests", tmp_path, f"tests() {{ {body}; }}")
-    assert (ended[0], ended[1][-1]) == (code, told)
+def test_a_suite_counts_its_tests_and_other_errors(tmp_path: Path, body: str, last_line: str, code: int) -> None:
+    result = verdict("suite some 5 . python tests", tmp_path, f"tests() {{ {body}; }}")
+    assert (result[0], result[1][-1]) == (code, last_line)
 
 
-@pytest.mark.parametrize(("always", "told"), [("False", "2 passed, 0 failed"), ("True", "1 passed, 1 failed")])
-def test_a_few_that_failed_are_run_again_alone_and_that_is_told(tmp_path: Path, always: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("always_fails", "last_line"), [("False", "2 passed, 0 failed"), ("True", "1 passed, 1 failed")]
+)
+def test_a_few_failed_tests_run_again_alone_and_are_reported(tmp_path: Path, always_fails: str, last_line: str) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_some.py").write_text(
         "from pathlib import Path\n\n"
         "def test_sound():\n    pass\n\n"
         "def test_not_the_first_time():\n"
         "    seen = Path('seen').exists()\n    Path('seen').touch()\n"
-        f"    assert seen and not {always}\n"
+        f"    assert seen and not {always_fails}\n"
     )
     words = f"'{tmp_path}' '{sys.executable}' in_folder '{tmp_path}' '{sys.executable}' -m pytest -ra"
     code, lines = verdict(f"suite some 60 {words}", tmp_path)
-    assert (code, lines[-1]) == (int(always == "True"), told)
-    assert (lines[0] == "1 of these passed only alone") is (always == "False")
+    assert (code, lines[-1]) == (int(always_fails == "True"), last_line)
+    assert (lines[0] == "1 of these passed only alone") is (always_fails == "False")

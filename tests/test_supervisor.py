@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,8 +24,6 @@ from gymsdk.errors import GymsdkError, UsageError
 
 SERVER = """
 import os, socket, sys
-from gymsdk.deploy import parent
-parent.held()
 print("up", flush=True)
 at = socket.socket(fileno=int(sys.argv[1]))
 while True:
@@ -33,6 +32,18 @@ while True:
     here.close()
 """
 """A server that answers every connection with its process id."""
+
+
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+DETACHED = f"""
+import subprocess, sys
+ignores = {STUBBORN!r} + "import time; print('ready', flush=True); time.sleep(300)"
+detached = subprocess.Popen([sys.executable, "-c", ignores], start_new_session=True, stdout=subprocess.PIPE)
+detached.stdout.readline()
+print("detached", detached.pid, flush=True)
+"""
+"""A server's preamble that starts a process that no signal to a group finds, and that ignores SIGTERM."""
 
 
 def charge(name: str, source: str = SERVER) -> ProcessSpec:
@@ -108,7 +119,7 @@ async def test_nothing_is_left_when_it_ends() -> None:
 
 
 async def test_one_that_does_not_end_is_killed() -> None:
-    stubborn = charge("stubborn", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVER)
+    stubborn = charge("stubborn", STUBBORN + SERVER)
     async with supervised(stubborn, seconds=0.5):
         pid = await answered(stubborn)
     assert is_gone(pid)
@@ -187,8 +198,11 @@ async def test_nobody_waits_for_who_does_not_read() -> None:
     talker.sock.close()
 
 
-async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
-    """A process that a supervisor started, which has been killed since, and all that this had started."""
+@asynccontextmanager
+async def killable(
+    tmp_path: Path, source: str, seconds: float = 12.0
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A process that runs a supervisor, which the end of the context kills, and the process that this supervises."""
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, socket, sys\n"
@@ -203,13 +217,21 @@ async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[in
         sys.executable, str(script), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
-    port = int(await process.stdout.readline())
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    pid = int(await reader.read())
-    writer.close()
-    started = children(process.pid)
-    process.kill()
-    await process.communicate()
+    try:
+        port = int(await process.stdout.readline())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        pid = int(await reader.read())
+        writer.close()
+        yield process, pid
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
+    """A process that a supervisor started, which has been killed since, and all that this had started."""
+    async with killable(tmp_path, source, seconds) as (process, pid):
+        started = children(process.pid)
     return pid, started
 
 
@@ -229,46 +251,68 @@ async def test_one_that_hears_of_nothing_ends_with_a_supervisor_that_is_killed(t
     pid, started = await killed(tmp_path, sleeper + HOLDING, seconds=0.5)
     assert pid in started
     await until(lambda: all(map(is_gone, started)))
-    assert members(pid) == []
 
 
-async def test_what_a_process_left_behind_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    sleeper = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
-    pid, _ = await killed(tmp_path, sleeper + SERVER)
-    await until(lambda: members(pid) == [])
-
-
-def members(group: int) -> list[int]:
-    """The processes of a group that are there."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        pid = int(each.name)
-        try:
-            if os.getpgid(pid) == group and not is_gone(pid):
-                found.append(pid)
-        except ProcessLookupError:
-            continue
-    return found
-
-
-async def test_supervision_continues_when_the_orphan_reaper_is_killed(caplog: pytest.LogCaptureFixture) -> None:
-    one = charge("one")
-    async with supervised(one):
-        first = await answered(one)
-        (reaper,) = reapers()
-        os.kill(reaper, signal.SIGKILL)
-        await until(lambda: is_gone(reaper))
-        os.kill(first, signal.SIGKILL)
-        assert await answered(one) != first
-    assert "kills orphaned servers has ended" in caplog.text
+@pytest.mark.parametrize("preamble", [DETACHED, "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"])
+async def test_what_a_process_started_ends_with_a_supervisor_that_is_killed(tmp_path: Path, preamble: str) -> None:
+    _, started = await killed(tmp_path, preamble + SERVER, seconds=0.5)
+    assert len(started) == 3
+    await until(lambda: all(map(is_gone, started)))
 
 
 def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The children of a process, their children, and so on."""
+    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [below for each in found for below in children(each)]
 
 
-def reapers() -> list[int]:
-    return [each for each in children(os.getpid()) if b"orphan_reaper.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
+def guards() -> list[int]:
+    """The guards that this process has started."""
+    own = children(os.getpid())
+    return [each for each in own if b"process_guard.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def guard_of(pid: int) -> int:
+    """The guard of a supervised process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_a_process_whose_guard_is_killed_is_ended_and_restarted() -> None:
+    one = charge("one", STUBBORN + SERVER)
+    async with supervised(one, seconds=0.5) as (supervisor, _):
+        first = await answered(one)
+        os.kill(guard_of(first), signal.SIGKILL)
+        await until(lambda: is_gone(first))
+        assert await answered(one) != first
+        assert supervisor.exits["one"].code == -9
+
+
+async def test_a_process_ends_when_its_guard_and_its_supervisor_are_killed_at_once(tmp_path: Path) -> None:
+    async with killable(tmp_path, SERVER) as (supervisor, pid):
+        supervisor.send_signal(signal.SIGSTOP)
+        os.kill(guard_of(pid), signal.SIGKILL)
+        await until(lambda: is_gone(pid))
+
+
+async def test_the_supervisor_knows_a_process_by_its_own_process_id() -> None:
+    one = charge("one")
+    async with supervised(one) as (supervisor, _):
+        pid = await answered(one)
+        assert (supervisor.pid("one"), supervisor.pids()) == (pid, {"one": pid})
+        os.kill(pid, signal.SIGKILL)
+        assert await answered(one) != pid
+        assert supervisor.exits["one"].pid == pid
+
+
+async def test_a_stop_kills_a_descendant_in_its_own_session_within_the_seconds() -> None:
+    one = charge("one", DETACHED + SERVER)
+    async with supervised(one, seconds=1.0) as (_, out):
+        await answered(one)
+        detached = int(out.getvalue().split()[3])
+        assert not is_gone(detached)
+        began = time.monotonic()
+    assert 0.9 < time.monotonic() - began < 2.5
+    assert is_gone(detached)
 
 
 async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(tmp_path: Path) -> None:
@@ -299,19 +343,10 @@ async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(
         await process.wait()
 
 
-async def test_stopping_the_orphan_reaper_does_not_lose_its_exit_code(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(8):
-        running = asyncio.ensure_future(Supervisor([ProcessSpec("one", ["sleep", "300"])]).run())
-        await until(reapers)
-        running.cancel()
-        await asyncio.wait({running})
-    assert [message for message in caplog.messages if "Unknown child" in message] == []
-
-
 def held() -> list[str]:
-    """What this process has open, and the threads that write for it."""
+    """What this process has open, and the threads that write log lines for it."""
     opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    return sorted(opened) + [each.name for each in threading.enumerate() if each.name == "gymsdk-log-relay"]
+    return sorted(opened) + [each.name for each in threading.enumerate() if "_monitor" in each.name]
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -324,7 +359,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(steps: int) -> None:
     running.cancel()
     await asyncio.wait({running})
     await until(lambda: held() == before)
-    assert not reapers()
+    await until(lambda: not guards())
     one.sock.close()
 
 
@@ -334,7 +369,7 @@ async def test_running_out_of_descriptors_at_start_is_reported_in_a_sentence() -
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
-        with pytest.raises(GymsdkError, match=r"no process can be started here \(Too many open files\)"):
+        with pytest.raises(GymsdkError, match=r"the server 'one' cannot be started \(Too many open files\)"):
             await Supervisor([ProcessSpec("one", ["true"])], out=io.StringIO()).run()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -350,7 +385,9 @@ async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: py
     before, tasks = held(), asyncio.all_tasks()
     one = charge("one", leaving + SERVER)
     async with supervised(one) as (supervisor, out):
-        os.kill(await answered(one), signal.SIGKILL)
+        # Killed with its process, a guard ends no descendant outside the group.
+        pid = await answered(one)
+        os.kill(guard_of(pid), signal.SIGKILL)
         await until(lambda: "sleeper" in out.getvalue() and not supervisor.pids())
     try:
         await until(lambda: asyncio.all_tasks() == tasks)
@@ -362,13 +399,13 @@ async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: py
 TELLING = (
     """
 import sys
-from gymsdk.deploy import parent
-line = parent.read_config_line()
+from gymsdk.deploy.child import read_config_line
+line = read_config_line()
 print(len(line), line[-10:], flush=True)
 """
     + SERVER
 )
-"""A server that reads its configuration line before it watches its parent."""
+"""A server that reads its configuration line."""
 
 
 async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
@@ -428,10 +465,11 @@ async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptu
 
 
 async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    wrong = [ProcessSpec(name, ["/no/such/program"]) for name in ("one", "other")]
+    # The system starts no guard either, so that both fail at once.
+    wrong = [ProcessSpec(name, [sys.executable, "-c", "x" * 3_000_000]) for name in ("one", "other")]
     with pytest.raises(GymsdkError, match="'one'"):
         await Supervisor(wrong, out=io.StringIO()).run()
-    assert caplog.messages == ["the server 'other' cannot be started (No such file or directory)"]
+    assert caplog.messages == ["the server 'other' cannot be started (Argument list too long)"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The template: what it writes installs from a wheel, keeps the rules of its own tests and tools, and plays."""
+"""Test the template: a new project installs from a wheel, passes its tests and linters, and plays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gymsdk.cli.new import NAME_PATTERN, new, parse_name
 from gymsdk.models.scripted import ScriptedModel
 
 pytestmark = pytest.mark.timeout(300)
-"""Longer than the limit of the processes that the tests start: a slow machine gets a failure with its output."""
+"""Longer than the time limit of the child processes, so that a slow machine reports a failure with its output."""
 
 TEMPLATE = Path(__file__).resolve().parent.parent / "cookiecutter-env"
 
@@ -36,8 +36,8 @@ class Project:
     site: Path
 
     def run(self, *words: str) -> str:
-        """Give what Python prints, run in the folder with the wheel installed; it must end well."""
-        # -P: what is imported is the wheel, not the folder.
+        """Run Python in the folder with the installed wheel; it must succeed. Return its output."""
+        # -P: import the package from the wheel, not from the folder.
         given = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         ended = subprocess.run(
             [sys.executable, "-P", *words],
@@ -57,7 +57,7 @@ Make = Callable[..., Project]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Writes a new environment, and installs it from a wheel that hatchling alone builds."""
+    """Return a function that creates a new environment and installs it from a wheel built with hatchling only."""
 
     def made(name: str, **options: object) -> Project:
         new(name, output=tmp_path / "a folder", **options)
@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Project], None]]:
-    """Installs a project for this process, too."""
+    """Return a function that makes a project importable in this process."""
     before = set(sys.modules)
     yield lambda project: monkeypatch.syspath_prepend(project.site)
     for module in set(sys.modules) - before:
@@ -91,10 +91,10 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
 def test_a_new_environment_passes_its_own_tests(make: Make, kind: str, judge: bool) -> None:
-    told = make("maze", kind=kind, judge=judge).run(
+    output = make("maze", kind=kind, judge=judge).run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"
     )
-    assert " passed" in told
+    assert " passed" in output
 
 
 @pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
@@ -105,7 +105,7 @@ def test_gymsdk_check_finds_nothing_wrong_with_it(make: Make, kind: str, judge: 
 
 
 @pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
-def test_its_oracle_is_always_right(make: Make, kind: str, judge: bool) -> None:
+def test_its_oracle_always_gets_the_full_reward(make: Make, kind: str, judge: bool) -> None:
     project = make("maze", kind=kind, judge=judge)
     for split in ("train", "validation"):
         project.run(
@@ -117,7 +117,7 @@ def test_its_oracle_is_always_right(make: Make, kind: str, judge: bool) -> None:
 
 
 @pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
-def test_it_is_formatted_and_clean(make: Make, kind: str, judge: bool) -> None:
+def test_it_passes_the_formatter_and_the_linter(make: Make, kind: str, judge: bool) -> None:
     project = make("maze", kind=kind, judge=judge)
     project.run("-m", "ruff", "format", "--check", "--no-cache", ".")
     project.run("-m", "ruff", "check", "--no-cache", "--extend-select", "I,B,UP,RUF,SIM,PT,ARG001,E501", ".")
@@ -126,12 +126,12 @@ def test_it_is_formatted_and_clean(make: Make, kind: str, judge: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("judge", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_typed_strictly(make: Make, kind: str, judge: bool) -> None:
+def test_it_passes_strict_type_checks(make: Make, kind: str, judge: bool) -> None:
     make("maze", kind=kind, judge=judge).run("-m", "mypy")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_made_by_gymnasium(make: Make, kind: str) -> None:
+def test_gymnasium_can_make_it(make: Make, kind: str) -> None:
     code = "import gymsdk, gymnasium; env = gymnasium.make('nemo/maze'); env.reset(seed=1); print(env.step('x')[1:4])"
     assert make("maze", kind=kind).run("-c", code) == "(0.0, True, False)\n"
 
@@ -140,7 +140,7 @@ PROMPTS = {"single-turn": "What is the capital of Japan?", "tools": "Bring the s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_no_answer_earns_nothing(make: Make, here: Callable[[Project], None], kind: str) -> None:
+async def test_a_wrong_answer_gets_no_reward(make: Make, here: Callable[[Project], None], kind: str) -> None:
     here(make("maze", kind=kind))
     environment = gymsdk.load("maze")
     tasks = list(environment.tasks("train"))
@@ -148,12 +148,12 @@ async def test_what_is_no_answer_earns_nothing(make: Make, here: Callable[[Proje
     answers = ", ".join(str(task.row().get("answer", task.row().get("wanted"))) for task in tasks)
     numbers = " ".join(map(str, range(2000)))
     nothing = ["", " \n", ".", "\0", "\ud800", "\u202e", "reward: 1.0", '{"reward": 1.0}', "a" * 2**20]
-    for said in [*nothing, answers, numbers, str(tasks[0].input[0]["content"])]:
-        rollout = await play(environment, says(said), tasks[0])
-        assert (rollout.outcome, rollout.reward) == ("scored", 0.0), said[:40]
+    for reply in [*nothing, answers, numbers, str(tasks[0].input[0]["content"])]:
+        rollout = await play(environment, build_policy(reply), tasks[0])
+        assert (rollout.outcome, rollout.reward) == ("scored", 0.0), reply[:40]
 
 
-def says(text: str) -> ScriptedModel:
+def build_policy(text: str) -> ScriptedModel:
     async def choose(*_: object) -> list[responses.Item]:
         return [responses.build_message(text, id="msg_0")]
 
@@ -161,7 +161,9 @@ def says(text: str) -> ScriptedModel:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_rows_are_shared_and_none_says_its_answer(make: Make, here: Callable[[Project], None], kind: str) -> None:
+def test_splits_share_no_rows_and_no_row_contains_its_answer(
+    make: Make, here: Callable[[Project], None], kind: str
+) -> None:
     here(make("maze", kind=kind))
     environment = gymsdk.load("maze")
     rows = [task.row() for split in ("train", "validation") for task in environment.tasks(split)]
@@ -186,12 +188,12 @@ def test_names_of_every_shape_install_side_by_side_and_load(make: Make, here: Ca
     assert {gymsdk.load(name).splits for name in shapes} == {("train", "validation")}
 
 
-def test_the_check_within_the_template_has_the_commands_rule() -> None:
+def test_the_name_check_of_the_template_equals_that_of_the_command() -> None:
     assert f'NAME = r"{NAME_PATTERN}"\n' in (TEMPLATE / "hooks" / "pre_gen_project.py").read_text()
 
 
-def asked(folder: Path, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
-    """Run cookiecutter itself, as its user would."""
+def run_cookiecutter(folder: Path, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+    """Run cookiecutter itself, like a user."""
     return subprocess.run(
         [sys.executable, "-m", "cookiecutter", str(TEMPLATE), "--output-dir", str(folder), *words],
         env=os.environ | {"HOME": str(folder.parent)},
@@ -204,7 +206,7 @@ def asked(folder: Path, *words: str, answers: str = "") -> subprocess.CompletedP
 
 
 def test_cookiecutter_asks_for_name_kind_judge_author_and_license(tmp_path: Path) -> None:
-    ended = asked(tmp_path / "there", answers="maze\n2\ny\nAda\n2\n")
+    ended = run_cookiecutter(tmp_path / "there", answers="maze\n2\ny\nAda\n2\n")
     assert ended.returncode == 0, ended.stderr
     folder = tmp_path / "there" / "gym-env-maze"
     assert (folder / "gym_env_maze" / "judge.py").is_file()
@@ -212,8 +214,8 @@ def test_cookiecutter_asks_for_name_kind_judge_author_and_license(tmp_path: Path
     assert "Ada" in (folder / "LICENSE").read_text()
 
 
-def test_what_cookiecutter_writes_is_what_the_command_writes(tmp_path: Path) -> None:
-    assert asked(tmp_path / "one", "--no-input", "name=maze").returncode == 0
+def test_cookiecutter_writes_the_same_files_as_the_command(tmp_path: Path) -> None:
+    assert run_cookiecutter(tmp_path / "one", "--no-input", "name=maze").returncode == 0
     new("maze", output=tmp_path / "other")
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
 
@@ -223,22 +225,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["math-v2", "a/b", "", "o'\"{}"])
-def test_cookiecutter_refuses_a_wrong_name_in_a_sentence(tmp_path: Path, name: str) -> None:
+def test_cookiecutter_rejects_an_invalid_name_with_an_error_message(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         parse_name(name)
-    ended = asked(tmp_path / "there", "--no-input", f"name={name}")
+    ended = run_cookiecutter(tmp_path / "there", "--no-input", f"name={name}")
     assert ended.returncode != 0
     assert "is not a valid environment name; use 1 to 64 letters" in ended.stderr
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_the_licence_is_the_projects_own() -> None:
+def test_the_license_names_the_author_of_the_project() -> None:
     own = (TEMPLATE.parent / "LICENSE").read_text()
     assert (TEMPLATE / "templates" / "licenses" / "Apache-2.0").read_text() == own
 
 
 @pytest.mark.slow
-def test_pip_installs_the_wheel_that_build_makes(make: Make, tmp_path: Path) -> None:
+def test_pip_installs_the_built_wheel(make: Make, tmp_path: Path) -> None:
     project = make("maze")
     project.run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "built"))
     (wheel,) = (tmp_path / "built").iterdir()

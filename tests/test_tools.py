@@ -44,7 +44,7 @@ def test_the_docstring_describes_the_tool():
     assert build_tool(remember).schema["description"] == ""
 
 
-def test_parameters_the_host_fills_are_never_in_the_schema():
+def test_parameters_that_the_host_fills_are_never_in_the_schema():
     made = build_tool(remember)
     assert list(made.schema["parameters"]["properties"]) == ["note"]
     assert made.host_parameters == {"state", "task", "config", "shared"}
@@ -68,13 +68,13 @@ def test_null_means_the_default():
     assert forecast(**arguments) == "celsius"
 
 
-def test_null_is_a_value_where_there_is_no_default():
+def test_null_is_a_value_if_there_is_no_default():
     def mark(note: str | None): ...
 
     assert build_tool(mark).parse_arguments('{"note": null}') == {"note": None}
 
 
-def test_no_arguments_at_all_are_an_empty_object():
+def test_missing_arguments_are_an_empty_object():
     def now(): ...
 
     assert build_tool(now).parse_arguments("") == {}
@@ -100,7 +100,7 @@ def test_no_arguments_at_all_are_an_empty_object():
         ),
     ],
 )
-def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
+def test_invalid_arguments_are_described_for_the_policy(text, message):
     with pytest.raises(InvalidArguments) as caught:
         FORECAST.parse_arguments(text)
     assert message in str(caught.value)
@@ -124,7 +124,7 @@ def untyped(city): ...
 def starred(*cities: str): ...
 def keyed(**cities: str): ...
 def positional(city: str, /): ...
-def unknown_type(city: Missing): ...  # noqa: F821  # that is the point
+def unknown_type(city: Missing): ...  # noqa: F821  # an undefined name on purpose
 def unknown_attribute(city: dt.missing): ...
 def unserialisable(call: Callable[[], int]): ...
 def unvalidatable(lock: functools.partial): ...
@@ -148,25 +148,25 @@ def field_default(city: str = Field(description="Where.")): ...
         (field_default, "tool 'field_default': parameter 'city' has a `Field(...)` as its default; write `Annotated"),
     ],
 )
-def test_a_parameter_that_cannot_be_offered_is_named(function, message):
+def test_an_unsupported_parameter_is_named(function, message):
     with pytest.raises(TypeError) as caught:
         build_tool(function)
     assert str(caught.value).startswith(message)
 
 
-def test_a_description_and_a_plain_default_go_together():
+def test_a_description_and_a_plain_default_can_be_combined():
     def go(city: Annotated[str, Field(description="Where.")] = "Bern"):
         return city
 
     assert build_tool(go).parse_arguments("{}") == {}
 
 
-def test_two_tools_of_one_name_are_refused():
+def test_two_tools_with_one_name_are_rejected():
     with pytest.raises(TypeError, match="two tools are named 'forecast'"):
         build_toolbox([forecast, forecast])
 
 
-def test_a_method_is_a_tool_without_its_self():
+def test_a_method_is_a_tool_without_self():
     class World:
         def look(self, where: str): ...
 
@@ -177,7 +177,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 
 
 @pytest.mark.parametrize("value", ["text", "", [IMAGE], [{"type": "input_text", "text": "a"}, IMAGE]])
-def test_text_and_content_parts_are_written_as_they_are(value):
+def test_text_and_content_parts_are_unchanged(value):
     assert serialize_output(value) is value
 
 
@@ -195,7 +195,7 @@ def test_text_and_content_parts_are_written_as_they_are(value):
         ([{"type": ["odd"]}], '[{"type":["odd"]}]'),
     ],
 )
-def test_anything_else_is_written_as_json(value, expected):
+def test_other_outputs_are_serialized_as_json(value, expected):
     assert serialize_output(value) == expected
 
 
@@ -218,6 +218,6 @@ def test_the_message_about_an_unknown_tool_lists_the_available_tools():
     assert format_unknown_tool("x", []) == "There is no tool named 'x'. Available tools: none."
 
 
-def test_a_refusal_is_a_json_object_whatever_the_message_holds():
+def test_an_error_output_is_a_json_object_for_any_message():
     assert json.loads(format_error_output('a "b" \ud800')) == {"error": 'a "b" \ud800'}
     assert format_error_output("Zürich") == '{"error": "Zürich"}'

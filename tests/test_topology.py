@@ -1,4 +1,4 @@
-"""All servers that a deployment comes to: those it names, those that follow, those that are wanted elsewhere."""
+"""Build the complete list of servers of a deployment: configured, derived and missing servers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def service(name: str, kind: str, **refers: str) -> Service:
     return Service.model_validate(told)
 
 
-def test_an_environment_has_an_agent_and_an_environment_server_of_its_own() -> None:
+def test_each_environment_gets_an_agent_and_an_environment_server() -> None:
     found = plan.complete_servers(
         Deployment(), plan.build_resources_server("math"), plan.build_resources_server("lamp"), player=PLAYER
     )
     assert names(found) == [*MATH, "lamp", "lamp_simple_agent", "lamp_environment_server", "policy_model"]
 
 
-def test_an_agent_that_the_deployment_names_is_the_only_one_and_asks_whom_it_says() -> None:
+def test_a_configured_agent_replaces_the_default_agent_and_keeps_its_references() -> None:
     refers = {"resources_server": "math", "model_server": "big"}
     mine = ServerConfig(
         name="mine", kind="responses_api_agents", implementation="simple_agent", part=AgentServerConfig(), refers=refers
@@ -43,7 +43,7 @@ def test_an_agent_that_the_deployment_names_is_the_only_one_and_asks_whom_it_say
     assert found[2].refers["model_server"] == "big"
 
 
-def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
+def test_agents_without_a_model_use_the_only_model() -> None:
     big = plan.build_model_server(PLAYER).model_copy(update={"name": "big"})
     found = plan.complete_servers(Deployment(servers=(big,)), plan.build_resources_server("math"))
     assert next(each for each in found if each.name == "math_simple_agent").refers["model_server"] == "big"
@@ -53,17 +53,17 @@ def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
     ("role", "there"),
     [("head", []), ("resources", MATH[:1]), ("agent", MATH[1:]), ("model", ["policy_model"]), (None, None)],
 )
-def test_a_role_is_the_servers_of_its_kinds(role: plan.Role | None, there: list[str] | None) -> None:
+def test_a_role_selects_the_servers_of_its_kinds(role: plan.Role | None, there: list[str] | None) -> None:
     whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), player=PLAYER)
     assert names(plan.select_local(whole, role=role)) == (names(whole) if there is None else there)
 
 
-def test_one_server_alone_is_the_one_of_that_name() -> None:
+def test_a_single_server_is_selected_by_name() -> None:
     whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), player=PLAYER)
     assert names(plan.select_local(whole, only="math_simple_agent")) == ["math_simple_agent"]
 
 
-def test_what_is_needed_is_there_beside_what_it_refers_to() -> None:
+def test_required_servers_include_their_references() -> None:
     whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"))
     assert plan.list_referenced_servers(whole) == [*MATH, "policy_model"]
     assert plan.list_referenced_servers(plan.select_local(whole, role="resources")) == ["math"]
@@ -73,14 +73,14 @@ def test_what_is_needed_is_there_beside_what_it_refers_to() -> None:
     assert plan.list_referenced_servers(plan.complete_servers(Deployment(servers=(written,)))) == MATH
 
 
-def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environment() -> None:
+def test_missing_servers_are_the_agent_and_environment_server_of_each_environment() -> None:
     there = [service("math", "resources_servers"), service("big", "responses_api_models")]
     found = plan.find_missing_servers(there)
     assert names(found) == MATH[1:]
     assert {each.refers["model_server"] for each in found} == {"big"}
 
 
-def test_nothing_is_lacking_that_another_agent_does_or_that_is_on_its_way() -> None:
+def test_servers_with_another_agent_and_expected_servers_are_not_missing() -> None:
     resources = service("math", "resources_servers")
     agent = service("mine", "responses_api_agents", resources_server="math")
     assert names(plan.find_missing_servers([resources, agent])) == ["mine_environment_server"]

@@ -1,4 +1,4 @@
-"""Outputs that are too long: cut, with a word to the policy, wherever a tool is called."""
+"""Truncate long tool outputs, with a note to the policy, wherever a tool is called."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def picture(size: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("output", ["", "a" * 1000, [{"type": "input_text", "text": "a" * 990}], [picture(1000)]])
-def test_what_is_not_too_long_is_as_it_was(output: object) -> None:
-    assert truncate_output(output, 1000) is output  # type: ignore[arg-type]  # parts as they come
+def test_a_short_output_is_unchanged(output: object) -> None:
+    assert truncate_output(output, 1000) is output  # type: ignore[arg-type]  # parts are plain dictionaries
 
 
 def test_a_long_text_is_truncated_with_a_note_within_the_limit() -> None:
@@ -58,7 +58,7 @@ def test_content_parts_that_do_not_fit_are_replaced_by_a_note() -> None:
     assert "omitted" in shown[3]["text"]
 
 
-async def test_a_policy_is_shown_as_much_as_the_budget_says(
+async def test_the_budget_limits_the_output_that_a_policy_sees(
     environment: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     made = environment(TALKS)
@@ -70,5 +70,5 @@ async def test_a_policy_is_shown_as_much_as_the_budget_says(
     assert "9000 characters" in output
 
 
-def test_the_limit_is_no_part_of_what_a_run_is() -> None:
+def test_the_limit_is_not_part_of_the_identity_of_a_run() -> None:
     assert Budget(output=2000).model_dump() == Budget().model_dump()

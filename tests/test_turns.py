@@ -11,7 +11,7 @@ OTHER = responses.build_function_call("stop", "{}", "two")
 
 
 @pytest.mark.parametrize("odd", [{}, [], {"a": []}, 5, None])
-def test_what_a_client_writes_for_a_type_or_an_id_is_nobody_s_and_breaks_nothing(odd: object):
+def test_an_invalid_type_or_id_of_a_client_matches_nothing_and_raises_nothing(odd: object):
     items = [CALL, {"type": odd, "name": "x"}, {"type": "function_call_output", "call_id": odd, "output": "1"}]
     [span] = iter_turn_spans(items)
     assert (span, get_played_actions(items, span)) == (slice(0, 1), [])
@@ -23,18 +23,18 @@ def test_text_is_one_reply():
     ]
 
 
-def test_the_text_of_a_turn_with_calls_is_no_action():
+def test_the_text_of_a_turn_with_calls_is_not_an_action():
     acts = parse_actions([responses.build_message("let me see"), CALL, OTHER])
     assert [act.name for act in acts if isinstance(act, ToolCall)] == ["go", "stop"]
     assert len(acts) == 2
 
 
-def test_reasoning_alone_or_an_empty_text_is_no_action():
+def test_only_reasoning_or_an_empty_text_is_not_an_action():
     assert parse_actions([THOUGHT]) == []
     assert parse_actions([responses.build_message("")]) == []
 
 
-def test_what_the_environment_says_ends_a_turn():
+def test_a_message_of_the_environment_ends_a_turn():
     answer = responses.build_function_call_output("one", "ok")
     user = {"role": "user", "content": "?"}
     first, second, third = [THOUGHT, CALL], [responses.build_message("a")], [responses.build_message("b")]
@@ -42,7 +42,7 @@ def test_what_the_environment_says_ends_a_turn():
     assert list(iter_turn_spans([*first, answer, *second])) == [slice(0, 2), slice(3, 4)]
 
 
-def test_only_calls_that_were_answered_were_played():
+def test_only_calls_with_outputs_were_played():
     items = [
         CALL,
         OTHER,
@@ -52,11 +52,11 @@ def test_only_calls_that_were_answered_were_played():
     assert [act.call_id for act in get_played_actions(items, slice(0, 2)) if isinstance(act, ToolCall)] == ["one"]
 
 
-def test_a_call_without_an_answer_was_not_played():
+def test_a_call_without_an_output_was_not_played():
     assert get_played_actions([CALL], slice(0, 1)) == []
 
 
-def test_an_answer_counts_for_its_own_turn_even_where_ids_come_again():
+def test_an_output_belongs_to_its_turn_even_if_ids_repeat():
     items = [
         CALL,
         responses.build_function_call_output("one", "ok"),

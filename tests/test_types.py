@@ -11,15 +11,15 @@ from gymsdk.types import extract_text
 THOUGHT = responses.build_reasoning("hm")
 
 
-def said(text):
+def assistant(text):
     return responses.build_message(text)
 
 
-def test_a_task_opens_with_the_prompt_it_is_asked_with():
+def test_a_task_has_the_prompt_of_ask():
     assert Task.ask("Hi").input == [{"role": "user", "content": "Hi"}]
 
 
-def test_a_prompt_that_is_a_string_is_the_users_message():
+def test_a_string_prompt_is_a_user_message():
     task = Task.model_validate({"responses_create_params": {"input": "Hi"}})
     assert task.input == [{"role": "user", "content": "Hi"}]
 
@@ -30,13 +30,13 @@ def test_undeclared_fields_of_a_row_survive():
 
 
 @pytest.mark.parametrize("params", [{}, {"input": None}, {"input": 5}, {"input": ["Hi"]}])
-def test_a_row_without_a_readable_prompt_is_refused(params):
+def test_a_row_without_a_readable_prompt_is_rejected(params):
     with pytest.raises(ValidationError, match="`input` must be a string or a list of message objects"):
         Task.model_validate({"responses_create_params": params})
 
 
 @pytest.mark.parametrize("tools", ["search", ["search"], {"name": "search"}])
-def test_a_row_whose_tools_are_no_objects_is_refused(tools):
+def test_a_row_with_tools_that_are_not_objects_is_rejected(tools):
     with pytest.raises(ValidationError, match="`tools` must be a list of tool objects"):
         Task.model_validate({"responses_create_params": {"input": "Hi", "tools": tools}})
 
@@ -50,7 +50,7 @@ def test_arguments_given_as_text_stay_verbatim():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])
-def test_arguments_that_are_no_json_object_are_none(text):
+def test_arguments_that_are_not_a_json_object_are_none(text):
     assert ToolCall(name="go", arguments=text).parsed() is None
 
 
@@ -63,16 +63,16 @@ def test_a_message_joins_the_text_of_its_parts():
     assert Message(role="user", content=parts).text == "ab"
 
 
-def test_nothing_has_no_text():
+def test_empty_content_has_no_text():
     assert extract_text(None) == ""
 
 
-def test_what_an_environment_says_is_the_users_unless_a_role_is_given():
+def test_a_message_has_the_user_role_by_default():
     messages = Reset(messages=["a", Message(content="b"), Message(role="system", content="c")]).messages
     assert [message.role for message in messages] == ["user", "user", "system"]
 
 
-def test_an_opening_may_hold_words_of_the_assistant():
+def test_a_prompt_may_contain_assistant_messages():
     assert Reset(messages=[Message(role="assistant", content="Hi")]).messages[0].role == "assistant"
 
 
@@ -81,34 +81,41 @@ def test_a_step_may_not_contain_assistant_messages():
         Step(messages=[Message(role="assistant", content="Hi")])
 
 
-def test_a_state_refuses_fields_it_does_not_declare():
+def test_a_state_rejects_undeclared_fields():
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         State(count=1)
 
 
 def test_the_reply_is_the_text_of_the_last_turn():
-    items = [THOUGHT, said("first"), {"role": "user", "content": "and?"}, THOUGHT, said("the "), said("last")]
+    items = [
+        THOUGHT,
+        assistant("first"),
+        {"role": "user", "content": "and?"},
+        THOUGHT,
+        assistant("the "),
+        assistant("last"),
+    ]
     assert Transcript(items=items).reply == "the last"
 
 
-def test_the_reply_stands_when_the_environment_had_the_last_word():
-    assert Transcript(items=[said("4"), {"role": "user", "content": "thanks"}]).reply == "4"
+def test_the_reply_is_kept_after_a_last_message_of_the_environment():
+    assert Transcript(items=[assistant("4"), {"role": "user", "content": "thanks"}]).reply == "4"
 
 
 @pytest.mark.parametrize("last", [[], [responses.build_function_call_output("c", "ok")]])
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_turn_that_called_a_tool_is_no_reply(last, order):
-    turn = [said("let me see"), responses.build_function_call("go", "{}", "c")][::order]
-    assert Transcript(items=[said("before"), {"role": "user", "content": "?"}, *turn, *last]).reply == ""
+def test_a_turn_with_a_tool_call_is_not_a_reply(last, order):
+    turn = [assistant("let me see"), responses.build_function_call("go", "{}", "c")][::order]
+    assert Transcript(items=[assistant("before"), {"role": "user", "content": "?"}, *turn, *last]).reply == ""
 
 
-def test_nothing_said_is_an_empty_reply():
+def test_an_empty_transcript_has_an_empty_reply():
     assert Transcript().reply == ""
     assert Transcript(items=[THOUGHT]).reply == ""
 
 
-def test_the_text_is_all_the_policy_wrote_without_its_reasoning():
-    items = [THOUGHT, said("a"), {"role": "user", "content": "b"}, said("c")]
+def test_the_text_is_all_policy_text_without_reasoning():
+    items = [THOUGHT, assistant("a"), {"role": "user", "content": "b"}, assistant("c")]
     assert Transcript(items=items).text() == "ac"
 
 
@@ -118,7 +125,7 @@ def test_calls_are_found_by_name_in_their_order():
     assert len(Transcript(items=items).calls()) == 3
 
 
-def test_calls_survive_a_server_that_leaves_fields_out_or_sends_arguments_parsed():
+def test_calls_with_missing_fields_or_parsed_arguments_are_accepted():
     items = [{"type": "function_call"}, {"type": "function_call", "name": "go", "arguments": {"a": 1}}]
     assert [(call.name, call.arguments) for call in Transcript(items=items).calls()] == [
         ("", "null"),
@@ -132,12 +139,12 @@ def test_the_output_of_a_call_is_found_by_its_id():
     assert transcript.output("d") is None
 
 
-def test_whatever_responds_is_a_model():
+def test_any_object_with_respond_is_a_model():
     assert isinstance(build("null"), Model)
     assert not isinstance("null", Model)
 
 
-def test_a_near_name_is_suggested_and_a_far_one_is_not():
+def test_only_similar_names_are_suggested():
     assert format_suggestion("mathh", ["math", "tool_call"]) == "; did you mean 'math'?"
     assert format_suggestion("zzz", ["math", "tool_call"]) == ""
     assert format_suggestion("mathh", ["math"], "its splits: a") == "; did you mean 'math'? Its splits: a"
@@ -151,7 +158,7 @@ def test_a_verdict_may_not_have_a_reserved_field(name):
 
 
 @pytest.mark.filterwarnings("ignore:Field name")
-def test_a_tasks_field_may_not_hide_a_member_of_task():
+def test_a_task_field_may_not_hide_a_member_of_task():
     with pytest.raises(TypeError, match="a task cannot have a field 'input'"):
 
         class Odd(Task):  # the class definition itself raises

@@ -1,4 +1,4 @@
-"""What goes to a model's servers with every call, and what their answers amount to."""
+"""The requests to model servers, and the handling of their responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HELLO = completion({"role": "assistant", "content": "hello"})
 
 
 class Engine:
-    """Answers each path with what it is given; remembers what it was sent there."""
+    """A server with a fixed response per path that records its requests."""
 
     def __init__(self, **answers: object) -> None:
         self._answers = {"completions": HELLO, "responses": {"output": [responses.build_message("hello")]}} | answers
@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def body(self) -> Item:
-        """What it was sent first, its conversation left out."""
+        """The first request body, without the conversation."""
         return {key: value for key, value in self.sent[0][1].items() if key not in {"messages", "input", "model"}}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -57,161 +57,161 @@ class Engine:
 
 
 @asynccontextmanager
-async def behind(engine: Engine) -> AsyncIterator[str]:
+async def serve_engine(engine: Engine) -> AsyncIterator[str]:
     application = web.Application(client_max_size=2**26)
     application.router.add_post("/{path:.*}", engine.answer)
     async with serve(application) as url:
         yield url
 
 
-async def asked(engine: Engine, request: Item | None = None, name: str = "endpoint/m", **options: object) -> Item:
-    async with behind(engine) as url:
+async def respond(engine: Engine, request: Item | None = None, name: str = "endpoint/m", **options: object) -> Item:
+    async with serve_engine(engine) as url:
         policy = model(name, **({"base_url": url, "wait": 0.001, "retries": 2} | options))
         return await policy.respond({"input": "hi"} | (request or {}))
 
 
-async def failed(engine: Engine, request: Item | None = None, **options: object) -> Failed:
+async def catch_failure(engine: Engine, request: Item | None = None, **options: object) -> Failed:
     with pytest.raises(Failed) as caught:
-        await asked(engine, request, **options)
+        await respond(engine, request, **options)
     return caught.value
 
 
 class TestPins:
-    async def test_what_is_pinned_wins_over_the_caller(self) -> None:
+    async def test_pinned_options_override_the_request(self) -> None:
         engine = Engine()
         metadata = {"extra_body": '{"top_k": 9, "seed": 1}'}
         pins = {"temperature": 0.5, "top_k": 20, "max_output_tokens": 7, "top_p": None}
         request = {"temperature": 0.9, "top_p": 0.9, "max_output_tokens": 99, "metadata": metadata}
-        response = await asked(engine, request, name="vllm/m", pinned=pins)
+        response = await respond(engine, request, name="vllm/m", pinned=pins)
         assert engine.body == {"temperature": 0.5, "top_k": 20, "max_tokens": 7, "seed": 1}
         assert (response["temperature"], response["max_output_tokens"], "top_p" in response) == (0.5, 7, False)
 
-    async def test_what_is_pinned_reaches_a_server_that_speaks_responses(self) -> None:
+    async def test_pinned_options_reach_a_responses_server(self) -> None:
         engine = Engine()
-        await asked(engine, {"temperature": 0.9}, api="responses", pinned={"temperature": 0.5, "seed": 1})
+        await respond(engine, {"temperature": 0.9}, api="responses", pinned={"temperature": 0.5, "seed": 1})
         assert engine.body == {"temperature": 0.5, "seed": 1}
 
     @BOTH
-    async def test_what_is_extra_gives_way_to_the_request(self, api: Api) -> None:
+    async def test_the_request_overrides_extra_body_options(self, api: Api) -> None:
         engine = Engine()
         extra = {"seed": 1, "top_k": 20, "temperature": 0.1}
         metadata = {"extra_body": json.dumps({"top_k": 5})}
-        await asked(engine, {"temperature": 0.9, "metadata": metadata}, api=api, extra_body=extra)
+        await respond(engine, {"temperature": 0.9, "metadata": metadata}, api=api, extra_body=extra)
         assert engine.body == {"seed": 1, "top_k": 5, "temperature": 0.9}
 
     @BOTH
-    async def test_template_arguments_of_both_sides_meet_and_the_request_wins(self, api: Api) -> None:
+    async def test_template_arguments_are_merged_and_the_request_wins(self, api: Api) -> None:
         engine = Engine()
         metadata = {"chat_template_kwargs": '{"b": 3, "c": 4}'}
-        await asked(engine, {"metadata": metadata}, api=api, chat_template_kwargs={"a": 1, "b": 2})
+        await respond(engine, {"metadata": metadata}, api=api, chat_template_kwargs={"a": 1, "b": 2})
         assert engine.body == {"chat_template_kwargs": {"a": 1, "b": 3, "c": 4}}
 
-    async def test_headers_are_sent_and_told_to_nobody(self) -> None:
+    async def test_headers_are_sent_and_never_shown(self) -> None:
         engine = Engine(completions=(400, {"error": "X-Team was hush-hush"}))
-        error = await failed(engine, headers={"X-Team": "hush-hush"})
+        error = await catch_failure(engine, headers={"X-Team": "hush-hush"})
         assert engine.headers[0]["X-Team"] == "hush-hush"
         assert "hush" not in str(error)
 
     @BOTH
-    async def test_a_key_that_nobody_knows_is_left_out_with_one_word(
+    async def test_an_unknown_key_is_omitted_with_one_warning(
         self, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(chat, "_reported_fields", set())
         engine = Engine()
         with caplog.at_level(logging.WARNING):
-            await asked(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)
-            await asked(engine, {"_rowidx": 4}, api=api)
+            await respond(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)
+            await respond(engine, {"_rowidx": 4}, api=api)
         assert engine.body == {"min_p": 0.1, "safety_identifier": "s"}
         assert [text for text in caplog.messages if "'_rowidx'" in text] == caplog.messages[:1] == caplog.messages
 
     @BOTH
-    async def test_an_answer_is_never_asked_for_in_pieces(self, api: Api) -> None:
+    async def test_requests_never_ask_for_a_stream(self, api: Api) -> None:
         engine = Engine()
         extra = json.dumps({"stream": True, "stream_options": {}, "n": 1})
-        await asked(engine, {"stream": True, "metadata": {"extra_body": extra}}, api=api)
+        await respond(engine, {"stream": True, "metadata": {"extra_body": extra}}, api=api)
         assert engine.body == {"n": 1}
 
-    async def test_several_answers_are_not_asked_for(self) -> None:
+    async def test_requests_never_ask_for_several_answers(self) -> None:
         engine = Engine()
-        error = await failed(engine, {"metadata": {"extra_body": '{"n": 2}'}})
+        error = await catch_failure(engine, {"metadata": {"extra_body": '{"n": 2}'}})
         assert (error.kind, engine.sent) == ("model_bad_request", [])
 
     @BOTH
-    async def test_a_call_that_is_required_needs_tools(self, api: Api) -> None:
+    async def test_a_required_tool_call_needs_tools(self, api: Api) -> None:
         engine = Engine()
-        error = await failed(engine, {"tool_choice": "required"}, api=api)
+        error = await catch_failure(engine, {"tool_choice": "required"}, api=api)
         assert "the request has no tools" in str(error)
         assert (error.kind, engine.sent) == ("model_bad_request", [])
 
 
 class TestTokens:
-    async def test_they_are_asked_for_and_come_with_the_last_item(self) -> None:
+    async def test_token_fields_are_requested_and_returned_on_the_last_item(self) -> None:
         engine = Engine(completions=completion({"content": "hello", "reasoning": "hmm"} | TOKENS))
-        response = await asked(engine, tokens=True)
+        response = await respond(engine, tokens=True)
         assert engine.body == ASKS
         assert {key: response["output"][-1].get(key) for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & response["output"][0].keys()
 
     @pytest.mark.parametrize("choice", [{"token_ids": [3]} | SPELLED, SPELLED])
-    async def test_the_prompt_is_asked_of_the_tokenizer_where_the_answer_lacks_it(self, choice: Item) -> None:
+    async def test_missing_prompt_ids_are_requested_from_the_tokenizer(self, choice: Item) -> None:
         engine = Engine(
             completions=completion({"content": "x"}, **choice),
             tokenize={"tokens": [1, 2], "count": 2, "max_model_len": 8},
         )
         request = {"tools": [TOOL], "temperature": 0.5, "metadata": {"chat_template_kwargs": '{"a": 1}'}}
-        response = await asked(engine, request, tokens=True)
+        response = await respond(engine, request, tokens=True)
         assert {key: response["output"][-1][key] for key in TOKENS} == TOKENS
-        (_, body), (path, told) = engine.sent
+        (_, body), (path, tokenize_body) = engine.sent
         assert path == "/tokenize"
-        assert told == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
+        assert tokenize_body == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
 
-    async def test_a_request_may_ask_for_them_by_itself(self) -> None:
+    async def test_a_request_may_ask_for_token_fields(self) -> None:
         engine = Engine(completions=completion({"content": "x"}, **SPELLED), tokenize={"tokens": [1, 2]})
         metadata = {"extra_body": json.dumps({"logprobs": True, "return_tokens_as_token_ids": True})}
-        response = await asked(engine, {"metadata": metadata})
+        response = await respond(engine, {"metadata": metadata})
         assert response["output"][-1]["prompt_token_ids"] == [1, 2]
 
-    async def test_the_tokenizer_is_not_asked_where_nobody_wants_them(self) -> None:
+    async def test_the_tokenizer_is_not_called_without_a_request_for_tokens(self) -> None:
         engine = Engine(completions=completion({"content": "x"}, **SPELLED))
-        response = await asked(engine)
+        response = await respond(engine)
         assert len(engine.sent) == 1
         assert not TOKENS.keys() & response["output"][-1].keys()
 
     @pytest.mark.parametrize("tokens", [True, False])
-    async def test_tokens_that_do_not_fit_are_a_failure_for_those_who_want_them(self, tokens: bool) -> None:
+    async def test_inconsistent_tokens_are_a_failure_if_requested(self, tokens: bool) -> None:
         engine = Engine(completions=completion({"content": "x"} | TOKENS | {"generation_log_probs": []}))
         if not tokens:
-            assert not TOKENS.keys() & (await asked(engine))["output"][-1].keys()
+            assert not TOKENS.keys() & (await respond(engine))["output"][-1].keys()
             return
-        error = await failed(engine, tokens=True)
+        error = await catch_failure(engine, tokens=True)
         assert "1 token ids, but 0 log-probabilities" in str(error)
         assert (error.kind, error.retryable) == ("model_bad_tokens", False)
 
     @pytest.mark.parametrize(
         ("tokenize", "what"), [((404, {}), "no /tokenize"), ({"count": 2}, "no list of tokens"), ((500, {}), "500")]
     )
-    async def test_a_tokenizer_that_does_not_tell_is_named(self, tokenize: object, what: str) -> None:
+    async def test_a_tokenizer_without_ids_is_named(self, tokenize: object, what: str) -> None:
         engine = Engine(completions=completion({"content": "x"}, **SPELLED), tokenize=tokenize)
-        assert what in str(await failed(engine, tokens=True, retries=0))
+        assert what in str(await catch_failure(engine, tokens=True, retries=0))
 
     @BOTH
-    async def test_a_server_that_sends_none_is_named(self, api: Api) -> None:
-        error = await failed(Engine(), api=api, tokens=True)
+    async def test_a_server_without_token_fields_is_named(self, api: Api) -> None:
+        error = await catch_failure(Engine(), api=api, tokens=True)
         assert "returned no token ids" in str(error)
         assert error.kind == "model_bad_tokens"
 
-    async def test_a_server_that_speaks_responses_may_have_them_on_its_items(self) -> None:
+    async def test_a_responses_server_may_return_token_fields_on_its_items(self) -> None:
         engine = Engine(responses={"output": [responses.build_message("hello") | TOKENS]})
-        response = await asked(engine, api="responses", tokens=True)
+        response = await respond(engine, api="responses", tokens=True)
         assert {key: response["output"][-1][key] for key in TOKENS} == TOKENS
         assert engine.body == ASKS
 
-    async def test_some_of_the_fields_alone_are_a_failure_in_responses_too(self) -> None:
+    async def test_incomplete_token_fields_are_a_failure_in_responses_too(self) -> None:
         engine = Engine(responses={"output": [responses.build_message("hello") | {"generation_token_ids": [3]}]})
-        assert "prompt_token_ids is missing" in str(await failed(engine, api="responses", tokens=True))
+        assert "prompt_token_ids is missing" in str(await catch_failure(engine, api="responses", tokens=True))
 
 
-class TestMisfits:
+class TestServerErrors:
     @pytest.mark.parametrize(
         ("status", "message", "flag"),
         [
@@ -224,34 +224,34 @@ class TestMisfits:
             (500, "Internal server error: Unsupported tool_call_parser: None", "start SGLang"),
         ],
     )
-    async def test_a_server_that_refuses_tools_is_named_at_once_with_its_flag(
+    async def test_a_server_that_rejects_tools_is_named_with_the_required_flag(
         self, status: int, message: str, flag: str
     ) -> None:
         engine = Engine(completions=(status, {"error": {"message": message}}))
-        error = await failed(engine, {"tools": [TOOL]})
+        error = await catch_failure(engine, {"tools": [TOOL]})
         assert flag in str(error)
         assert (error.kind, error.retryable, len(engine.sent)) == ("model_misconfigured", False, 1)
 
     @BOTH
-    async def test_a_server_that_leaves_calls_in_the_text_is_no_reward_of_0(self, api: Api) -> None:
+    async def test_a_server_that_leaves_calls_in_the_text_is_a_failure_not_reward_0(self, api: Api) -> None:
         text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
         engine = Engine(
             completions=completion({"content": text}), responses={"output": [responses.build_message(text)]}
         )
-        error = await failed(engine, {"tools": [TOOL]}, api=api)
+        error = await catch_failure(engine, {"tools": [TOOL]}, api=api)
         assert "--enable-auto-tool-choice --tool-call-parser hermes" in str(error)
         assert (error.kind, error.retryable) == ("model_misconfigured", False)
 
     async def test_a_base_url_without_v1_is_named(self) -> None:
         engine = Engine(completions=(404, {"detail": "Not Found"}))
-        async with behind(engine) as url:
+        async with serve_engine(engine) as url:
             with pytest.raises(Failed, match=r"the base URL http://127\S+ does not end in /v1") as caught:
                 await model("vllm/m", base_url=url.removesuffix("/v1")).respond({"input": "hi"})
         assert caught.value.kind == "model_not_found"
 
-    async def test_a_judge_has_all_of_it(self) -> None:
+    async def test_a_judge_model_reports_the_same_errors(self) -> None:
         text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-        async with behind(Engine(completions=completion({"content": text}))) as url:
+        async with serve_engine(Engine(completions=completion({"content": text}))) as url:
             judge = MeteredModel(model(f"vllm/judge@{url}"), role="judge")
             with pytest.raises(Failed) as caught:
                 await judge.respond({"input": "hi", "tools": [TOOL]})
@@ -259,17 +259,17 @@ class TestMisfits:
 
 
 @BOTH
-async def test_a_refusal_says_what_the_server_says_and_what_it_blames(api: Api) -> None:
-    said = (400, {"error": {"message": "temperature must be below 2.", "param": "temperature", "code": 400}})
-    error = await failed(Engine(completions=said, responses=said), api=api)
+async def test_an_error_contains_the_message_and_parameter_of_the_server(api: Api) -> None:
+    error_response = (400, {"error": {"message": "temperature must be below 2.", "param": "temperature", "code": 400}})
+    error = await catch_failure(Engine(completions=error_response, responses=error_response), api=api)
     assert str(error).endswith(" answered 400: temperature must be below 2")
     assert isinstance(error, client.RequestRefused)
     assert error.param == "temperature"
 
 
-async def test_prompts_that_do_not_fit_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    said = (400, {"error": {"message": "This model's maximum context length is 8 tokens.", "code": 400}})
-    async with behind(Engine(completions=said)) as url:
+async def test_a_prompt_that_does_not_fit_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    error_response = (400, {"error": {"message": "This model's maximum context length is 8 tokens.", "code": 400}})
+    async with serve_engine(Engine(completions=error_response)) as url:
         policy = model("endpoint/m", base_url=url)
         answers = [await policy.respond({"input": "hi"}) for _ in range(3)]
     [warning] = caplog.messages
@@ -277,19 +277,19 @@ async def test_prompts_that_do_not_fit_are_warned_of_once(caplog: pytest.LogCapt
     assert answers[2]["incomplete_details"]["message"] == "This model's maximum context length is 8 tokens"
 
 
-async def test_an_engine_that_answers_is_no_trouble() -> None:
-    async with behind(Engine()) as url:
+async def test_a_running_engine_has_no_diagnostics() -> None:
+    async with serve_engine(Engine()) as url:
         assert await Endpoint("m", ModelOptions(base_url=url)).trouble() is None
 
 
-async def test_an_engine_that_is_not_there_yet_is_told_of() -> None:
-    told = await Endpoint("m", ModelOptions(base_url="http://127.0.0.1:9/v1")).trouble()
-    assert told == (
+async def test_an_engine_that_is_not_running_is_reported() -> None:
+    problem = await Endpoint("m", ModelOptions(base_url="http://127.0.0.1:9/v1")).trouble()
+    assert problem == (
         "the model's server at 127.0.0.1:9 does not answer yet: nothing listens there; is the server running?"
     )
 
 
-async def test_a_base_url_that_ends_too_soon_is_told_of() -> None:
-    async with behind(Engine()) as url:
-        told = await Endpoint("m", ModelOptions(base_url=url.removesuffix("/v1"))).trouble()
-    assert "does not end in /v1, as it does for most servers" in str(told)
+async def test_an_incomplete_base_url_is_reported() -> None:
+    async with serve_engine(Engine()) as url:
+        problem = await Endpoint("m", ModelOptions(base_url=url.removesuffix("/v1"))).trouble()
+    assert "does not end in /v1, as it does for most servers" in str(problem)

@@ -8,14 +8,14 @@ from gymsdk.types import Usage
 CALL = {"usage": responses.build_usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
 
 
-def test_usage_is_read_off_a_response():
+def test_usage_is_read_from_a_response():
     assert types.parse_usage(CALL) == Usage(
         input_tokens=10, output_tokens=5, total_tokens=15, cached_tokens=4, reasoning_tokens=2, calls=1
     )
 
 
 @pytest.mark.parametrize("reported", [None, {}, "many", {"input_tokens": "ten", "input_tokens_details": 3}])
-def test_a_response_that_reports_nothing_readable_counts_as_a_call(reported):
+def test_a_response_without_readable_usage_counts_as_a_call(reported):
     assert types.parse_usage({"usage": reported}) == Usage(calls=1)
 
 
@@ -24,7 +24,7 @@ def test_calls_are_summed():
     assert (total.input_tokens, total.total_tokens, total.cached_tokens, total.calls) == (20, 30, 8, 2)
 
 
-def test_a_detail_that_one_call_did_not_report_is_not_known_of_the_sum():
+def test_a_detail_that_one_call_lacks_is_unknown_in_the_sum():
     total = types.add_usage(types.parse_usage(CALL), types.parse_usage({"usage": responses.build_usage(1, 1)}))
     assert total.cached_tokens is None
     assert total.input_tokens == 11
@@ -38,7 +38,7 @@ def test_no_calls_add_nothing():
     )
 
 
-def test_what_is_noted_in_a_block_is_kept_by_role():
+def test_usage_inside_a_block_is_recorded_by_role():
     used: types.UsageByRole = {}
     with types.collect_usage(used):
         for role in ("policy", "judge", "policy"):
@@ -46,7 +46,7 @@ def test_what_is_noted_in_a_block_is_kept_by_role():
     assert {role: each.calls for role, each in used.items()} == {"policy": 2, "judge": 1}
 
 
-def test_what_is_noted_outside_a_block_is_nobodys():
+def test_usage_outside_a_block_is_not_recorded():
     used: types.UsageByRole = {}
     with types.collect_usage(used):
         pass
@@ -54,5 +54,5 @@ def test_what_is_noted_outside_a_block_is_nobodys():
     assert used == {}
 
 
-def test_a_sum_is_written_as_a_response_carries_it():
+def test_a_sum_has_the_format_of_response_usage():
     assert types.usage_to_item(types.parse_usage(CALL)) == CALL["usage"]

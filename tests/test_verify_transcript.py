@@ -47,7 +47,7 @@ async def verify(task, state: Count):
 
 
 class Policy:
-    """Returns the same response each time, after *late* seconds."""
+    """A policy that returns the same response after *late* seconds."""
 
     def __init__(self, *output: Item, status: responses.ResponseStatus = "completed", late: float = 0.0) -> None:
         self._output = list(output)
@@ -85,7 +85,7 @@ async def played(
     return paying, rollout
 
 
-async def test_what_was_played_earns_the_same_once_more(played: tuple[Environment, Rollout]) -> None:
+async def test_verifying_a_transcript_again_gives_the_same_reward(played: tuple[Environment, Rollout]) -> None:
     paying, rollout = played
     assert rollout.response is not None
     assert rollout.ended is not None
@@ -94,7 +94,7 @@ async def test_what_was_played_earns_the_same_once_more(played: tuple[Environmen
     assert (again.reward, again.components) == (rollout.reward, rollout.components)
 
 
-async def test_what_ran_before_the_deadline_is_on_the_transcript_and_paid(
+async def test_actions_before_the_deadline_are_in_the_transcript_and_rewarded(
     environment: Callable[..., Environment],
 ) -> None:
     policy, budget, _ = CASES["calls before the deadline are"]

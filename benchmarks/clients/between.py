@@ -1,4 +1,4 @@
-"""What stands between a client and a server: one that streams an answer, one that loses cookies."""
+"""Proxies between a client and a server: one adds streaming, the other removes cookies."""
 
 from __future__ import annotations
 
@@ -9,54 +9,59 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-LARGEST = 2**28
-KEPT = ("content-type", "accept", "x-nemo-gym-session-token")
+MAX_BODY_BYTES = 2**28
+FORWARDED_HEADERS = ("content-type", "accept", "x-nemo-gym-session-token")
 
 
-def streaming(upstream: str) -> web.Application:
-    """Give what answers Chat Completions by those of *upstream*, as a stream of events where one is asked for."""
+def with_streaming(upstream: str) -> web.Application:
+    """Return a proxy for the Chat Completions API of *upstream* that adds streaming."""
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        streams = asked.pop("stream", False)
-        asked.pop("stream_options", None)
+        body = await request.json()
+        streams = body.pop("stream", False)
+        body.pop("stream_options", None)
         async with (
             aiohttp.ClientSession() as client,
-            client.post(f"{upstream}/v1/chat/completions", json=asked) as answer,
+            client.post(f"{upstream}/v1/chat/completions", json=body) as answer,
         ):
-            told = await answer.json()
+            completion = await answer.json()
         if answer.status != 200 or not streams:
-            return web.json_response(told, status=answer.status)
+            return web.json_response(completion, status=answer.status)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        for chunk in _chunks(told):
+        for chunk in _chunks(completion):
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    app = web.Application(client_max_size=LARGEST)
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_post("/v1/chat/completions", chat)
     return app
 
 
-def _chunks(told: dict) -> list[dict]:
-    (choice,) = told["choices"]
-    said = choice["message"]
-    calls = [{"index": index, **call} for index, call in enumerate(said.get("tool_calls") or [])]
-    delta = {"role": "assistant", "content": said.get("content"), **({"tool_calls": calls} if calls else {})}
-    about = {"id": told["id"], "created": told["created"], "model": told["model"], "object": "chat.completion.chunk"}
+def _chunks(completion: dict) -> list[dict]:
+    (choice,) = completion["choices"]
+    message = choice["message"]
+    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or [])]
+    delta = {"role": "assistant", "content": message.get("content"), **({"tool_calls": calls} if calls else {})}
+    common = {
+        "id": completion["id"],
+        "created": completion["created"],
+        "model": completion["model"],
+        "object": "chat.completion.chunk",
+    }
     return [
-        about | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        about | {"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
-        about | {"choices": [], "usage": told["usage"]},
+        common | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        common | {"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+        common | {"choices": [], "usage": completion["usage"]},
     ]
 
 
-def forgetful(upstream: str) -> web.Application:
-    """Give what passes everything on to *upstream* but cookies, in either direction."""
+def without_cookies(upstream: str) -> web.Application:
+    """Return a proxy to *upstream* that removes cookies from requests and responses."""
 
-    async def passed(request: web.Request) -> web.Response:
-        headers = {key: value for key, value in request.headers.items() if key.lower() in KEPT}
+    async def forward(request: web.Request) -> web.Response:
+        headers = {key: value for key, value in request.headers.items() if key.lower() in FORWARDED_HEADERS}
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as client,
             client.request(
@@ -65,14 +70,14 @@ def forgetful(upstream: str) -> web.Application:
         ):
             return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
 
-    app = web.Application(client_max_size=LARGEST)
-    app.router.add_route("*", "/{path:.*}", passed)
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_route("*", "/{path:.*}", forward)
     return app
 
 
 @asynccontextmanager
-async def listening(app: web.Application) -> AsyncIterator[str]:
-    """Serve *app* on loopback while the context is open; gives its URL."""
+async def serve_app(app: web.Application) -> AsyncIterator[str]:
+    """Serve *app* on loopback while the context is open; yield its URL."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

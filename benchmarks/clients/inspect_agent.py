@@ -1,6 +1,6 @@
-"""Inspect's own agent, played against a model server, its tools those of a resources server.
+"""Play rows with the react agent of Inspect, a model server, and the tools of a resources server.
 
-usage: inspect_agent.py PLAN      run by the Python that inspect_ai is installed for
+usage: inspect_agent.py PLAN      run with a Python that has inspect_ai installed
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from inspect_ai import Task, eval  # noqa: A004  # the name that its users write
+from inspect_ai import Task, eval  # noqa: A004  # the public name in inspect_ai
 from inspect_ai.agent import AgentState, react, run
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageTool, ChatMessageUser, get_model
 from inspect_ai.scorer import Score, Target, mean, scorer
 from inspect_ai.solver import Generate, TaskState, solver
 from inspect_ai.tool import ToolDef, ToolParams
-from session import Session, opened, rows_of, show
+from session import Session, open_session, read_rows, show
 
 
 @solver
-def playing(resources: dict[str, str]):  # noqa: ANN201  # a type of its own, and this runs elsewhere
-    """Give what plays a sample's row by inspect's react agent, and has it judged."""
+def playing(resources: dict[str, str]):  # noqa: ANN201  # a type of inspect_ai, which the checker does not have
+    """Return a solver that plays the row of a sample with the react agent and verifies the result."""
 
-    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001  # inspect gives it
-        async with opened(state.metadata["row"], resources) as session:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001  # inspect passes it
+        async with open_session(state.metadata["row"], resources) as session:
             agent = react(prompt=None, tools=[tool(session, each) for each in session.tools], submit=False)
             before = len(state.messages)
             played = await run(agent, AgentState(messages=state.messages))
-            noted(session, played.messages[before:])
+            record_messages(session, played.messages[before:])
             state.messages, state.output = played.messages, played.output
-            state.metadata["told"] = await session.verdict()
+            state.metadata["verdict"] = await session.verdict()
         return state
 
     return solve
@@ -40,65 +40,73 @@ def playing(resources: dict[str, str]):  # noqa: ANN201  # a type of its own, an
 
 @scorer(metrics=[mean()])
 def rewarded():  # noqa: ANN201  # as above
-    """Give what scores a sample by its row's reward."""
+    """Return a scorer that uses the reward of the row."""
 
-    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001  # inspect gives it
-        told = state.metadata["told"]
-        return Score(value=told["reward"], metadata=told)
+    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001  # inspect passes it
+        verdict = state.metadata["verdict"]
+        return Score(value=verdict["reward"], metadata=verdict)
 
     return score
 
 
 def tool(session: Session, schema: dict[str, Any]) -> ToolDef:
-    """Give a tool of the row as one of inspect's."""
+    """Convert a tool of the row to an Inspect tool."""
 
     async def execute(**arguments: Any) -> str:
         return await session.call(schema["name"], arguments)
 
     parameters = ToolParams.model_validate(schema["parameters"])
     for name, each in parameters.properties.items():
-        # Inspect takes no tool that leaves one out.
+        # Inspect rejects a tool if a parameter has no description.
         each.description = each.description or name
     return ToolDef(execute, schema["name"], schema["description"], parameters)
 
 
-def noted(session: Session, messages: list[Any]) -> None:
-    """Note what the agent's *messages* say."""
+def record_messages(session: Session, messages: list[Any]) -> None:
+    """Record the *messages* of the agent as output items."""
     for message in messages:
         if isinstance(message, ChatMessageTool):
-            session.answered(message.tool_call_id, message.text)
+            session.add_output(message.tool_call_id, message.text)
         elif isinstance(message, ChatMessageAssistant):
-            session.said(message.text)
+            session.add_message(message.text)
             for call in message.tool_calls or []:
-                session.called(call.function, call.arguments, call.id)
+                session.add_call(call.function, call.arguments, call.id)
 
 
 def sample(row: dict[str, Any]) -> Sample:
-    """Give the sample that a *row* is."""
+    """Convert a *row* to a sample."""
     kinds = {"system": ChatMessageSystem, "developer": ChatMessageSystem, "user": ChatMessageUser}
     messages = [kinds[each["role"]](content=each["content"]) for each in row["responses_create_params"]["input"]]
     return Sample(input=messages, metadata={"row": row})
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Play the plan's rows as each of its asks says."""
-    rows = rows_of(plan)
-    for by, ask in plan["asks"].items():
-        model = get_model(ask["model"], base_url=ask["base_url"], api_key="any", **ask.get("words", {}))
+    """Play the rows of the plan with each variant."""
+    rows = read_rows(plan)
+    for name, variant in plan["variants"].items():
+        model = get_model(
+            variant["model"], base_url=variant["base_url"], api_key="any", **variant.get("model_args", {})
+        )
         task = Task(dataset=[sample(row) for row in rows], solver=playing(plan["resources"]), scorer=rewarded())
         with tempfile.TemporaryDirectory() as folder:
-            words = {"log_dir": folder, "display": "none", "max_retries": 0, "timeout": 60, **ask.get("config", {})}
-            [log] = eval(task, model=model, fail_on_error=False, **words)
-            # What a log has of samples it reads from its file.
-            told(by, log)
+            options = {
+                "log_dir": folder,
+                "display": "none",
+                "max_retries": 0,
+                "timeout": 60,
+                **variant.get("config", {}),
+            }
+            [log] = eval(task, model=model, fail_on_error=False, **options)
+            # The log reads its samples from its file, so print them before the folder is removed.
+            show_results(name, log)
 
 
-def told(by: str, log: Any) -> None:
-    """Print what came of the rows, as the *log* of an evaluation has it."""
+def show_results(name: str, log: Any) -> None:
+    """Print the result of each row from the *log* of an evaluation."""
     if log.status != "success":
-        show(by, error=str(log.error))
+        show(name, error=str(log.error))
     for each in sorted(log.samples or [], key=lambda each: each.id):
-        show(by, **({"error": each.error.message} if each.error else each.scores["rewarded"].metadata))
+        show(name, **({"error": each.error.message} if each.error else each.scores["rewarded"].metadata))
 
 
 main(json.loads(Path(sys.argv[1]).read_text()))

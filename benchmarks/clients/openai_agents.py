@@ -1,6 +1,6 @@
-"""The Agents SDK of OpenAI, played against a model server, its tools those of a resources server; it streams.
+"""Play rows with the OpenAI Agents SDK in streaming mode, a model server, and the tools of a resources server.
 
-usage: openai_agents.py PLAN      run by the Python that openai-agents is installed for
+usage: openai_agents.py PLAN      run with a Python that has openai-agents installed
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
-from session import Session, opened, rows_of, show
+from session import Session, open_session, read_rows, show
 
 MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 TURNS = 50
 
 
 def tool(session: Session, schema: dict[str, Any]) -> FunctionTool:
-    """Give a tool of the row as one of the SDK's."""
+    """Convert a tool of the row to a tool of the SDK."""
 
-    async def invoked(_: Any, arguments: str) -> str:
+    async def invoke(_: Any, arguments: str) -> str:
         return await session.call(schema["name"], json.loads(arguments))
 
-    return FunctionTool(schema["name"], schema["description"], schema["parameters"], invoked, strict_json_schema=False)
+    return FunctionTool(schema["name"], schema["description"], schema["parameters"], invoke, strict_json_schema=False)
 
 
-def noted(session: Session, items: list[dict[str, Any]]) -> None:
-    """Note what the *items* of a run say."""
+def record_items(session: Session, items: list[dict[str, Any]]) -> None:
+    """Record the *items* of a run as output items."""
     for item in items:
         match item.get("type", "message"):
             case "message":
-                session.said("".join(part["text"] for part in item["content"]))
+                session.add_message("".join(part["text"] for part in item["content"]))
             case "function_call":
-                session.called(item["name"], json.loads(item["arguments"]), item["call_id"])
+                session.add_call(item["name"], json.loads(item["arguments"]), item["call_id"])
             case "function_call_output":
-                session.answered(item["call_id"], item["output"])
+                session.add_output(item["call_id"], item["output"])
 
 
-async def played(session: Session, model: Any) -> None:
-    """Play the session's row."""
+async def play(session: Session, model: Any) -> None:
+    """Play the row of the session."""
     tools = [tool(session, each) for each in session.tools]
-    lead = "\n\n".join(text for role, text in session.prompt if role == "system")
-    said = [{"role": role, "content": text} for role, text in session.prompt if role != "system"]
+    instructions_text = "\n\n".join(text for role, text in session.prompt if role == "system")
+    messages = [{"role": role, "content": text} for role, text in session.prompt if role != "system"]
     settings = ModelSettings(include_usage=True)
-    agent = Agent(name="player", instructions=lead, model=model, tools=tools, model_settings=settings)
-    run = Runner.run_streamed(agent, said, max_turns=TURNS)
+    agent = Agent(name="player", instructions=instructions_text, model=model, tools=tools, model_settings=settings)
+    run = Runner.run_streamed(agent, messages, max_turns=TURNS)
     async for _ in run.stream_events():
         pass
-    noted(session, run.to_input_list()[len(said) :])
+    record_items(session, run.to_input_list()[len(messages) :])
 
 
 async def main(plan: dict[str, Any]) -> None:
-    """Play the plan's rows as each of its asks says."""
+    """Play the rows of the plan with each variant."""
     set_tracing_disabled(disabled=True)
-    rows = rows_of(plan)
-    for by, ask in plan["asks"].items():
-        async with AsyncOpenAI(base_url=ask["base_url"], api_key="any", max_retries=0) as client:
-            model = MODELS[ask["model"]]("policy", client)
+    rows = read_rows(plan)
+    for name, variant in plan["variants"].items():
+        async with AsyncOpenAI(base_url=variant["base_url"], api_key="any", max_retries=0) as client:
+            model = MODELS[variant["model"]]("policy", client)
             for row in rows:
-                async with opened(row, plan["resources"]) as session:
-                    await played(session, model)
-                    show(by, **await session.verdict())
+                async with open_session(row, plan["resources"]) as session:
+                    await play(session, model)
+                    show(name, **await session.verdict())
 
 
 asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))

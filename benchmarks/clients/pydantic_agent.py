@@ -1,6 +1,6 @@
-"""An agent of Pydantic AI, played against a model server, its tools those of a resources server; it streams.
+"""Play rows with a Pydantic AI agent in streaming mode, a model server, and the tools of a resources server.
 
-usage: pydantic_agent.py PLAN      run by the Python that pydantic-ai is installed for
+usage: pydantic_agent.py PLAN      run with a Python that has pydantic-ai installed
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from session import Session, opened, rows_of, show
+from session import Session, open_session, read_rows, show
 
 MODELS = {
     "chat": (OpenAIChatModel, OpenAIProvider),
@@ -29,51 +29,51 @@ MODELS = {
 
 
 def tool(session: Session, schema: dict[str, Any]) -> Tool:
-    """Give a tool of the row as one of Pydantic AI's."""
+    """Convert a tool of the row to a Pydantic AI tool."""
 
-    async def called(**arguments: Any) -> str:
+    async def call_tool(**arguments: Any) -> str:
         return await session.call(schema["name"], arguments)
 
-    name, about = schema["name"], schema["description"]
-    return Tool.from_schema(called, name, about, schema["parameters"], sequential=True)
+    name, description = schema["name"], schema["description"]
+    return Tool.from_schema(call_tool, name, description, schema["parameters"], sequential=True)
 
 
-def noted(session: Session, parts: list[Any]) -> None:
-    """Note what the *parts* of a run's messages say."""
+def record_parts(session: Session, parts: list[Any]) -> None:
+    """Record the *parts* of the messages as output items."""
     for part in parts:
         if isinstance(part, TextPart):
-            session.said(part.content)
+            session.add_message(part.content)
         elif isinstance(part, ToolCallPart):
-            session.called(part.tool_name, part.args_as_dict(), part.tool_call_id)
+            session.add_call(part.tool_name, part.args_as_dict(), part.tool_call_id)
         elif isinstance(part, ToolReturnPart):
-            session.answered(part.tool_call_id, part.content)
+            session.add_output(part.tool_call_id, part.content)
 
 
-async def heard(_: Any, events: AsyncIterable[Any]) -> None:
-    """Take what is streamed: that somebody does is why it is."""
+async def consume_events(_: Any, events: AsyncIterable[Any]) -> None:
+    """Consume the stream of events. The agent streams only if it has an event handler."""
     async for _event in events:
         pass
 
 
-async def played(session: Session, model: Any) -> None:
-    """Play the session's row."""
-    lead = [text for role, text in session.prompt if role == "system"]
-    [asked] = [text for role, text in session.prompt if role == "user"]
-    agent = Agent(model, system_prompt=lead, tools=[tool(session, each) for each in session.tools])
-    run = await agent.run(asked, event_stream_handler=heard)
-    noted(session, [part for message in run.all_messages() for part in message.parts])
+async def play(session: Session, model: Any) -> None:
+    """Play the row of the session."""
+    system_texts = [text for role, text in session.prompt if role == "system"]
+    [prompt] = [text for role, text in session.prompt if role == "user"]
+    agent = Agent(model, system_prompt=system_texts, tools=[tool(session, each) for each in session.tools])
+    run = await agent.run(prompt, event_stream_handler=consume_events)
+    record_parts(session, [part for message in run.all_messages() for part in message.parts])
 
 
 async def main(plan: dict[str, Any]) -> None:
-    """Play the plan's rows as each of its asks says."""
-    rows = rows_of(plan)
-    for by, ask in plan["asks"].items():
-        kind, provider = MODELS[ask["model"]]
-        made = partial(kind, "policy", provider=provider(base_url=ask["base_url"], api_key="any"))
+    """Play the rows of the plan with each variant."""
+    rows = read_rows(plan)
+    for name, variant in plan["variants"].items():
+        kind, provider = MODELS[variant["model"]]
+        build_model = partial(kind, "policy", provider=provider(base_url=variant["base_url"], api_key="any"))
         for row in rows:
-            async with opened(row, plan["resources"]) as session:
-                await played(session, made())
-                show(by, **await session.verdict())
+            async with open_session(row, plan["resources"]) as session:
+                await play(session, build_model())
+                show(name, **await session.verdict())
 
 
 asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))

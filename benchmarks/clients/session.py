@@ -1,4 +1,4 @@
-"""A session at a resources server, as somebody else's agent holds one: tools by POST, then the verdict."""
+"""A client session of a foreign agent at a resources server: tool calls by POST, then the verdict."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx
 
-SYSTEM = ("system", "developer")
-PATIENCE = 60.0
-"""Seconds that one answer may take."""
+SYSTEM_ROLES = ("system", "developer")
+RESPONSE_SECONDS = 60.0
+"""Time limit for one response, in seconds."""
 
 
 @dataclass
 class Session:
-    """One row that is played: what its tools answered, and what has been said and called, as output items."""
+    """The session of one row, with the messages, tool calls and tool outputs so far as output items."""
 
     row: dict[str, Any]
     client: httpx.AsyncClient
@@ -26,58 +26,58 @@ class Session:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools that the row offers."""
+        """The tools of the row."""
         return self.row["responses_create_params"]["tools"]
 
     @property
     def prompt(self) -> list[tuple[str, str]]:
-        """The row's messages, whether each is the system's and its text."""
+        """The role and the text of each message of the row; a developer message has the role system."""
         messages = self.row["responses_create_params"]["input"]
-        return [("system" if each["role"] in SYSTEM else each["role"], each["content"]) for each in messages]
+        return [("system" if each["role"] in SYSTEM_ROLES else each["role"], each["content"]) for each in messages]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Give what a tool answers."""
+        """Call a tool and return its output."""
         answer = await self.client.post(f"/{name}", json=arguments)
         answer.raise_for_status()
         return answer.text
 
-    def said(self, text: str) -> None:
-        """Note a text of the policy's."""
+    def add_message(self, text: str) -> None:
+        """Record a message of the policy."""
         if text:
             part = {"type": "output_text", "text": text, "annotations": []}
             self.output.append({"type": "message", "role": "assistant", "content": [part]})
 
-    def called(self, name: str, arguments: dict[str, Any], call_id: str) -> None:
-        """Note a call of the policy's."""
-        words = {"name": name, "arguments": json.dumps(arguments), "call_id": call_id}
-        self.output.append({"type": "function_call", **words})
+    def add_call(self, name: str, arguments: dict[str, Any], call_id: str) -> None:
+        """Record a tool call of the policy."""
+        fields = {"name": name, "arguments": json.dumps(arguments), "call_id": call_id}
+        self.output.append({"type": "function_call", **fields})
 
-    def answered(self, call_id: str, text: str) -> None:
-        """Note what was given back for a call."""
+    def add_output(self, call_id: str, text: str) -> None:
+        """Record the output of a tool call."""
         self.output.append({"type": "function_call_output", "call_id": call_id, "output": text})
 
     async def verdict(self) -> dict[str, Any]:
-        """Give the row's reward, and what its tools answered."""
+        """Verify the row; return its reward and the tool outputs."""
         answer = await self.client.post("/verify", json={**self.row, "response": {"output": self.output}})
         answer.raise_for_status()
-        told = [item["output"] for item in self.output if item["type"] == "function_call_output"]
-        return {"reward": answer.json()["reward"], "outputs": told}
+        outputs = [item["output"] for item in self.output if item["type"] == "function_call_output"]
+        return {"reward": answer.json()["reward"], "outputs": outputs}
 
 
 @asynccontextmanager
-async def opened(row: dict[str, Any], resources: dict[str, str]) -> AsyncIterator[Session]:
-    """Open a session of *row* at that one of *resources* servers that is its environment's."""
+async def open_session(row: dict[str, Any], resources: dict[str, str]) -> AsyncIterator[Session]:
+    """Open a session of *row* at the resources server of its environment."""
     url = resources[row["agent_ref"]["name"].removesuffix("_simple_agent")]
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=RESPONSE_SECONDS) as client:
         (await client.post("/seed_session", json=row)).raise_for_status()
         yield Session(row, client)
 
 
-def rows_of(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give the rows that a *plan* names the file of."""
+def read_rows(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read the rows from the file that *plan* names."""
     return [json.loads(line) for line in Path(plan["rows"]).read_text().splitlines()]
 
 
-def show(by: str, **told: Any) -> None:
-    """Print a line of what came of a row that was played *by* somebody."""
-    print("LINE", json.dumps({"by": by, **told}), flush=True)
+def show(name: str, **result: Any) -> None:
+    """Print the result of a row of the variant *name* as one line."""
+    print("LINE", json.dumps({"by": name, **result}), flush=True)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import orjson
 
-from gymsdk.deploy import parent
+from gymsdk.deploy import process_guard
 from gymsdk.errors import GymsdkError, UsageError
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the servers or the policy until standard input ends or a signal arrives."""
-    parent.watch_parent()
+    process_guard.watch_parent()
     kind, *rest = arguments
     if kind == "serve":
         from gymsdk import cli

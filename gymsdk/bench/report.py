@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.http import client
-
-SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
+from gymsdk.observability.metrics import parse_samples
 
 OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
 """Gauges that are 0 on an idle server."""
@@ -133,17 +131,12 @@ async def read_metrics(urls: Iterable[str], headers_for: Callable[[str], client.
     answers = await asyncio.gather(
         *(client.get(f"{url}/metrics", headers=headers_for(url), timeout=30.0) for url in urls)
     )
-    samples = [sample for answer in answers if answer.ok for sample in _parse_samples(answer.text)]
+    samples = [sample for answer in answers if answer.ok for sample in parse_samples(answer.text)]
     requests = Counter[str]()
-    for name, server, route, value in samples:
-        if name == "requests_total" and route not in OPERATIONAL_ROUTES:
-            requests[server] += round(value)
-    return MetricsReading(dict(requests), round(sum(value for name, _, _, value in samples if name in OPEN_GAUGES)))
-
-
-def _parse_samples(text: str) -> Iterator[tuple[str, str, str, float]]:
-    for name, server, route, value in SAMPLE_PATTERN.findall(text):
-        yield name, server, route, float(value)
+    for name, labels, value in samples:
+        if name == "requests_total" and labels["route"] not in OPERATIONAL_ROUTES:
+            requests[labels["server"]] += round(value)
+    return MetricsReading(dict(requests), round(sum(value for name, _, value in samples if name in OPEN_GAUGES)))
 
 
 def count_requests_between(before: MetricsReading, after: MetricsReading) -> dict[str, int]:

@@ -27,7 +27,7 @@ SERVER_LABEL = "the server of this check"
 @asynccontextmanager
 async def serve_environment(environment: Environment) -> AsyncIterator[Playable]:
     """Serve *environment* and yield its HTTP client."""
-    from gymsdk.deploy.runner import BackgroundTask
+    from gymsdk.deploy.background_task import BackgroundTask
     from gymsdk.servers import listener, resources
     from gymsdk.servers.remote import RemoteEnvironment
 

@@ -8,16 +8,18 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk.cli.announce import Announcer
 from gymsdk.cli.options import join_base_urls, parse_pins
-from gymsdk.deploy import supervisor
+from gymsdk.deploy import child
+from gymsdk.deploy.plan import Role
+from gymsdk.episode import Budget
 from gymsdk.errors import UsageError
 from gymsdk.responses import Api
 
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     import socket
 
     from gymsdk.config.model import Deployment, ServerConfig
-    from gymsdk.deploy.plan import Options, Role
-    from gymsdk.episode import Budget
+    from gymsdk.deploy.plan import Options
     from gymsdk.observability.logging import LogConfig
     from gymsdk.types import Model
 
@@ -36,8 +37,13 @@ RAY_ADDRESS_KEY = "ray_head_node_address"
 """NeMo Gym's key for the address of a Ray cluster. gymsdk does not use it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
+class _Options(BaseModel):
+    """Options that a server in its own process receives as JSON; errors must not show them, because of the secrets."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, ser_json_inf_nan="constants")
+
+
+class ModelOptions(_Options):
     """The options of the command that describe the policy's model.
 
     Attributes:
@@ -49,13 +55,13 @@ class ModelOptions:
 
     name: str | None
     base_urls: tuple[str, ...]
-    api: Api | None
-    pins: tuple[str, ...]
-    token_ids: bool
+    api: Api | None = None
+    pins: tuple[str, ...] = ()
+    token_ids: bool = False
     timeout: float
-    launch: bool
-    flags: tuple[str, ...]
-    key: str | None = None
+    launch: bool = False
+    flags: tuple[str, ...] = ()
+    key: str | None = Field(default=None, repr=False)
 
     def check(self) -> None:
         """Raise `UsageError` if options contradict each other."""
@@ -70,7 +76,7 @@ class ModelOptions:
                 "--launch-vllm starts a model server, and --base-url names another one; leave one of them out"
             )
 
-    def build_model(self, **more: Any) -> Model | None:
+    def build_model(self) -> Model | None:
         """Build the model, or return `None` if the command names none."""
         from gymsdk.models import registry as models
 
@@ -78,14 +84,19 @@ class ModelOptions:
             if self.base_urls or self.pins or self.token_ids:
                 raise UsageError("--base-url, --pin and --token-ids configure a model; name the model with --model")
             return None
-        keywords: dict[str, Any] = {"api": self.api, "timeout": self.timeout, "pinned": parse_pins(self.pins)}
-        keywords |= {"api_key": self.key} if self.key else {}
-        base_url = join_base_urls(self.base_urls)
-        return models.model(self.name, **{"base_url": base_url, "tokens": self.token_ids, **keywords, **more})
+        keywords: dict[str, Any] = {"api_key": self.key} if self.key else {}
+        return models.model(
+            self.name,
+            base_url=join_base_urls(self.base_urls),
+            tokens=self.token_ids,
+            api=self.api,
+            timeout=self.timeout,
+            pinned=parse_pins(self.pins),
+            **keywords,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class ListenOptions:
+class ListenOptions(_Options):
     """The options of the command that say which servers run here, and where they listen.
 
     Attributes:
@@ -102,20 +113,27 @@ class ListenOptions:
     head: str | None
     role: Role | None
     separate: bool
-    only: str | None
-    socket_fd: int | None
+    only: str | None = None
+    socket_fd: int | None = None
     root_path: str
     supervisor: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+class LogOptions(_Options):
+    """The options of the command that describe the logs."""
+
+    level: str | None
+    format: str | None
+    directory: Path | None
+
+
+class ServeOptions(_Options):
     """All options of the command. Configuration files may supply what these leave open.
 
     Attributes:
         settings: The settings of each environment.
         setting_pairs: The same settings as words of `--set`.
-        logs: The level, format and directory of the logs.
+        max_output: The maximum length of one tool output. It is no part of a budget's JSON.
     """
 
     names: tuple[str, ...]
@@ -130,10 +148,11 @@ class ServeOptions:
     tls: tuple[Path, Path] | None
     limits: Mapping[str, int]
     budget: Budget
+    max_output: int | None
     ttl: float
     sessions: int
     mcp: bool
-    logs: Mapping[str, Any]
+    logs: LogOptions
     profile: Path | None
     capture: Path | None
 
@@ -158,7 +177,7 @@ class ServeOptions:
 
         listen = self.listen
         deployment = load_config(self.files, self.overrides, played=self.model.name is not None)
-        role = "head" if listen.only == supervisor.HEAD else listen.role
+        role = "head" if listen.only == child.HEAD_SERVER else listen.role
         validate.check_deployment(deployment, plan.select_local(deployment.servers, role=role, only=listen.only))
         if not (
             deployment.servers or self.names or self.model.name or deployment.head.given or listen.role or listen.head
@@ -197,6 +216,7 @@ class ServeOptions:
         from gymsdk.servers.auth import Limits, Tls
 
         config, listen = deployment or Deployment(), self.listen
+        output = {} if self.max_output is None else {"output": self.max_output}
         tls = self.tls or ((config.tls.certificate, config.tls.key) if config.tls else None)
         port = listen.port if listen.port is not None else config.head.port if config.head.given else HEAD
         return Options(
@@ -211,9 +231,9 @@ class ServeOptions:
             ttl=self.ttl,
             sessions=self.sessions,
             mcp=self.mcp,
-            budget=self.budget,
-            role="head" if listen.only == supervisor.HEAD else listen.role,
-            only=None if listen.only == supervisor.HEAD else listen.only,
+            budget=self.budget.model_copy(update=output),
+            role="head" if listen.only == child.HEAD_SERVER else listen.role,
+            only=None if listen.only == child.HEAD_SERVER else listen.only,
             head=listen.head.rstrip("/") if listen.head else None,
             sockets=self._sockets(),
             range=(config.ports.low, config.ports.high) if config.ports.low and config.ports.high else None,
@@ -229,17 +249,23 @@ class ServeOptions:
             return {}
         if listen.only is None:
             raise UsageError("--fd passes a socket to the server that --only names; --separate sets both")
-        return {listen.only: supervisor.open_socket(listen.socket_fd)}
+        return {listen.only: child.open_socket(listen.socket_fd)}
+
+    def build_child_settings(self, only: str, socket_fd: int, head: str | None) -> bytes:
+        """Return the line with the options of the server *only* in its own process, for its standard input."""
+        update = {"only": only, "socket_fd": socket_fd, "head": head, "port": None, "separate": False}
+        listen = self.listen.model_copy(update=update)
+        return self.model_copy(update={"listen": listen}).model_dump_json().encode() + b"\n"
 
     def build_logging(self, deployment: Deployment | None) -> LogConfig:
         """Return the configuration of the logs."""
         from gymsdk.observability.logging import parse_log_config
 
         logs = deployment.logs if deployment else None
-        level = self.logs["level"] or (logs.level if logs else "warning")
-        log_format = self.logs["format"] or (logs.format if logs else "text")
-        folder = self.logs["directory"] or (logs.folder if logs else None)
-        server = "head" if self.listen.only == supervisor.HEAD else self.listen.only or "gymsdk"
+        level = self.logs.level or (logs.level if logs else "warning")
+        log_format = self.logs.format or (logs.format if logs else "text")
+        folder = self.logs.directory or (logs.folder if logs else None)
+        server = "head" if self.listen.only == child.HEAD_SERVER else self.listen.only or "gymsdk"
         return parse_log_config(level, log_format, folder, server=server)
 
 
@@ -275,54 +301,40 @@ def serve_until_stopped(options: ServeOptions, announce: Announcer) -> None:
 async def _serve_deployment(
     options: ServeOptions, deployment: Deployment | None, log_config: LogConfig, announce: Announcer
 ) -> None:
-    from gymsdk.deploy import parent
+    from gymsdk.deploy import process_guard
     from gymsdk.http import client
 
-    if options.listen.socket_fd is not None:
-        parent.watch_parent()
+    if options.listen.socket_fd is not None and not process_guard.IS_AVAILABLE:
+        process_guard.watch_parent()
     try:
-        async with _start_model(options, deployment) as started:
+        async with _start_engine(options.model, options.insecure, deployment) as model:
+            # Built here for separate servers too: a wrong option is reported once, before any process starts.
+            built = model.build_model()
             if options.listen.separate:
-                await _serve_separately(options, deployment, log_config, announce, started.inherited)
+                await _serve_separately(options.model_copy(update={"model": model}), deployment, log_config, announce)
             else:
-                await _serve_in_process(options, deployment, started.model, announce)
+                await _serve_in_process(options, deployment, built, announce)
     finally:
         await client.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class StartedModel:
-    """The model of the policy, and the options that child processes receive to play with the same model."""
-
-    model: Model | None
-    inherited: supervisor.SecretOptions
-
-
 @asynccontextmanager
-async def _start_model(options: ServeOptions, deployment: Deployment | None) -> AsyncIterator[StartedModel]:
-    """Build the policy's model. With --launch-vllm, run vLLM as long as the context is open."""
-    model = options.model
-    inherited = supervisor.SecretOptions(
-        overrides=options.overrides,
-        settings=options.setting_pairs,
-        model=model.name,
-        pins=model.pins,
-        base_urls=model.base_urls,
-        supervisor=secrets.token_hex(8),
-    )
+async def _start_engine(
+    model: ModelOptions, insecure: bool, deployment: Deployment | None
+) -> AsyncIterator[ModelOptions]:
+    """Yield the options of the policy's model. With --launch-vllm, run vLLM as long as the context is open."""
     if not model.launch:
-        yield StartedModel(model.build_model(), inherited)
+        yield model
         return
     from gymsdk.deploy.vllm import launch_vllm
     from gymsdk.deploy.vllm_command import Launch
 
     name = (model.name or "").removeprefix("vllm/")
     start_seconds = deployment.readiness if deployment and deployment.readiness else 600.0
-    launch = Launch(name=name, flags=model.flags, insecure=options.insecure, ending=5.0, starting=start_seconds)
+    launch = Launch(name=name, flags=model.flags, insecure=insecure, ending=5.0, starting=start_seconds)
     async with launch_vllm(launch) as engine:
         key = engine.key.get_secret_value() if engine.key else None
-        inherited = inherited.model_copy(update={"base_urls": (engine.url,), "key": key})
-        yield StartedModel(model.build_model(base_url=engine.url, api_key=engine.key), inherited)
+        yield model.model_copy(update={"base_urls": (engine.url,), "key": key, "launch": False, "flags": ()})
 
 
 async def _serve_in_process(
@@ -359,27 +371,24 @@ async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None
 
 
 async def _serve_separately(
-    options: ServeOptions,
-    deployment: Deployment | None,
-    log_config: LogConfig,
-    announce: Announcer,
-    inherited: supervisor.SecretOptions,
+    options: ServeOptions, deployment: Deployment | None, log_config: LogConfig, announce: Announcer
 ) -> None:
-    from gymsdk.deploy.process import plan_servers, resolve_head, select_servers_here
+    from gymsdk.deploy.process import DEFAULT, leaves_model_to_others, plan_servers, resolve_head, select_servers_here
     from gymsdk.deploy.separate import serve_separately
 
-    plan = options.build_options(deployment).model_copy(update={"supervisor": inherited.supervisor})
+    listen = options.listen.model_copy(update={"supervisor": secrets.token_hex(8)})
+    options = options.model_copy(update={"listen": listen})
+    plan = options.build_options(deployment)
     safety = plan.get_security()
     plan = await resolve_head(plan, deployment, safety)
     blocks = plan_servers(options.names, options.model.name, options.settings, plan, deployment)
     here = select_servers_here(blocks, plan, safety)
-    words = [
-        *supervisor.build_child_arguments(sys.argv[1:], options.overrides),
-        *_build_default_words(options, deployment, plan),
-    ]
-    bare = log_config.takes_stderr and log_config.format == "json"
+    # A node whose head runs elsewhere starts no default model.
+    if not (options.model.name or leaves_model_to_others(deployment) or plan.head or plan.role):
+        options = options.model_copy(update={"model": options.model.model_copy(update={"name": DEFAULT})})
+    prefix_lines = not (log_config.takes_stderr and log_config.format == "json")
     async with serve_separately(
-        here, words, options=plan, security=safety, stdin_line=inherited.to_line(), bare=bare
+        here, options.build_child_settings, options=plan, security=safety, prefix_lines=prefix_lines
     ) as running:
         await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
         await running.wait_for_end()
@@ -391,11 +400,3 @@ def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:
 
     parts = [block.part for block in blocks if block.kind == "responses_api_models"]
     return parts[0].name if parts and isinstance(parts[0], ModelServerConfig) else ""
-
-
-def _build_default_words(options: ServeOptions, deployment: Deployment | None, plan: Options) -> list[str]:
-    """Return the words that pass on the default model, unless a node whose head runs elsewhere starts none."""
-    from gymsdk.deploy.process import DEFAULT, leaves_model_to_others
-
-    other_model = options.model.name or leaves_model_to_others(deployment) or plan.head or plan.role
-    return [] if other_model else ["--model", DEFAULT]

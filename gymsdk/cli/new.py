@@ -179,7 +179,12 @@ def _find_template() -> Path:
 def _print(name: EnvironmentName, folder: Path) -> None:
     install = shlex.quote(f"./{folder}[dev]" if not folder.is_absolute() else f"{folder}[dev]")
     typer.echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
-    typer.echo(f"\nNext:\n  pip install -e {install}\n  gymsdk check {name.name}\n  gymsdk play {name.name}")
+    commands = [
+        f"pip install -e {install}",
+        f"gymsdk check {name.name}",
+        f"gymsdk play {name.name} --model scripted/oracle",
+    ]
+    typer.echo("\n  ".join(["\nNext:", *commands]))
 
 
 def _print_json(environment_name: EnvironmentName, folder: Path) -> None:

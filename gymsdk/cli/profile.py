@@ -141,10 +141,11 @@ def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
 
 
 def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
+    from gymsdk.cli.progress import is_nonempty_file
     from gymsdk.rollouts.folder import DRAWN, FILES
 
-    names = [name for name in DRAWN if plot or not name.endswith(".png")]
-    return (str(folder / name) for name in (*names, *FILES))
+    paths = [folder / name for name in DRAWN if plot or not name.endswith(".png")]
+    return (str(path) for path in (*paths, *filter(is_nonempty_file, (folder / name for name in FILES))))
 
 
 def _format_profile(profile: Profile) -> Iterator[str]:

@@ -86,6 +86,11 @@ def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) ->
     return output or name_dated_folder(names)
 
 
+def is_nonempty_file(path: Path) -> bool:
+    """Return whether there is a file at *path* that holds something."""
+    return path.exists() and path.stat().st_size > 0
+
+
 def name_dated_folder(names: Sequence[str]) -> Path:
     """Return a path with the date and time that does not exist yet."""
     first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,11 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     row_options = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
     has_model = model is not None or head is not None
     chosen = select_dataset(config, dataset, row_options, played=has_model) if config or dataset is not None else None
-    environments = [chosen.environment] if chosen and head is None else list(dict.fromkeys(names or []))
+    environments = [chosen.environment] if chosen and head is None else list(names or [])
+    if repeated := [name for name, count in Counter(environments).items() if count > 1]:
+        raise UsageError(
+            f"{repeated[0]} is named twice; name each environment once, and play tasks again with --repeats"
+        )
     tasks = chosen.path if chosen else tasks
     if chosen and head is None:
         chosen.check_models()
@@ -93,6 +98,11 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     if configured_model:
         _check_model_options(model_options)
     environment_settings = options.parse_settings(environments, settings)
+    if head is None and model is None and configured_model is None:
+        typer.echo(
+            "playing scripted/oracle, the environment's own solution, because no --model is given",
+            err=True,
+        )
     model_fields = {
         "model": (model or "scripted/oracle") if head is None else None,
         "base_url": options.join_base_urls(base_url),
@@ -191,14 +201,14 @@ def _check_head_options(
 
 def _print(folder: Path, metrics: list[Row], *, json: bool) -> None:
     from gymsdk import jsonl
-    from gymsdk.cli.progress import format_metrics_table
+    from gymsdk.cli.progress import format_metrics_table, is_nonempty_file
     from gymsdk.rollouts.folder import FILES
 
     if json:
         typer.echo(jsonl.dump_document({"output": str(folder), "environments": metrics}), nl=False)
         return
     typer.echo(format_metrics_table(metrics))
-    for path in filter(_is_nonempty_file, (folder / name for name in FILES)):
+    for path in filter(is_nonempty_file, (folder / name for name in FILES)):
         typer.echo(path)
     failed = sum(sum(each["failures"].values()) for each in metrics)
     retry_hint = f"the same command with --output {folder} --resume plays them again"
@@ -223,7 +233,3 @@ def _warn_missing_tasks(metrics: list[Row], limit: int) -> None:
     for each in metrics:
         if each["tasks"] < limit:
             typer.echo(f"{each['environment']}: {each['tasks']} tasks, fewer than --limit {limit}", err=True)
-
-
-def _is_nonempty_file(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0

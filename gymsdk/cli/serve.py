@@ -243,22 +243,19 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         gymsdk serve --config math.yaml --separate
     """
     from gymsdk.cli.announce import Announcer
-    from gymsdk.cli.deployment import ListenOptions, ModelOptions, ServeOptions, serve_until_stopped
-    from gymsdk.deploy import supervisor, validate
+    from gymsdk.cli.deployment import ListenOptions, LogOptions, ModelOptions, ServeOptions, serve_until_stopped
+    from gymsdk.deploy import child, validate
     from gymsdk.episode import Budget
 
+    if only is not None and file is not None:
+        serve_until_stopped(child.read_settings(ServeOptions, file), Announcer(json=False, tries=False))
+        return
     names, overrides, flags = _split_words(words or [])
     validate.check_names(names)
-    inherited = supervisor.SecretOptions()
-    if only is not None and file is not None:
-        inherited = supervisor.read_secret_options(file)
-        overrides, settings = (*inherited.overrides, *overrides), [*inherited.settings, *settings]
-        model, pin, base_url = model or inherited.model, [*inherited.pins, *pin], [*inherited.base_urls, *base_url]
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name an environment to serve, as in gymsdk serve math, or a configuration file with --config")
     _check_listen_options(role, head, advertise_host)
     limits = {"body": max_body, "bodies": max_bodies, "connections": max_connections}
-    budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
     serve_options = ServeOptions(
         names=names,
         settings=options.parse_settings(names, settings),
@@ -266,30 +263,37 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         files=tuple(config),
         overrides=overrides,
         model=ModelOptions(
-            model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags, inherited.key
+            name=model,
+            base_urls=tuple(base_url),
+            api=api,
+            pins=tuple(pin),
+            token_ids=token_ids,
+            timeout=timeout,
+            launch=launch_vllm,
+            flags=flags,
         ),
         listen=ListenOptions(
-            host,
-            advertise_host,
-            port,
-            dict(map(_parse_server_port, server_port)),
-            head,
-            role,
-            separate,
-            only,
-            file,
-            root_path,
-            inherited.supervisor,
+            host=host,
+            advertise_host=advertise_host,
+            port=port,
+            ports=dict(map(_parse_server_port, server_port)),
+            head=head,
+            role=role,
+            separate=separate,
+            only=only,
+            socket_fd=file,
+            root_path=root_path,
         ),
         token_file=token_file,
         insecure=insecure,
         tls=_check_tls(tls_cert, tls_key),
         limits={key: value for key, value in limits.items() if value is not None},
-        budget=budget if max_output is None else budget.model_copy(update={"output": max_output}),
+        budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
+        max_output=max_output,
         ttl=ttl,
         sessions=sessions,
         mcp=mcp,
-        logs={"level": log_level, "format": log_format, "directory": log_dir},
+        logs=LogOptions(level=log_level, format=log_format, directory=log_dir),
         profile=profile,
         capture=capture_dir,
     )

@@ -23,9 +23,10 @@ from gymsdk.config.model import (
     ServerConfig,
 )
 from gymsdk.deploy import plan
+from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import compute_loads
 from gymsdk.deploy.plan import AGENT_REF, MODEL_REF, RESOURCES_REF
-from gymsdk.deploy.runner import HEAD, ServerSpec
+from gymsdk.deploy.runner import ServerSpec
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget
 from gymsdk.errors import GymsdkError, UsageError
@@ -188,7 +189,7 @@ class ServerBuilder:
         return Service.model_validate({**place, "port": block.port or 0, "fields": told})
 
     def _build_app(self, block: ServerConfig, urls: Urls) -> App:
-        self._head = urls[HEAD]
+        self._head = urls[HEAD_SERVER]
         make = {
             RESOURCES: self._build_resources_app,
             AGENTS: self._build_agent_app,

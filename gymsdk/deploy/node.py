@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from gymsdk.client import parse_value
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
+from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.observability.metrics import ServerMetrics
@@ -154,7 +154,7 @@ class Node:
     def _pause(self) -> float:
         # With jitter, so that nodes that started together do not stay synchronised; sooner after a failure.
         pause = self._granted_lease / (6 if self._is_disconnected else 3)
-        return min(pause, pause if self._restart is None else MAX_RESTART_DELAY_SECONDS) * random.uniform(0.8, 1.0)
+        return add_jitter(min(pause, pause if self._restart is None else MAX_RESTART_DELAY_SECONDS), 0.2)
 
     async def _register(self) -> str | None:
         """Send the registration; return why it failed, or `None`. Raises `GymsdkError` if a retry cannot help."""
@@ -202,13 +202,12 @@ class Node:
 def compute_loads(metrics: Mapping[str, ServerMetrics]) -> dict[str, Load]:
     """Return the load of each server, from its metrics."""
     return {
-        name: Load(sessions=_sum_gauges(each, "sessions"), in_flight=_sum_gauges(each, "playing"))
+        name: Load(
+            sessions=each.sum_gauges("sessions_open", "agent_sessions_open"),
+            in_flight=each.sum_gauges("episodes_playing"),
+        )
         for name, each in metrics.items()
     }
-
-
-def _sum_gauges(metrics: ServerMetrics, word: str) -> int:
-    return round(sum(look() for name, look in metrics.gauges.items() if word in name))
 
 
 def _parse_lease(answer: HttpResponse) -> float:

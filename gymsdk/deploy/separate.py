@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from gymsdk import credentials
 from gymsdk.config.model import ServerConfig
+from gymsdk.deploy.background_task import BackgroundTask
+from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.plan import Options, get_inherited_socket
-from gymsdk.deploy.runner import BackgroundTask, Times
+from gymsdk.deploy.runner import Times
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
@@ -62,22 +64,21 @@ class Sockets:
 @asynccontextmanager
 async def serve_separately(
     blocks: Sequence[ServerConfig],
-    words: Sequence[str],
+    build_settings: Callable[[str, int, str | None], bytes],
     *,
     options: Options,
     security: Security,
-    stdin_line: bytes = b"",
-    bare: bool = False,
+    prefix_lines: bool = True,
 ) -> AsyncIterator[SeparateServers]:
     """Serve each of *blocks* in its own process while the context is open, with a head unless *options* name one.
 
     Args:
         blocks: The servers.
-        words: The arguments of the command that starts a server; its name, its socket and the head are added.
+        build_settings: Returns the line that a server reads from standard input (`deploy.child`), given the server's
+            name, the descriptor of its socket, and the head's URL, which is `None` for the head itself.
         options: Addresses, limits and time limits.
         security: The security settings.
-        stdin_line: What each server reads from standard input, so that other users cannot see it.
-        bare: Whether the lines of the output go without the name of their server in front.
+        prefix_lines: Whether to put the name of its server in front of each line of the output.
 
     Raises:
         UsageError: A port is not available.
@@ -87,10 +88,10 @@ async def serve_separately(
         sockets_by_role = _bind_sockets(blocks, options, security, sockets)
         ended = asyncio.Event()
         supervisor = Supervisor(
-            _build_process_specs(sockets_by_role, words, stdin_line),
+            _build_process_specs(sockets_by_role, build_settings),
             seconds=_compute_stop_seconds(options.times),
             last=HEAD_NODE_ID,
-            prefix_lines=bare,
+            prefix_lines=prefix_lines,
             ended=ended.set,
         )
         node = _build_node(sockets_by_role, supervisor, options, security, ended)
@@ -127,7 +128,7 @@ def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, security: Se
 
 
 def _bind_head(options: Options) -> socket.socket:
-    return options.sockets.get("head_server") or bind_socket(options.host, options.port, what="the head")
+    return options.sockets.get(HEAD_SERVER) or bind_socket(options.host, options.port, what="the head")
 
 
 def _bind_server(block: ServerConfig, options: Options) -> socket.socket:
@@ -136,14 +137,20 @@ def _bind_server(block: ServerConfig, options: Options) -> socket.socket:
     )
 
 
-def _build_process_specs(sockets_by_role: Sockets, words: Sequence[str], stdin_line: bytes) -> list[ProcessSpec]:
-    def build_spec(name: str, words: Sequence[str], at: socket.socket, only: str) -> ProcessSpec:
-        whole = [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", str(at.fileno())]
-        return ProcessSpec(name, whole, at, stdin_line, max_start_attempts=MAX_START_ATTEMPTS)
+def _build_process_specs(
+    sockets_by_role: Sockets, build_settings: Callable[[str, int, str | None], bytes]
+) -> list[ProcessSpec]:
+    def build_spec(name: str, only: str, at: socket.socket, head: str | None) -> ProcessSpec:
+        file = at.fileno()
+        command = [sys.executable, "-m", "gymsdk", "serve", "--only", only, "--fd", str(file)]
+        settings = build_settings(only, file, head)
+        return ProcessSpec(name, command, at, settings, max_start_attempts=MAX_START_ATTEMPTS)
 
-    head = [build_spec(HEAD_NODE_ID, words, sockets_by_role.head, "head_server")] if sockets_by_role.head else []
-    beside = [*words, "--head", sockets_by_role.head_url]
-    return [*head, *(build_spec(name, beside, at, name) for name, at in sockets_by_role.servers.items())]
+    head = [build_spec(HEAD_NODE_ID, HEAD_SERVER, sockets_by_role.head, None)] if sockets_by_role.head else []
+    return [
+        *head,
+        *(build_spec(name, name, at, sockets_by_role.head_url) for name, at in sockets_by_role.servers.items()),
+    ]
 
 
 def _build_node(

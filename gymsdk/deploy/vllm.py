@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TextIO
 
 from pydantic import SecretStr
 
-from gymsdk.deploy import command_guard, vllm_command
+from gymsdk.deploy import vllm_command
 from gymsdk.deploy.supervisor import USAGE_EXIT_CODE, ProcessSpec, Supervisor, describe_exit
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.errors import Failed, GymsdkError, UsageError
@@ -189,11 +188,8 @@ async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
     host = get_reachable_host(vllm_command.get_host(flags))
     at = await _choose_port(launch, host)
     ready = asyncio.Event()
-    spec = ProcessSpec(
-        NAME, [*_guard_command(launch.ending), *vllm_command.build_command(launch, path, at)], is_restarted=ready.is_set
-    )
-    # Longer than the guard's time, so that the guard is not killed while it ends vLLM.
-    supervisor = Supervisor([spec], seconds=launch.ending + 2, out=log_tail)
+    spec = ProcessSpec(NAME, vllm_command.build_command(launch, path, at), is_restarted=ready.is_set)
+    supervisor = Supervisor([spec], seconds=launch.ending, out=log_tail)
     engine = Engine(
         launch.name, _build_url(host, at), _get_api_key(), asyncio.ensure_future(supervisor.run()), supervisor
     )
@@ -222,11 +218,6 @@ async def _choose_port(launch: Launch, host: str) -> int:
 
 def _build_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def _guard_command(seconds: float) -> list[str]:
-    """Return the command that guards vLLM; the isolated interpreter ignores installed packages and variables."""
-    return [sys.executable, "-I", "-S", str(Path(command_guard.__file__)), str(seconds)]
 
 
 def _get_api_key() -> SecretStr | None:

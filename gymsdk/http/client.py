@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -18,13 +17,14 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import aiohttp
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from gymsdk import large_json
 from gymsdk.context import build_context_headers
 from gymsdk.credentials import redact
 from gymsdk.errors import Failed
 from gymsdk.http import decompression, errors, tls
+from gymsdk.http.backoff import Backoff, add_jitter
 from gymsdk.jsonl import dump_portable_json
 
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -70,24 +70,14 @@ class RequestRefused(Failed):
     param: str | None = None
 
 
-class Retry(BaseModel):
-    """How often a request is retried, and the delay before each retry: exponential, jittered and bounded.
+class Retry(Backoff):
+    """How often a request is retried, and the delay before each retry.
 
     Attributes:
         times: The number of retries.
-        first: The delay before the first retry, in seconds; it doubles each time.
-        longest: The longest delay, in seconds.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     times: int = Field(4, ge=0)
-    first: float = Field(0.5, ge=0)
-    longest: float = Field(8.0, ge=0)
-
-    def get_wait_seconds(self, attempt: int) -> float:
-        """Return the delay after the failed *attempt*, counted from 0."""
-        return min(self.longest, self.first * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
 
 
 DEFAULT_RETRY = Retry()
@@ -264,14 +254,14 @@ async def _send_with_retries(
     if retry.times:
         attempt = partial(retry_while_overloaded, attempt, deadline)
     for number in range(retry.times):
-        wait = retry.get_wait_seconds(number)
+        wait = retry.get_delay(number)
         try:
             response = await attempt()
         except Failed as error:
             if not error.retryable or loop.time() + wait >= deadline or (once and not isinstance(error, NotSent)):
                 raise
         else:
-            wait += response.retry_after or 0.0
+            wait = retry.get_delay(number, response.retry_after)
             if once or not is_retryable_status(response.status) or loop.time() + wait >= deadline:
                 return response
         await asyncio.sleep(wait)
@@ -291,7 +281,7 @@ async def retry_while_overloaded(attempt: Callable[[], Awaitable[HttpResponse]],
 
 def get_overload_pause(retry_after: float | None) -> float:
     """Return the seconds to wait for an overloaded server, with jitter so that its clients do not return together."""
-    return min(MAX_OVERLOAD_PAUSE_SECONDS, max(0.1, retry_after or 1.0)) * random.uniform(1.0, 1.5)
+    return add_jitter(1.5 * min(MAX_OVERLOAD_PAUSE_SECONDS, max(0.1, retry_after or 1.0)), 1 / 3)
 
 
 async def _send(

@@ -19,7 +19,7 @@ from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
-from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaRouter, get_sticky_key
+from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
 from gymsdk.types import Episode, Item, Model
 
 log = logging.getLogger("gymsdk")
@@ -87,7 +87,7 @@ class Transport(Protocol):
     """Sends a body to a path and returns the answer; raises `Failed` if there is none by the deadline."""
 
     async def __call__(
-        self, path: str, body: Item, *, sticky: str, deadline: float, final: IsFinalAnswer
+        self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
     ) -> client.HttpResponse: ...
 
 
@@ -115,7 +115,7 @@ class Upstream:
         self.options = options
         self._api = outbound_api
         self._defaults = defaults or {}
-        self._post = post or _build_router(options).post
+        self._post = post or _build_client(options).post
         self._has_warned_of_overflow = False
 
     def __repr__(self) -> str:
@@ -171,7 +171,7 @@ class Upstream:
         return {key: value for key, value in complete.items() if value is not None and key not in STREAM_FIELDS}
 
     async def _send(self, path: str, body: Item, call: _Call) -> client.HttpResponse:
-        return await self._post(path, body, sticky=call.sticky_key, deadline=call.deadline, final=call.is_final)
+        return await self._post(path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final)
 
     async def _parse_answer(self, answer: client.HttpResponse, call: _Call) -> Item:
         request = call.request
@@ -273,8 +273,8 @@ def _suggest_v1(url: str) -> str:
     return f"the base URL {redact_url(url)} does not end in /v1, as it does for most servers"
 
 
-def _build_router(options: ModelOptions) -> ReplicaRouter:
-    return ReplicaRouter(
+def _build_client(options: ModelOptions) -> ReplicaClient:
+    return ReplicaClient(
         options.base_url or (),
         key=options.api_key,
         headers=options.headers,

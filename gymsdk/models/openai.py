@@ -77,7 +77,7 @@ class HostedModel:
         *,
         sticky: str,  # noqa: ARG002 - for routers of replicas
         deadline: float,
-        final: IsFinalAnswer,  # noqa: ARG002 - for routers of replicas
+        is_final: IsFinalAnswer,  # noqa: ARG002 - for routers of replicas
     ) -> http.HttpResponse:
         """Return the answer unparsed: the SDK's own models would drop and add fields."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, HttpxBinaryResponseContent

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -221,8 +222,14 @@ def _read_env_file(path: Path) -> dict[str, str]:
         return {}
     values = _read_policy_keys(path)
     if "policy_api_key" in values and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        logging.getLogger(__name__).warning("%s has a key that other users can read; run: chmod 600 %s", path, path)
+        _warn_of_readable_key(path.absolute())
     return values
+
+
+@cache
+def _warn_of_readable_key(path: Path) -> None:
+    """Warn that other users can read the key in the file at *path*, once per process."""
+    logging.getLogger(__name__).warning("%s has a key that other users can read; run: chmod 600 %s", path, path)
 
 
 def _read_policy_keys(path: Path) -> dict[str, str]:

@@ -13,10 +13,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias, get_args
 
@@ -33,7 +33,6 @@ MAX_QUEUED_LINES = 10_000
 FLUSH_SECONDS = 2.0
 """Seconds that the end of the process waits for lines to be written."""
 
-
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -48,80 +47,89 @@ STDERR = 2
 
 NO_CONTEXT = LogContext()
 
-MAX_RELAYED_LINES = 10_000
-"""Lines that may wait to be written; further lines are dropped and counted."""
-
-CLOSE_SECONDS = 1.0
-"""Seconds that `close` waits for the remaining lines."""
-
 MAX_LINE_BYTES = 2**20
 """Longest line in bytes that is read in one piece."""
 
 
-class LogWriter:
-    """Writes lines to file descriptors in a background thread, so that a slow reader does not block the process.
+class BackgroundHandler(QueueHandler):
+    """Passes records to another handler in a background thread, so that a slow reader does not block the process.
 
     Args:
-        lost: Builds the line that reports dropped lines.
-        max_lines: How many lines may wait.
+        target: The other handler.
+        max_lines: How many records may wait; further records are dropped and counted.
     """
 
-    def __init__(self, lost: Callable[[int], bytes], max_lines: int = MAX_QUEUED_LINES) -> None:
-        self._lost = lost
+    def __init__(self, target: logging.Handler, max_lines: int = MAX_QUEUED_LINES) -> None:
+        super().__init__(queue.SimpleQueue())
+        self._target = target
         self._max_lines = max_lines
-        self._thread: threading.Thread | None = None
-        self._reset()
+        self._process = 0
 
-    def put(self, file: int, line: bytes) -> None:
-        """Queue a line for a file descriptor, or drop and count it if too many lines wait."""
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Return the record that the target gets."""
+        return record
+
+    def build_notice(self, dropped: int, previous: logging.LogRecord) -> logging.LogRecord:
+        """Build the record that reports dropped records, after *previous*."""
+        message = f"({dropped} lines were dropped because they were not read in time)"
+        return logging.makeLogRecord({"name": previous.name, "msg": message})
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record, or drop and count it if too many records wait."""
         if self._process != os.getpid():
-            # After a fork, the thread and its queue belong to the parent process.
-            self._reset()
-        with self._change:
-            if len(self._waiting) >= self._max_lines:
-                self._dropped += 1
-                return
-            self._waiting.append((file, line))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gymsdk-logs", daemon=True)
-                self._thread.start()
-            self._change.notify_all()
+            # This is the first record, or a fork left the thread and its queue with the parent process.
+            self._process, self._listener = os.getpid(), _Listener(self._target, self.build_notice)
+            self._listener.start()
+        if self._listener.records.qsize() < self._max_lines:
+            self._listener.records.put(record)
+        else:
+            self._listener.dropped += 1
 
-    def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all lines are written, at most `seconds`; return whether they are."""
-        if self._process != os.getpid():
-            return True
-        with self._change:
-            return self._change.wait_for(lambda: not self._waiting and not self._writing, seconds)
+    def wait_until_written(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Wait until the target has all records, at most `seconds`; return whether it has."""
+        return self._process != os.getpid() or self._listener.wait_until_done(seconds)
 
-    def _reset(self) -> None:
-        self._process = os.getpid()
-        self._change = threading.Condition()
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._writing = False
-        self._dropped = 0
-        self._thread = None
+    def flush(self) -> None:
+        """Wait a bounded time until the target has all records."""
+        self.wait_until_written()
 
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._writing = False
-                self._change.notify_all()
-                self._change.wait_for(lambda: self._waiting)
-                file, line = self._waiting.popleft()
-                dropped, self._dropped, self._writing = self._dropped, 0, True
-            _write_line(file, line)
-            if dropped:
-                _write_line(file, self._lost(dropped))
+    def close(self) -> None:
+        """Wait a bounded time for the target, then stop the thread and close the target."""
+        # If the reader is stuck, the thread still uses the target.
+        if self.wait_until_written():
+            if self._process == os.getpid():
+                self._process = 0
+                self._listener.stop()
+            self._target.close()
+        super().close()
 
 
-def _write_line(file: int, line: bytes) -> None:
-    try:
-        while line:
-            line = line[os.write(file, line) :]
-    except OSError:
-        # The reader is gone or the disk is full, and there is no other place to report it.
-        return
+class _Listener(QueueListener):
+    """The thread of a `BackgroundHandler`, which reports dropped records after the next one that it handles."""
+
+    def __init__(
+        self, target: logging.Handler, build_notice: Callable[[int, logging.LogRecord], logging.LogRecord]
+    ) -> None:
+        self.records: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        super().__init__(self.records, target)
+        self.dropped = 0
+        self._reported = 0
+        self._build_notice = build_notice
+
+    def handle(self, record: logging.LogRecord | threading.Event) -> None:
+        if isinstance(record, threading.Event):
+            record.set()
+            return
+        super().handle(record)
+        # Only this thread changes `_reported`, and only the handler changes `dropped`.
+        if dropped := self.dropped - self._reported:
+            self._reported += dropped
+            super().handle(self._build_notice(dropped, record))
+
+    def wait_until_done(self, seconds: float) -> bool:
+        done = threading.Event()
+        self.records.put(done)
+        return done.wait(seconds)
 
 
 class LogConfig(BaseModel):
@@ -213,49 +221,55 @@ def _remove_handler(handler: LogHandler) -> None:
     handler.close()
 
 
-class LogHandler(logging.Handler):
+class LogHandler(BackgroundHandler):
     """Writes records to the log file of their server, or to standard error."""
 
-    def __init__(self, config: LogConfig) -> None:
-        super().__init__(config.level.upper())
+    def __init__(self, config: LogConfig, max_lines: int = MAX_QUEUED_LINES) -> None:
+        super().__init__(_LineWriter(config.directory), max_lines)
+        self.setLevel(config.level.upper())
         self._config = config
-        self._files: dict[str, int] = {}
-        self._writer = LogWriter(self._format_dropped)
         if config.directory is not None:
             _check_directory(config.directory, config.server)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of one record."""
-        try:
-            record_context = context.get_log_context() or NO_CONTEXT
-            server = record_context.server or self._config.server
-            line = (
-                _format_json(record, record_context, server)
-                if self._config.format == "json"
-                else _format_text(record, record_context, server)
-            )
-            directory = self._config.directory
-            self._writer.put(STDERR if directory is None else self._open_file(directory, server), line + b"\n")
-        except Exception:  # noqa: BLE001  # logging must never raise into the code that logs
-            self.handleError(record)
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Add the server and the line, in the context of the code that logs, to a record."""
+        record_context = context.get_log_context() or NO_CONTEXT
+        server = record_context.server or self._config.server
+        format_record = _format_json if self._config.format == "json" else _format_text
+        record.__dict__.update(server=server, line=format_record(record, record_context, server) + b"\n")
+        return record
 
-    def flush(self) -> None:
-        """Wait a bounded time until all lines are written."""
-        self._writer.flush()
+    def build_notice(self, dropped: int, previous: logging.LogRecord) -> logging.LogRecord:
+        """Build the line that reports dropped lines."""
+        sentence = f"{dropped} lines were dropped because they could not be written in time"
+        notice = self.prepare(logging.LogRecord(LOGGER_NAME, logging.WARNING, "", 0, sentence, None, None))
+        notice.__dict__["server"] = previous.__dict__["server"]
+        return notice
+
+
+class _LineWriter(logging.Handler):
+    """Writes formatted lines to the log file of their server, or to standard error."""
+
+    def __init__(self, directory: Path | None) -> None:
+        super().__init__()
+        self._directory = directory
+        self._files: dict[str, int] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # One call for each line: lines of several processes in one file do not mix.
+        line: bytes = record.__dict__["line"]
+        try:
+            file = STDERR if self._directory is None else self._open_file(self._directory, record.__dict__["server"])
+            while line:
+                line = line[os.write(file, line) :]
+        except OSError:
+            # The reader is gone or the disk is full, and there is no other place to report it.
+            return
 
     def close(self) -> None:
-        """Close the log files."""
-        # Keep descriptors open that the writer thread may still use: their numbers could be reused.
-        done = self._writer.flush()
-        while done and self._files:
+        while self._files:
             os.close(self._files.popitem()[1])
         super().close()
-
-    def _format_dropped(self, number: int) -> bytes:
-        sentence = f"{number} lines were dropped because they could not be written in time"
-        record = logging.LogRecord(LOGGER_NAME, logging.WARNING, "", 0, sentence, None, None)
-        format_record = _format_json if self._config.format == "json" else _format_text
-        return format_record(record, NO_CONTEXT, self._config.server) + b"\n"
 
     def _open_file(self, directory: Path, server: str) -> int:
         if server not in self._files:
@@ -321,51 +335,26 @@ def _summarize_exception(record: logging.LogRecord) -> dict[str, str]:
     return {"traceback": "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__}
 
 
-class LogRelay:
-    """Relays lines of child processes to a text stream in a background thread.
+class LogRelay(BackgroundHandler):
+    """Relays lines of child processes to a text stream.
 
     Args:
         out: The stream.
-        max_lines: How many lines may wait.
+        max_lines: How many lines may wait; further lines are dropped and counted.
     """
 
-    def __init__(self, out: TextIO, *, max_lines: int = MAX_RELAYED_LINES) -> None:
-        self._out = out
-        self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
-        self._lost = 0
-        self._writing = threading.Thread(target=self._write, name="gymsdk-log-relay", daemon=True)
-
-    def start(self) -> None:
-        """Start writing."""
-        self._writing.start()
+    def __init__(self, out: TextIO, *, max_lines: int = MAX_QUEUED_LINES) -> None:
+        super().__init__(_StreamWriter(out), max_lines)
 
     def put(self, line: str) -> None:
         """Queue a line, or drop it if too many lines wait."""
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._lost += 1
+        self.handle(logging.makeLogRecord({"msg": line}))
 
-    def close(self) -> None:
-        """Write the remaining lines, within a bounded time."""
-        if self._writing.ident is None:
-            return
-        try:
-            self._lines.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
-            return
-        self._writing.join(CLOSE_SECONDS)
 
-    def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            lost, self._lost = self._lost, 0
-            notice = f"({lost} lines were dropped because they were not read in time)\n" if lost else ""
-            try:
-                self._out.write(f"{notice}{line}\n")
-                self._out.flush()
-            except (OSError, ValueError):
-                # The reader is gone.
-                return
+class _StreamWriter(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the name of the method it replaces
+        """Drop all further lines: the reader is gone, and there is no other place to report it."""
+        self.addFilter(lambda _: False)
 
 
 async def read_lines(pipe: int) -> AsyncIterator[str]:

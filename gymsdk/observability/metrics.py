@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 BUCKET_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 """Upper bounds of the histogram buckets for response times, in seconds."""
 
+METRIC_PREFIX = "gymsdk_"
 
 NVIDIA_SMI = "nvidia-smi"
 
@@ -32,37 +41,56 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-class ServerMetrics:
+GaugeReader: TypeAlias = Callable[[], float | Sequence[Sample]]
+"""Returns the current value of a gauge, or one value for each set of labels."""
+
+ParsedSample: TypeAlias = tuple[str, dict[str, str], float]
+"""A sample that was read from a server: its name without the prefix, its labels and its value."""
+
+
+class ServerMetrics(Collector):
     """The metrics of one server.
 
-    The format is https://prometheus.io/docs/instrumenting/exposition_formats/.
+    Each request only changes plain counters of this object; `prometheus_client` builds and writes the metrics when they
+    are requested.
 
     Attributes:
-        name: The server's name.
-        started: When the server started, in seconds since the epoch.
+        name: The server's name, which is a label of each metric.
         in_flight: How many requests are being answered.
-        gauges: Functions that return a gauge's value, by name.
-        samples: Functions that return a gauge's labelled values, by name.
         updates: Functions that update the values before they are rendered.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.started = time.time()
         self.in_flight = 0
-        self.gauges: dict[str, Callable[[], float]] = {}
-        self.samples: dict[str, Callable[[], list[Sample]]] = {}
         self.updates: list[Callable[[], Awaitable[object]]] = []
-        self._answers: Counter[tuple[str, int]] = Counter()
-        self._buckets: Counter[tuple[str, float]] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._gauges: dict[str, tuple[str, GaugeReader]] = {}
+        self._responses: Counter[tuple[str, int]] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKET_SECONDS) + 1))
+        started = time.time()
+        self.add_gauge("uptime_seconds", "Seconds since the server started.", lambda: time.time() - started)
+        self.add_gauge("requests_in_flight", "Requests that are being answered.", lambda: self.in_flight)
+
+    def add_gauge(self, name: str, description: str, read: GaugeReader) -> None:
+        """Add a gauge.
+
+        Args:
+            name: The name without the prefix `gymsdk_`.
+            description: What the gauge measures, as a sentence.
+            read: Returns its value or values.
+        """
+        self._gauges[name] = (description, read)
+
+    def sum_gauges(self, *names: str) -> int:
+        """Return the sum of the gauges *names*; a gauge that the server does not have counts as 0."""
+        return round(sum(sample.value for name in names if name in self._gauges for sample in self._read_gauge(name)))
 
     def record_response(self, route: str, status: int, seconds: float) -> None:
         """Count one response."""
-        self._answers[route, status] += 1
-        self._seconds[route] += seconds  # type: ignore[assignment]  # a Counter of float seconds
-        edge = next((bound for bound in BUCKET_SECONDS if seconds <= bound), float("inf"))
-        self._buckets[route, edge] += 1
+        self._responses[route, status] += 1
+        self._seconds[route] += seconds
+        self._buckets[route][bisect_left(BUCKET_SECONDS, seconds)] += 1
 
     async def render_current(self) -> str:
         """Update the values and render all metrics as text."""
@@ -72,43 +100,46 @@ class ServerMetrics:
 
     def render(self) -> str:
         """Render all metrics as text."""
-        return "\n".join(self._lines()) + "\n"
+        return generate_latest(self).decode()
 
-    def _lines(self) -> Iterator[str]:
-        yield "# TYPE gymsdk_uptime_seconds gauge"
-        yield f"gymsdk_uptime_seconds{self._label()} {time.time() - self.started:.3f}"
-        yield "# TYPE gymsdk_requests_in_flight gauge"
-        yield f"gymsdk_requests_in_flight{self._label()} {self.in_flight}"
-        for gauge, read in self.gauges.items():
-            yield f"# TYPE gymsdk_{gauge} gauge"
-            yield f"gymsdk_{gauge}{self._label()} {read():g}"
-        for gauge, read_samples in self.samples.items():
-            yield f"# TYPE gymsdk_{gauge} gauge"
-            for sample in read_samples():
-                yield f"gymsdk_{gauge}{self._label(**sample.labels)} {sample.value:.10g}"
-        yield "# TYPE gymsdk_requests_total counter"
-        for (route, status), count in sorted(self._answers.items()):
-            yield f"gymsdk_requests_total{self._label(route=route, status=str(status))} {count}"
-        yield "# TYPE gymsdk_request_seconds histogram"
-        for route in sorted(self._seconds):
-            yield from self._histogram(route)
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their current values."""
+        for name, (description, _) in self._gauges.items():
+            gauge = GaugeMetricFamily(METRIC_PREFIX + name, description)
+            for sample in self._read_gauge(name):
+                gauge.add_sample(gauge.name, {"server": self.name, **sample.labels}, sample.value)
+            yield gauge
+        requests = CounterMetricFamily(
+            METRIC_PREFIX + "requests", "Responses by route and status.", labels=("server", "route", "status")
+        )
+        for (route, status), count in sorted(self._responses.items()):
+            requests.add_metric((self.name, route, str(status)), count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=("server", "route")
+        )
+        bounds = [*(f"{bound:g}" for bound in BUCKET_SECONDS), "+Inf"]
+        for route, counts in sorted(self._buckets.items()):
+            buckets = [*zip(bounds, accumulate(counts), strict=True)]
+            seconds.add_metric((self.name, route), buckets, self._seconds[route])
+        yield seconds
 
-    def _histogram(self, route: str) -> Iterator[str]:
-        cumulative = 0
-        for edge in (*BUCKET_SECONDS, float("inf")):
-            cumulative += self._buckets[route, edge]
-            bound = "+Inf" if edge == float("inf") else f"{edge:g}"
-            yield f"gymsdk_request_seconds_bucket{self._label(route=route, le=bound)} {cumulative}"
-        yield f"gymsdk_request_seconds_sum{self._label(route=route)} {self._seconds[route]:.6f}"
-        yield f"gymsdk_request_seconds_count{self._label(route=route)} {cumulative}"
-
-    def _label(self, **labels: str) -> str:
-        pairs = ",".join(f'{key}="{_escape_label(value)}"' for key, value in {"server": self.name, **labels}.items())
-        return f"{{{pairs}}}"
+    def _read_gauge(self, name: str) -> Sequence[Sample]:
+        value = self._gauges[name][1]()
+        return [Sample(value)] if isinstance(value, int | float) else value
 
 
-def _escape_label(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def parse_samples(text: str) -> list[ParsedSample]:
+    """Parse gymsdk's own samples from metrics in the Prometheus text format; other text has no samples."""
+    try:
+        return [
+            (sample.name.removeprefix(METRIC_PREFIX), sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.startswith(METRIC_PREFIX)
+        ]
+    except ValueError:
+        return []
 
 
 def add_gpu_metrics(metrics: ServerMetrics) -> None:
@@ -116,7 +147,7 @@ def add_gpu_metrics(metrics: ServerMetrics) -> None:
     if shutil.which(NVIDIA_SMI) is not None:
         gpus = GpuMonitor()
         metrics.updates.append(gpus.refresh)
-        metrics.samples["gpu_utilization_ratio"] = gpus.utilization
+        metrics.add_gauge("gpu_utilization_ratio", "Utilization of each GPU, from 0 to 1.", gpus.utilization)
 
 
 class GpuMonitor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Literal, TypeAlias
@@ -17,7 +16,7 @@ from gymsdk.http import client, errors
 from gymsdk.http.client import Headers, HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.observability.health import Status
-from gymsdk.observability.metrics import Sample, ServerMetrics
+from gymsdk.observability.metrics import ParsedSample, Sample, ServerMetrics, parse_samples
 from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance
 
 NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
@@ -40,10 +39,6 @@ NOT_FOUND = 404
 
 SERVER_ERROR = 500
 
-SAMPLE_PATTERN = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
-
-LABEL_PATTERN = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
 METRICS_BY_FIELD = {
     "uptime": frozenset({"uptime_seconds"}),
     "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
@@ -53,24 +48,20 @@ METRICS_BY_FIELD = {
 
 Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
 
-Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
-"""The samples of one server: name, labels and value."""
-
 
 def add_server_metrics(metrics: ServerMetrics, fetch: NodesFetcher) -> None:
     """Add the state of all servers to the head's metrics."""
     monitor = ServerMonitor(fetch)
     metrics.updates.append(monitor.refresh)
-    metrics.gauges["expected_servers"] = lambda: len(expected_servers(monitor.nodes))
-    metrics.gauges["registered_servers"] = lambda: (
-        len(expected_servers(monitor.nodes)) - len(missing_servers(monitor.nodes))
-    )
-    metrics.gauges["lost_nodes"] = lambda: len(monitor.nodes.lost)
-    metrics.samples["server_up"] = monitor.up
-    metrics.samples["round_trip_seconds"] = monitor.round_trips
-    metrics.samples["last_exit_code"] = monitor.exit_codes
-    metrics.samples["last_exit_time_seconds"] = monitor.exit_times
-    metrics.samples["restarts"] = monitor.restarts
+    add = metrics.add_gauge
+    add("expected_servers", "Servers that should exist.", lambda: len(expected_servers(monitor.nodes)))
+    add("registered_servers", "Servers that should exist and do.", lambda: count_registered(monitor.nodes))
+    add("lost_nodes", "Nodes that stopped reporting and have not been replaced.", lambda: len(monitor.nodes.lost))
+    add("server_up", "Whether an instance is healthy.", monitor.up)
+    add("round_trip_seconds", "Seconds that the last health check of an instance took.", monitor.round_trips)
+    add("last_exit_code", "Exit code of a server's last process.", lambda: monitor.exits("code"))
+    add("last_exit_time_seconds", "When a server's last process ended.", lambda: monitor.exits("at"))
+    add("restarts", "How often a server was restarted.", lambda: monitor.exits("restarts"))
 
 
 def count_nodes(nodes: HeadSnapshot) -> int:
@@ -88,6 +79,11 @@ def missing_servers(nodes: HeadSnapshot) -> list[str]:
     """Return the names of the servers that should exist but do not."""
     present = {each.name for each in nodes.instances}
     return [name for name in expected_servers(nodes) if name not in present]
+
+
+def count_registered(nodes: HeadSnapshot) -> int:
+    """Return the number of servers that should exist and do."""
+    return len(expected_servers(nodes)) - len(missing_servers(nodes))
 
 
 class ServerMonitor:
@@ -113,17 +109,9 @@ class ServerMonitor:
             if each.round_trip is not None
         ]
 
-    def exit_codes(self) -> list[Sample]:
-        """Return the last exit code of each server that ended."""
-        return [Sample(last_exit.code, {"name": name}) for name, last_exit in self.nodes.exits.items()]
-
-    def exit_times(self) -> list[Sample]:
-        """Return when each of these ended, in seconds since the epoch."""
-        return [Sample(last_exit.at, {"name": name}) for name, last_exit in self.nodes.exits.items()]
-
-    def restarts(self) -> list[Sample]:
-        """Return how often each of these was restarted."""
-        return [Sample(last_exit.restarts, {"name": name}) for name, last_exit in self.nodes.exits.items()]
+    def exits(self, attribute: Literal["code", "at", "restarts"]) -> list[Sample]:
+        """Return one attribute of the last exit of each server that ended."""
+        return [Sample(getattr(each, attribute), {"name": name}) for name, each in self.nodes.exits.items()]
 
     def _checked_instances(self) -> Iterator[Instance]:
         return (each for each in self.nodes.instances if each.status is not None)
@@ -245,12 +233,11 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
         _build_status(each, _last_exit(each, nodes), replies[each.url], by_head=by_head) for each in nodes.instances
     ]
     statuses += [_build_missing(name, nodes.exits.get(name)) for name in missing_servers(nodes)]
-    expected = expected_servers(nodes)
     return StatusReport(
         head=redact_url(head),
         nodes=count_nodes(nodes),
-        expected=len(expected),
-        registered=len(expected) - len(missing_servers(nodes)),
+        expected=len(expected_servers(nodes)),
+        registered=count_registered(nodes),
         round_trip_by="head" if by_head else "command",
         servers=statuses,
         settled=nodes.settled,
@@ -330,7 +317,7 @@ class _ServerReply(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     health: Status = "success"
-    samples: Samples | None = None
+    samples: list[ParsedSample] | None = None
     seconds: float | None = None
 
 
@@ -342,14 +329,8 @@ async def _fetch_metrics(url: str, headers: Headers) -> _ServerReply:
         return _ServerReply(health="timeout" if error.kind == "model_timeout" else "connection_error")
     # Servers without metrics, such as NeMo Gym's, are healthy too.
     health: Status = "success" if answer.status < SERVER_ERROR else "unknown_error"
-    samples = [*parse_samples(answer.text)] if answer.ok else None
+    samples = parse_samples(answer.text) if answer.ok else None
     return _ServerReply(health=health, samples=samples, seconds=time.perf_counter() - started)
-
-
-def parse_samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Parse gymsdk's own samples from metrics in the Prometheus text format."""
-    for name, labels, value in SAMPLE_PATTERN.findall(text):
-        yield name, dict(LABEL_PATTERN.findall(labels)), float(value)
 
 
 def _build_head_status(url: str, reply: _ServerReply, last_exit: Exit | None) -> ServerStatus:
@@ -417,6 +398,6 @@ def _metric_fields(reply: _ServerReply) -> dict[str, object]:
     return {field: value for field, value in sums.items() if value is not None} | {"gpus": gpus}
 
 
-def _sum_samples(samples: Samples, names: frozenset[str]) -> float | None:
+def _sum_samples(samples: list[ParsedSample], names: frozenset[str]) -> float | None:
     values = [value for name, _, value in samples if name in names]
     return sum(values) if values else None

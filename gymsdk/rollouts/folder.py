@@ -388,6 +388,12 @@ def _create_and_lock(path: Path) -> int:
     for _ in range(CREATE_TRIES):
         try:
             path.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:
+            # Another process has removed the parent, or this file system, such as /proc, refuses new folders.
+            mkdir_error: OSError | None = error
+            continue
+        mkdir_error = None
+        try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue
@@ -402,7 +408,8 @@ def _create_and_lock(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise BadOutput(f"cannot write to {path}: it is removed as soon as it is created; choose another --output")
+    reason = mkdir_error.strerror if mkdir_error else "it is removed as soon as it is created"
+    raise BadOutput(f"cannot write to {path}: {reason}; choose another --output")
 
 
 def _check_writable(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownSe
 from gymsdk.episode import Budget
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error, format_suggestion
 from gymsdk.http import client as http
+from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder
@@ -377,9 +377,7 @@ class RemotePlayer:
                 again = error.kind == "model_unreachable" and (self.once or isinstance(error, http.NotSent))
                 if number == MAX_RESENDS or not again or loop.time() >= deadline:
                     raise convert_to_server_error(error) from error
-            await asyncio.sleep(
-                min(self.retry.get_wait_seconds(number), max(0.0, deadline - loop.time())) * random.random()
-            )
+            await asyncio.sleep(min(self.retry.get_delay(number), max(0.0, deadline - loop.time())))
         raise AssertionError("the last attempt returns or raises")
 
     async def _get_url(self, name: str) -> str:
@@ -394,7 +392,7 @@ class RemotePlayer:
                     raise
             except Failed as error:
                 raise convert_to_server_error(error) from error
-            await asyncio.sleep(random.uniform(AGENT_POLL_SECONDS / 2, AGENT_POLL_SECONDS))
+            await asyncio.sleep(add_jitter(AGENT_POLL_SECONDS))
 
 
 def convert_to_server_error(error: Failed) -> Failed:

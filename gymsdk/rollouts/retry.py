@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gymsdk import types
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
+from gymsdk.http.backoff import Backoff
 from gymsdk.rollouts.jobs import Job
 from gymsdk.types import Failure, Rollout, UsageByRole
 
-FIRST_DELAY_SECONDS = 0.25
-"""Seconds before the second attempt; the delay doubles with each further attempt."""
+BACKOFF = Backoff(first=0.25)
+"""The delays between the attempts of one episode."""
 
-MAX_DELAY_SECONDS = 60.0
-"""The longest delay in seconds. An episode that must wait longer fails, and a resume plays it again."""
+MAX_RETRY_AFTER_SECONDS = 60.0
+"""The longest `Retry-After` to wait for. An episode that must wait longer fails, and a resume plays it again."""
 
 LOST_SESSION_KINDS = frozenset({"server_unreachable", "session_lost"})
 """Failure kinds that mean: the server that had the episode is gone, or has lost it."""
@@ -61,9 +61,9 @@ def _get_delay(failure: Failure | None, attempt: int) -> float | None:
     # Repeating an episode because its grader failed would sample answers until one suits the grader.
     if failure.stage == "verify" and not _is_unjudged(failure):
         return None
-    if failure.retry_after is not None and failure.retry_after > MAX_DELAY_SECONDS:
+    if failure.retry_after is not None and failure.retry_after > MAX_RETRY_AFTER_SECONDS:
         return None
-    return max(FIRST_DELAY_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
+    return BACKOFF.get_delay(attempt - 1, failure.retry_after)
 
 
 def _is_unjudged(failure: Failure | None) -> bool:

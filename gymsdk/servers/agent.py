@@ -333,9 +333,9 @@ def create_app(
     agent = AgentEndpoints(
         server_name, runs, resources or (environment if isinstance(environment, SessionLocator) else None)
     )
-    metrics.gauges["episodes_playing"] = lambda: runs.slots.taken
-    metrics.gauges["episodes_waiting"] = lambda: runs.slots.waiting
-    metrics.gauges["agent_sessions_open"] = lambda: len(agent.sessions)
+    metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
+    metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
+    metrics.add_gauge("agent_sessions_open", "Open sessions of the agent.", lambda: len(agent.sessions))
     ready = asyncio.Event()
 
     @asynccontextmanager

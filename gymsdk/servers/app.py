@@ -26,7 +26,6 @@ from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.profiling import get_statistics
 from gymsdk.servers.limits import HEAVY_BODY_BYTES, LARGE_BODY_BYTES, body_budget, default_body_budget
 from gymsdk.servers.routing import Receive, RoutingMiddleware, Scope, Send
 from gymsdk.types import Item, Task
@@ -221,10 +220,10 @@ def create_app(
     for path in waiting:
         app.add_api_route(path, readiness, include_in_schema=False)
     app.add_api_route("/metrics", counted, include_in_schema=False)
-    if profiling.get_cpu_profile() is not None:
+    if profiling.is_profiling():
 
         async def statistic() -> Response:
-            return json_response(get_statistics(metrics.name))
+            return json_response(profiling.get_statistics(metrics.name))
 
         app.add_api_route("/stats", statistic, include_in_schema=False)
     app.add_exception_handler(RequestRejected, _handle_rejection)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
 from gymsdk.environment import Environment
 from gymsdk.errors import Failed
 from gymsdk.http import client
+from gymsdk.router import Replica, Router
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.auth import cookie_name, parse_instance_id
 from gymsdk.servers.instances import (
@@ -22,9 +23,10 @@ from gymsdk.servers.instances import (
     RECONNECT_SECONDS,
     WATCH_SECONDS,
     InstanceDirectory,
+    InstanceGone,
+    wait_while_alive,
 )
-from gymsdk.servers.remote import RemoteEnvironment
-from gymsdk.servers.remote_episode import UNREACHABLE_KIND, InstanceTally, RemoteEpisode
+from gymsdk.servers.remote import RemoteEnvironment, RemoteState
 from gymsdk.servers.reports import Instance
 from gymsdk.servers.tool_calls import SessionConnection
 from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
@@ -33,6 +35,9 @@ T = TypeVar("T")
 
 DEFAULT_RETRY = client.Retry(times=2, first=0.25)
 """Retries of a call that reached no server: another instance does not have the session."""
+
+UNREACHABLE_KIND = "server_unreachable"
+"""Failure kind of an instance that is unreachable."""
 
 TOO_MANY_KIND = "too_many"
 """Failure kind of an instance that is overloaded."""
@@ -93,8 +98,7 @@ class LoadBalancer:
         self._token = token
         self._coming = wait_seconds
         self._watch = watch
-        self._tallies: defaultdict[str, InstanceTally] = defaultdict(InstanceTally)
-        self._requests = 0
+        self._router = Router()
 
     def __repr__(self) -> str:
         return f"<LoadBalancer {self.name!r}>"
@@ -136,10 +140,10 @@ class LoadBalancer:
         """
         instance_id = parse_instance_id((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
         known = [each for each in await self._known_instances() if each.url]
-        candidates = [each for each in known if each.id == instance_id] or sorted(known, key=self._sort_key)
-        if not candidates:
+        instance = next((each for each in known if each.id == instance_id), None) or self._choose(known)
+        if instance is None:
             raise self._no_instance_error()
-        return self._remote(candidates[0]).open_connection(cookies)
+        return self._remote(instance).open_connection(cookies)
 
     def auth_headers(self, base_url: str) -> client.Headers:
         """Return the headers for requests to `base_url`: the token, if `base_url` is one of the instances."""
@@ -183,17 +187,18 @@ class LoadBalancer:
         """Ask each instance once, the least loaded first."""
         tried: dict[str, Failed] = {}
         while (instance := await self._next_instance(tried, deadline)) is not None:
-            self._requests += 1
-            self._tallies[instance.id].last_request = self._requests
+            replica = self._router[instance.id]
             try:
-                answer = await ask(instance)
+                with replica.probe():
+                    answer = await ask(instance)
             except Failed as error:
                 if not error.retryable or error.kind not in {UNREACHABLE_KIND, *OVERLOAD_KINDS}:
                     raise
-                self._record_failure(instance, error)
+                if error.kind == UNREACHABLE_KIND and replica.mark_down():
+                    log.warning("%s: %s; new episodes go to other instances until it answers again", self.name, error)
                 tried[instance.id] = error
             else:
-                self._tallies[instance.id].resume()
+                replica.mark_up()
                 return answer
         overloaded = (error for error in tried.values() if error.kind == TOO_MANY_KIND)
         # An overloaded instance is alive and worth waiting for, even if another instance is gone.
@@ -203,9 +208,8 @@ class LoadBalancer:
         loop = asyncio.get_running_loop()
         until = self._wait_deadline(deadline)
         while True:
-            available = [each for each in await self._available_instances() if each.id not in tried]
-            if available:
-                return min(available, key=self._sort_key)
+            if chosen := self._choose(await self._available_instances(), exclude=tried):
+                return chosen
             if tried or loop.time() >= until:
                 return None
             await asyncio.sleep(LOOK_INTERVAL_SECONDS)
@@ -224,34 +228,32 @@ class LoadBalancer:
                 id=self._local.id, name=self.name, kind="resources_servers", implementation=self.name, url=""
             )
             available = [local, *available]
-        for stale in self._tallies.keys() - {each.id for each in available}:
-            del self._tallies[stale]
+        self._router.forget_except({each.id for each in available})
         return available
 
     async def _known_instances(self) -> list[Instance]:
         return await self.instances.find_by_name(self.name, "resources_servers")
 
-    def _sort_key(self, instance: Instance) -> tuple[bool, bool, int, int]:
-        tally = self._tallies[instance.id]
+    def _choose(self, instances: Iterable[Instance], *, exclude: Container[str] = ()) -> Instance | None:
+        by_id = {each.id: each for each in instances}
+        loads = {each.id: self._get_load(each) for each in by_id.values()}
+        replica = self._router.choose(loads, exclude=exclude)
+        return by_id[replica.key] if replica else None
+
+    def _get_load(self, instance: Instance) -> tuple[bool, int]:
+        """Return whether the instance is unhealthy, and the number of its sessions and requests."""
         if self._is_local(instance):
             # The head does not report the episodes that this process plays itself.
-            return False, False, instance.load.sessions + self._local_episodes, tally.last_request
-        is_unhealthy = instance.status not in {None, "success"}
-        load = instance.load.total + tally.change_since(self.instances.updated_at - instance.age)
-        return tally.is_suspended, is_unhealthy, load, tally.last_request
-
-    def _record_failure(self, instance: Instance, error: Failed) -> None:
-        if error.kind == UNREACHABLE_KIND and self._tallies[instance.id].suspend():
-            log.warning("%s: %s; new episodes go to other instances until it answers again", self.name, error)
+            return False, instance.load.sessions + self._local_episodes
+        change = self._router[instance.id].change_since(self.instances.updated_at - instance.age)
+        return instance.status not in {None, "success"}, instance.load.total + change
 
     def _is_local(self, instance: Instance) -> bool:
         return self._local is not None and instance.id == self._local.id
 
     def _remote_episode(self, instance: Instance) -> RemoteEpisode:
-        tally = self._tallies[instance.id]
-        return RemoteEpisode(
-            instance, self._remote(instance), self.instances, tally, retry=self._retry, watch=self._watch
-        )
+        remote, replica = self._remote(instance), self._router[instance.id]
+        return RemoteEpisode(self.name, instance, remote, self.instances, replica, self._retry, self._watch)
 
     def _remote(self, instance: Instance) -> RemoteEnvironment:
         return RemoteEnvironment(
@@ -262,3 +264,81 @@ class LoadBalancer:
         start = f"start one with `gymsdk serve {self.name} --role resources --head URL`"
         message = f"no resources server {self.name!r} is registered at the head; {start}"
         return Failed(message, kind=UNREACHABLE_KIND, stage="reset", retryable=True, retry_after=RECHECK_SECONDS)
+
+
+@dataclass(slots=True, eq=False)
+class RemoteEpisode:
+    """An environment at one instance; its calls fail as soon as the instance is gone.
+
+    Attributes:
+        name: The server's name.
+        instance: The instance.
+        remote: The client of the instance.
+        instances: Reports whether the instance is alive.
+        replica: Counts the episodes that this process has at the instance.
+        retry: Retries of calls in an open episode.
+        watch: Seconds between two checks that the instance is alive.
+        is_lost: Whether the instance is gone, and the episode with it.
+    """
+
+    name: str
+    instance: Instance
+    remote: RemoteEnvironment
+    instances: InstanceDirectory
+    replica: Replica
+    retry: client.Retry
+    watch: float
+    is_lost: bool = False
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode of `row` at the instance.
+
+        Raises:
+            BadRow: The row does not fit the environment.
+            EpisodeError: The instance failed or is gone.
+        """
+        self.replica.record_change(1)
+        try:
+            episode = await self._while_alive(
+                self.remote.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline), "reset"
+            )
+        except BaseException:
+            self.replica.record_change(-1)
+            raise
+        assert isinstance(episode.state, RemoteState), "the remote environment opens the episode"
+        # An opening can move to another instance, but an open episode can only retry here.
+        episode.state.connection.retry = self.retry
+        episode.environment = self
+        return episode
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Answer one tool call or reply."""
+        return await self._while_alive(self.remote.step(episode, action), "step")
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Return the verdict on the transcript."""
+        return await self._while_alive(self.remote.verify(episode), "verify")
+
+    async def close(self, episode: Episode) -> None:
+        """Close the session, unless it was lost with its instance."""
+        self.replica.record_change(-1)
+        if not self.is_lost:
+            await self._while_alive(self.remote.close(episode), "close")
+
+    async def _while_alive(self, exchange: Coroutine[Any, Any, T], stage: str) -> T:
+        """Await `exchange` while the instance is alive."""
+        is_known = partial(self.instances.is_known, self.instance.id)
+        try:
+            return await wait_while_alive(exchange, self.instance.url, is_known, watch=self.watch)
+        except InstanceGone:
+            self.is_lost = True
+            raise self._gone_error(stage) from None
+        except Failed as error:
+            self.is_lost = self.is_lost or error.kind == UNREACHABLE_KIND
+            raise
+
+    def _gone_error(self, stage: str) -> Failed:
+        message = f"{self.name!r} at {self.instance.url} is gone, and the episode with it; play the row again"
+        return Failed(message, kind=UNREACHABLE_KIND, stage=stage, retryable=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import socket
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TypeAlias
 from gymsdk.client import parse_value
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
+from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.servers import listener
@@ -110,7 +110,7 @@ class HeadWait:
             log.warning(
                 "no head answers at %s yet (%s); waiting for it for at most %g s", self._place, reason, self._seconds
             )
-        return min(self._seconds - elapsed, random.uniform(POLL_SECONDS / 2, POLL_SECONDS))
+        return min(self._seconds - elapsed, add_jitter(POLL_SECONDS))
 
 
 def is_local_host(host: str) -> bool:

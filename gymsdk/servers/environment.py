@@ -242,8 +242,8 @@ def create_app(
     server_name = name or environment.name + NAME_SUFFIX
     metrics = metrics or ServerMetrics(server_name)
     runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue)
-    metrics.gauges["episodes_playing"] = lambda: runs.slots.taken
-    metrics.gauges["episodes_waiting"] = lambda: runs.slots.waiting
+    metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
+    metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
     ready = asyncio.Event()
 
     @asynccontextmanager

@@ -130,7 +130,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     """
     registry = NodeRegistry(services, taken=extra_config or ()) if registry is None else registry
     figures = ServerMetrics("head")
-    figures.gauges["nodes"] = lambda: sum(bool(node.services) for node in registry)
+    figures.add_gauge("nodes", "Nodes with servers.", lambda: sum(bool(node.services) for node in registry))
     app = create_base_app(
         "head",
         "The head: lists the servers and their addresses.",

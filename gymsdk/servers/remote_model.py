@@ -14,7 +14,7 @@ from gymsdk.config.model import POLICY_SERVER
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
-from gymsdk.router import ReplicaRouter, get_sticky_key
+from gymsdk.router import ReplicaClient, get_sticky_key
 from gymsdk.servers.instances import (
     LOOK_INTERVAL_SECONDS,
     RECHECK_SECONDS,
@@ -67,7 +67,7 @@ class RemoteModel:
         self._headers = headers
         self._wait_seconds = wait_seconds
         self._watch = watch
-        self._replicas: tuple[tuple[Sequence[str], client.Headers], ReplicaRouter] | None = None
+        self._replicas: tuple[tuple[Sequence[str], client.Headers], ReplicaClient] | None = None
 
     def __repr__(self) -> str:
         return f"<RemoteModel {self.name!r}>"
@@ -90,7 +90,7 @@ class RemoteModel:
         while True:
             replicas = self._client_for(await self._replica_urls(episode))
             try:
-                return await replicas.post(path, request, sticky=affinity, deadline=deadline, final=_is_final_answer)
+                return await replicas.post(path, request, sticky=affinity, deadline=deadline, is_final=_is_final_answer)
             except InstanceGone as gone:
                 # The head no longer lists the instance, so the next attempt uses another one.
                 if asyncio.get_running_loop().time() >= deadline:
@@ -116,12 +116,12 @@ class RemoteModel:
     async def _available_instances(self) -> list[Instance]:
         return [each for each in await self._instances.find_by_name(self.name, MODEL_SERVER_KIND) if not each.draining]
 
-    def _client_for(self, urls: Sequence[str]) -> ReplicaRouter:
+    def _client_for(self, urls: Sequence[str]) -> ReplicaClient:
         """Return the client for these URLs; an unchanged client keeps its knowledge of failed replicas."""
         key = (urls, dict(self._headers()))
         if self._replicas is None or self._replicas[0] != key:
             headers = {name: SecretStr(_reveal(value)) for name, value in key[1].items()}
-            client = ReplicaRouter(
+            client = ReplicaClient(
                 urls, headers=headers, seconds=self._seconds, retry=self._retry, watch=self._while_alive
             )
             self._replicas = (key, client)

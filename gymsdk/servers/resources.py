@@ -82,7 +82,7 @@ def create_app(
     server_name = name or environment.name
     metrics = metrics or ServerMetrics(server_name)
     sessions = SessionStore(ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None)
-    metrics.gauges["sessions_open"] = lambda: len(sessions)
+    metrics.add_gauge("sessions_open", "Open sessions.", lambda: len(sessions))
     ready = asyncio.Event()
 
     @asynccontextmanager

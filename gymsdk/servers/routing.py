@@ -144,7 +144,7 @@ class RoutingMiddleware:
         finally:
             body_budget().release(scope)
             # With profiling on, a step's CPU time is recorded after the request.
-            if profiling.get_cpu_profile() is None:
+            if not profiling.is_profiling():
                 context.reset_log_context(previous)
 
     async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +183,7 @@ class RoutingMiddleware:
         """Handle the lifespan: work outside of requests is logged under the server's name, too."""
         context.set_log_context(LogContext(self._metrics.name))
         scope.setdefault("state", {})[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
-        if profiling.get_cpu_profile() is not None:
+        if profiling.is_profiling():
             profiling.profile_tasks(asyncio.get_running_loop())
         await self._app(scope, receive, send)
 

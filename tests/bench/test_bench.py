@@ -89,13 +89,13 @@ async def test_the_start_error_of_the_servers_is_reported() -> None:
             pass
 
 
-async def test_the_servers_end_with_the_context() -> None:
+async def test_the_servers_stop_with_the_context() -> None:
     async with start_servers(["sums"], model="scripted/oracle") as stage:
         assert processes.is_running(stage.pids[SERVERS])
     assert not processes.is_running(stage.pids[SERVERS])
 
 
-def test_a_child_ends_with_its_parent() -> None:
+def test_a_child_process_ends_with_its_parent() -> None:
     command = [sys.executable, "-m", "gymsdk.bench.child", "serve", "sums", "--port", "0", "--json"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout.readline()
@@ -125,14 +125,14 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
     [load] = served.loads
     assert len(killed) > 3
     assert (load.failures, load.wrong, load.open, load.reward) == ({}, 0, 0, 1.0)
-    # By halfway the answers that are kept for those who ask twice have long filled their place.
+    # Halfway through, the cache of responses for repeated requests has reached its maximum size.
     for name, memory in load.memory.items():
         assert memory.after - memory.half < 8.0, name
     assert not [each for each in killed if processes.is_running(each)]
 
 
 def _is_worker(pid: int) -> bool:
-    """Give whether a process was forked by a nursery: what it runs says so."""
+    """Return whether the process is a forked worker, according to its command line."""
     try:
         return b"gymsdk.workers.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

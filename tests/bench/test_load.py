@@ -41,7 +41,7 @@ async def right(tasks: int = 6) -> Recording:
 
 
 class Slow:
-    """Answers after a moment, and remembers how many it was asked for at once."""
+    """A slow policy that records the highest number of concurrent requests."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -55,7 +55,7 @@ class Slow:
 
 
 class Broken:
-    """Fails where the question has an odd first digit."""
+    """A policy that fails if the first digit of the question is odd."""
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         assert episode is not None
@@ -64,7 +64,7 @@ class Broken:
         return await gymsdk.model("scripted/oracle").respond(request, episode=episode)
 
 
-async def test_every_rollout_is_counted_and_right() -> None:
+async def test_every_rollout_is_counted_and_correct() -> None:
     async with staged() as stage:
         load = await run_load(stage, await right(), LoadPlan(concurrency=3, rollouts=20))
     assert (load.rollouts, load.reward, load.expected, load.wrong, load.failures) == (20, 1.0, 1.0, 0, {})
@@ -81,7 +81,7 @@ async def test_concurrency_is_limited() -> None:
     assert model.most == 5
 
 
-async def test_a_reward_that_is_not_the_recordings_is_wrong() -> None:
+async def test_a_reward_that_differs_from_the_recording_is_wrong() -> None:
     recording = await right(4)
     other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
     async with staged() as stage:
@@ -107,7 +107,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
     assert not load.is_correct
 
 
-async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
+async def test_a_timed_load_ends_in_time_and_repeats_tasks() -> None:
     async with staged() as stage:
         load = await run_load(stage, await right(2), LoadPlan(concurrency=2, seconds=0.7))
     assert load.seconds >= 0.7

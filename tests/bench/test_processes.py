@@ -29,8 +29,8 @@ child.wait()
 
 
 @pytest.fixture
-def begun() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Start code as a process, until it says something; it ends with the test."""
+def start_process() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Return a function that runs code in a process and waits for its first output; the test stops the process."""
     started = []
 
     def begin(code: str) -> subprocess.Popen[str]:
@@ -45,21 +45,21 @@ def begun() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_process_has_used_its_cpu_and_its_memory(begun: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = stage.measure_process(begun(BUSY + KEEPS).pid)
+def test_a_process_reports_its_cpu_and_memory(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = stage.measure_process(start_process(BUSY + KEEPS).pid)
     assert 0.28 <= used.cpu < 2.0
     assert used.memory > 30.0
     assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
 
 
-def test_cpu_of_ended_children_counts_as_workers(begun: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = stage.measure_process(begun(PARENT).pid)
+def test_cpu_of_ended_children_counts_as_workers(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = stage.measure_process(start_process(PARENT).pid)
     assert used.cpu < 0.28 <= used.workers_cpu
     assert used.memory < 30.0 < used.workers_memory
 
 
-def test_the_leaves_have_started_nothing_themselves(begun: Callable[[str], subprocess.Popen[str]]) -> None:
-    parent = begun(PARENT)
+def test_leaf_processes_have_no_children(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+    parent = start_process(PARENT)
     [leaf] = stage.find_leaf_processes(parent.pid)
     assert leaf != parent.pid
     assert leaf in stage.find_leaf_processes(os.getpid())
@@ -75,9 +75,9 @@ def test_a_missing_process_raises() -> None:
 
 
 def test_a_zombie_does_not_count_as_running(
-    begun: Callable[[str], subprocess.Popen[str]],
+    start_process: Callable[[str], subprocess.Popen[str]],
 ) -> None:
-    process = begun(KEEPS)
+    process = start_process(KEEPS)
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert not stage.is_running(process.pid)

@@ -29,7 +29,7 @@ def solve(task):
 """
 
 
-async def test_the_rewards_are_those_the_scripted_policy_had_here(installed: Callable[..., Path]) -> None:
+async def test_the_rewards_are_those_of_the_scripted_policy_in_process(installed: Callable[..., Path]) -> None:
     installed()
     half = await record_rollouts(gymsdk.load("sums"), gymsdk.model("scripted/oracle:0.5"), split="train", limit=40)
     assert len(half.jobs) == len(half.rewards or ()) == 40
@@ -51,7 +51,7 @@ async def test_the_first_of_tasks_with_equal_openings_is_recorded(environment: C
     assert found.rewards == (1.0, 1.0, 1.0)
 
 
-async def test_tasks_are_kept_by_their_rollout(installed: Callable[..., Path]) -> None:
+async def test_tasks_are_selected_by_their_rollout(installed: Callable[..., Path]) -> None:
     installed()
     found = await record_rollouts(
         gymsdk.load("sums"),
@@ -64,7 +64,7 @@ async def test_tasks_are_kept_by_their_rollout(installed: Callable[..., Path]) -
     assert set(found.rewards or ()) == {1.0}
 
 
-async def test_a_task_that_has_no_reward_here_cannot_be_recorded(installed: Callable[..., Path]) -> None:
+async def test_a_task_without_a_reward_cannot_be_recorded(installed: Callable[..., Path]) -> None:
     installed()
     sums = gymsdk.load("sums")
     broken = next(iter(sums.tasks("train"))).row()["answer"]

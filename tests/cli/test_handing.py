@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -11,14 +12,16 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from conftest import SUMS
 
 from cli.conftest import Start
-from gymsdk.cli.deployment import ModelOptions
-from gymsdk.deploy import parent, supervisor
+from gymsdk.cli.deployment import ListenOptions, LogOptions, ModelOptions, ServeOptions
+from gymsdk.deploy import child
+from gymsdk.episode import Budget
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
 
@@ -45,24 +48,63 @@ def stdin_of(line: bytes) -> Iterator[None]:
         os.close(before)
 
 
-def test_settings_are_no_words_of_the_command_by_which_a_server_is_started() -> None:
-    words = ["serve", "sums", "--insecure", "key=hush", "--set", "a=1", "--set=b=2", "a=1", "--separate", "--port", "0"]
-    assert supervisor.build_child_arguments(words, ("key=hush", "a=1")) == ["serve", "sums", "--insecure"]
-
-
-def test_a_port_of_a_server_that_reads_like_a_setting_stays() -> None:
-    words = ["serve", "a=1", "--server-port", "a=1", "--", "--flag"]
-    assert supervisor.build_child_arguments(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
-
-
-def test_handed_options_survive_the_pipe() -> None:
-    handed = supervisor.SecretOptions(
-        overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one"
+def options(**given: Any) -> ServeOptions:
+    """The options of a command that gives as many of them as possible."""
+    model = ModelOptions(
+        name="vllm/x",
+        base_urls=("http://127.0.0.1:9/v1?key=hush",),
+        api="responses",
+        pins=("user=hush",),
+        token_ids=True,
+        timeout=math.inf,
+        key="hush",
     )
-    with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.to_line()):
-        assert supervisor.read_secret_options(listening.fileno()) == handed
+    listen = ListenOptions(
+        host="127.0.0.1",
+        advertise_host="here",
+        port=0,
+        ports={"a=1": 7},
+        head="http://127.0.0.1:8",
+        role="resources",
+        separate=True,
+        root_path="/p",
+        supervisor="one",
+    )
+    whole = {
+        "names": ("sums",),
+        "settings": {"sums": {"key": "hush", "list": [1, None, 2**80]}},
+        "setting_pairs": ("key=hush", "list=[1, null]"),
+        "files": (Path("a b.yaml"),),
+        "overrides": ("policy_api_key=a\nb", "~x"),
+        "model": model,
+        "listen": listen,
+        "token_file": Path("token"),
+        "insecure": True,
+        "tls": (Path("cert"), Path("key")),
+        "limits": {"body": 2048},
+        "budget": Budget(turns=2, tools=3, seconds=4.5),
+        "max_output": 1500,
+        "ttl": 9.5,
+        "sessions": 3,
+        "mcp": True,
+        "logs": LogOptions(level="info", format="json", directory=Path("logs")),
+        "profile": Path("profile"),
+        "capture": Path("capture"),
+    }
+    return ServeOptions.model_validate(whole | given)
+
+
+def test_a_separate_server_gets_all_options_but_those_that_only_its_supervisor_reads() -> None:
+    own = options()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        file = listening.fileno()
+        with stdin_of(own.build_child_settings("sums", file, "http://127.0.0.1:7")):
+            handed = child.read_settings(ServeOptions, file)
         # The socket is there for the server to take.
         assert listening.getsockname()[1] > 0
+    changed = {"only": "sums", "socket_fd": file, "head": "http://127.0.0.1:7", "port": None, "separate": False}
+    assert handed == own.model_copy(update={"listen": own.listen.model_copy(update=changed)})
+    assert handed.model_copy(update={"listen": own.listen}).build_options(None).budget.output == 1500
 
 
 @pytest.mark.parametrize(
@@ -76,7 +118,7 @@ def test_handed_options_survive_the_pipe() -> None:
 def test_who_is_handed_nothing_that_is_ours_ends_with_a_sentence_without_it(line: bytes, sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(line):
         with pytest.raises(GymsdkError, match=sentence) as caught:
-            supervisor.read_secret_options(listening.fileno())
+            child.read_settings(ServeOptions, listening.fileno())
         assert "hush" not in str(caught.value)
 
 
@@ -87,19 +129,19 @@ def test_who_is_handed_nothing_does_not_wait_for_ever() -> None:
         os.fdopen(write, "wb"),
         pytest.raises(GymsdkError, match=r"received no configuration on standard input within 0\.1 s"),
     ):
-        parent.read_config_line(read, seconds=0.1)
+        child.read_config_line(read, seconds=0.1)
 
 
 def test_a_socket_that_was_handed_down_goes_no_further() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         file = os.dup(listening.fileno())
         os.set_inheritable(file, True)
-        with supervisor.open_socket(file):
+        with child.open_socket(file):
             assert not os.get_inheritable(file)
 
 
 def servers(process: subprocess.Popen[str]) -> list[int]:
-    """The servers that *process* has started."""
+    """The guards of the servers that *process* has started."""
     found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in found if b"--only" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -183,7 +225,7 @@ async def test_a_handed_key_is_sent_to_the_model() -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        model = ModelOptions("vllm/x", (url,), None, (), False, 30.0, False, (), "hush-key").build_model()
+        model = ModelOptions(name="vllm/x", base_urls=(url,), timeout=30.0, key="hush-key").build_model()
         assert model is not None
         with pytest.raises(Failed):
             await model.respond({"input": "hello"})

@@ -31,6 +31,13 @@ def test_a_profile_reports_what_training_would_learn(gymsdk: Command, there: Pat
     assert ended.code == 0
 
 
+def test_an_empty_file_is_not_listed(gymsdk: Command, there: Path) -> None:
+    ended = gymsdk("profile", "sums", "--limit", 2, "-k", 2, "-o", "out", "--no-plot")
+    assert "out/rollouts.jsonl" in ended.out.splitlines()
+    assert "failures.jsonl" not in ended.out
+    assert (there / "out" / "failures.jsonl").read_bytes() == b""
+
+
 def test_programs_get_json(gymsdk: Command, there: Path) -> None:
     ended = gymsdk("profile", "sums", "--limit", 3, "-k", 2, "-o", "out", "--no-plot", "--json")
     told = json.loads(ended.out)

@@ -160,6 +160,9 @@ def test_a_finished_run_that_is_resumed_prints_its_table_again(gymsdk: Command) 
     assert again.err == "resumed: 3 of 3 rollouts were finished before\n"
 
 
+PLAYS_ORACLE = "playing scripted/oracle, the environment's own solution, because no --model is given"
+"""What standard error says first if no --model is given."""
+
 WRONG = {
     "no environment named 'summs'; did you mean 'sums'?": ["summs"],
     "no split 'trian'; did you mean 'train'?": ["sums", "--split", "trian"],
@@ -185,6 +188,7 @@ WRONG = {
     "Invalid value for '--api'": ["sums", "--api", "soap"],
     "No such option: --bogus": ["sums", "--bogus"],
     "Missing argument 'NAME'": [],
+    "sums is named twice; name each environment once": ["sums", "sums"],
 }
 
 
@@ -198,6 +202,17 @@ def test_wrong_input_is_reported_and_leaves_no_files(gymsdk: Command, there: Pat
     assert told in last
     assert (ended.code, ended.out) == (2, "")
     assert not (there / "out").exists()
+
+
+def test_a_file_system_that_refuses_folders_is_reported(gymsdk: Command) -> None:
+    ended = gymsdk("rollout", "sums", "--model", "scripted/oracle", "-o", "/proc/out")
+    assert ended.code == 2
+    assert ended.err == ("Error: cannot write to /proc/out: No such file or directory; choose another --output\n")
+
+
+def test_without_a_model_the_run_names_the_policy_that_plays(gymsdk: Command) -> None:
+    assert gymsdk("rollout", "sums", "--limit", 1, "-o", "out").err.splitlines()[0] == PLAYS_ORACLE
+    assert gymsdk("rollout", "sums", "--limit", 1, "-o", "named", "--model", "scripted/oracle").err == ""
 
 
 def test_an_output_that_is_a_file_is_reported(gymsdk: Command, there: Path) -> None:

@@ -31,19 +31,19 @@ def types(response: Item) -> list[str]:
 
 
 class TestRequest:
-    def test_a_string_is_the_users_message(self) -> None:
+    def test_a_string_becomes_a_user_message(self) -> None:
         assert chat.build_body({"input": "hi"}) == {"messages": [user("hi")]}
 
-    def test_instructions_and_leading_system_messages_become_one(self) -> None:
+    def test_instructions_and_leading_system_messages_are_merged(self) -> None:
         items = [{"role": "developer", "content": "B"}, {"role": "system", "content": "C"}, user("hi")]
-        said = chat.build_messages({"instructions": "A", "input": items})
-        assert said == [{"role": "system", "content": "A\n\nB\n\nC"}, user("hi")]
+        messages = chat.build_messages({"instructions": "A", "input": items})
+        assert messages == [{"role": "system", "content": "A\n\nB\n\nC"}, user("hi")]
 
     def test_a_later_system_message_keeps_its_position(self) -> None:
-        said = chat.build_messages({"input": [user("hi"), {"role": "developer", "content": "now"}]})
-        assert [message["role"] for message in said] == ["user", "system"]
+        messages = chat.build_messages({"input": [user("hi"), {"role": "developer", "content": "now"}]})
+        assert [message["role"] for message in messages] == ["user", "system"]
 
-    def test_what_the_policy_did_in_one_turn_is_one_message(self) -> None:
+    def test_the_items_of_one_policy_turn_become_one_message(self) -> None:
         calls = [
             responses.build_function_call("add", '{"a": 1}', "c1"),
             responses.build_function_call("add", '{"a": 2}', "c2"),
@@ -61,19 +61,19 @@ class TestRequest:
             ],
         }
 
-    def test_a_tools_answer_ends_the_turn(self) -> None:
+    def test_a_tool_output_ends_the_turn(self) -> None:
         turns = [
             responses.build_function_call("add", "{}", "c1"),
             responses.build_function_call_output("c1", "3"),
             responses.build_message("3"),
         ]
-        said = chat.build_messages({"input": turns})
-        assert [message["role"] for message in said] == ["assistant", "tool", "assistant"]
-        assert said[0]["content"] is None
-        assert said[1] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
+        messages = chat.build_messages({"input": turns})
+        assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
+        assert messages[0]["content"] is None
+        assert messages[1] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
 
     @pytest.mark.parametrize(
-        ("thoughts", "expected"),
+        ("reasoning_format", "expected"),
         [
             ("field", {"content": "4", "reasoning_content": "a\nb", "reasoning": "a\nb"}),
             ("tags", {"content": "<think>\na\nb\n</think>\n\n4"}),
@@ -81,34 +81,34 @@ class TestRequest:
         ],
     )
     def test_earlier_reasoning_is_sent_in_the_format_of_the_server(
-        self, thoughts: responses.ReasoningFormat, expected: dict[str, str]
+        self, reasoning_format: responses.ReasoningFormat, expected: dict[str, str]
     ) -> None:
         [message] = chat.build_messages(
-            {"input": [responses.build_reasoning("a", "b"), responses.build_message("4")]}, thoughts=thoughts
+            {"input": [responses.build_reasoning("a", "b"), responses.build_message("4")]}, thoughts=reasoning_format
         )
         assert message == {"role": "assistant"} | expected
 
-    def test_thoughts_may_be_content_instead_of_summary(self) -> None:
+    def test_reasoning_may_be_in_content_instead_of_summary(self) -> None:
         item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hmm"}]}
         [message] = chat.build_messages({"input": [item, responses.build_message("4")]})
         assert message["reasoning_content"] == "hmm"
 
-    def test_token_ids_go_back_on_the_message_they_came_with(self) -> None:
+    def test_token_ids_stay_on_their_message(self) -> None:
         [message] = chat.build_messages(
             {"input": [responses.build_reasoning("a"), responses.build_message("4") | TOKENS]}
         )
         assert {key: message[key] for key in TOKENS} == TOKENS
 
-    def test_an_image_is_an_image(self) -> None:
+    def test_an_image_part_is_converted(self) -> None:
         picture = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
         [message] = chat.build_messages({"input": [user([{"type": "input_text", "text": "what?"}, picture])]})
         image = {"url": "data:image/png;base64,AA", "detail": "auto"}
         assert message["content"] == [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": image}]
 
-    def test_one_part_of_text_is_a_string(self) -> None:
+    def test_a_single_text_part_becomes_a_string(self) -> None:
         assert chat.build_messages({"input": [user([{"type": "input_text", "text": "hi"}])]}) == [user("hi")]
 
-    def test_tools_are_wrapped(self) -> None:
+    def test_tools_use_the_nested_format_of_chat(self) -> None:
         body = chat.build_body({"input": "x", "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False})
         function = {key: value for key, value in TOOL.items() if key != "type"}
         assert body["tools"] == [{"type": "function", "function": function}]
@@ -118,13 +118,19 @@ class TestRequest:
         body = chat.build_body({"input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True})
         assert body.keys() == {"messages"}
 
-    def test_the_choice_of_one_tool_is_wrapped(self) -> None:
+    def test_the_choice_of_one_tool_uses_the_nested_format_of_chat(self) -> None:
         body = chat.build_body({"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}})
         assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
 
-    def test_parameters_have_their_chat_names(self) -> None:
-        asked = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7, "reasoning": {"effort": "low"}, "user": "u"}
-        body = chat.build_body({"input": "x", "model": "m"} | asked, limit="max_completion_tokens")
+    def test_parameters_are_renamed_for_chat(self) -> None:
+        request = {
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "max_output_tokens": 7,
+            "reasoning": {"effort": "low"},
+            "user": "u",
+        }
+        body = chat.build_body({"input": "x", "model": "m"} | request, limit="max_completion_tokens")
         assert body == {
             "model": "m",
             "temperature": 0.5,
@@ -135,18 +141,18 @@ class TestRequest:
             "messages": [user("x")],
         }
 
-    def test_a_schema_for_the_answer_is_wrapped(self) -> None:
+    def test_an_output_schema_uses_the_nested_format_of_chat(self) -> None:
         form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
         body = chat.build_body({"input": "x", "text": {"format": form, "verbosity": "low"}})
         schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
         assert body["response_format"] == {"type": "json_schema", "json_schema": schema}
         assert body["verbosity"] == "low"
 
-    def test_null_says_nothing(self) -> None:
+    def test_null_fields_are_omitted(self) -> None:
         nulls = dict.fromkeys(["top_logprobs", "temperature", "tools", "text", "reasoning", "metadata", "prompt"])
         assert chat.build_body({"input": "x"} | nulls).keys() == {"messages"}
 
-    def test_metadata_carries_what_responses_lacks(self) -> None:
+    def test_metadata_carries_fields_that_responses_lacks(self) -> None:
         extra = {"top_k": 20, "temperature": 0.1}
         metadata = {"extra_body": json.dumps(extra), "chat_template_kwargs": '{"enable_thinking": false}', "tag": "t"}
         body = chat.build_body({"input": "x", "temperature": 0.9, "metadata": metadata})
@@ -158,13 +164,13 @@ class TestRequest:
         }
 
     @pytest.mark.parametrize("text", ["{", "[1]"])
-    def test_metadata_that_is_no_object_is_a_bad_request(self, text: str) -> None:
+    def test_metadata_that_is_not_an_object_is_a_bad_request(self, text: str) -> None:
         with pytest.raises(Failed, match=r"metadata\.extra_body") as caught:
             chat.build_body({"input": "x", "metadata": {"extra_body": text}})
         assert caught.value.kind == "model_bad_request"
 
     @pytest.mark.parametrize(
-        ("request_", "what"),
+        ("request_", "message"),
         [
             ({"input": [{"type": "web_search_call", "id": "w"}]}, "web_search_call"),
             ({"input": [user([{"type": "input_file", "file_url": "f"}])]}, "input_file"),
@@ -172,36 +178,36 @@ class TestRequest:
             ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
         ],
     )
-    def test_what_chat_cannot_say_is_refused_not_dropped(self, request_: Item, what: str) -> None:
-        with pytest.raises(Failed, match=what) as caught:
+    def test_items_and_fields_that_chat_cannot_express_are_rejected(self, request_: Item, message: str) -> None:
+        with pytest.raises(Failed, match=message) as caught:
             chat.build_body(request_)
         assert not caught.value.retryable
 
-    def test_the_request_is_left_as_it_was(self) -> None:
-        asked = {"instructions": "A", "input": [user("hi"), responses.build_message("yo") | TOKENS], "tools": [TOOL]}
-        before = copy.deepcopy(asked)
-        chat.build_body(asked)
-        assert asked == before
+    def test_the_request_is_not_modified(self) -> None:
+        request = {"instructions": "A", "input": [user("hi"), responses.build_message("yo") | TOKENS], "tools": [TOOL]}
+        before = copy.deepcopy(request)
+        chat.build_body(request)
+        assert request == before
 
 
 class TestResponse:
-    def test_text_is_a_message(self) -> None:
+    def test_text_becomes_a_message(self) -> None:
         response = chat.parse_completion(completed({"content": "hi"}, created=1), {"tools": [TOOL], "temperature": 0.5})
         assert types(response) == ["message"]
         assert response["output"][0]["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
         assert (response["status"], response["model"], response["temperature"]) == ("completed", "m", 0.5)
         assert response["tools"] == [TOOL]
 
-    def test_an_answer_without_anything_is_an_empty_message(self) -> None:
+    def test_a_completion_without_content_is_an_empty_message(self) -> None:
         assert types(chat.parse_completion(completed({"content": None}), {})) == ["message"]
 
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-    def test_a_field_of_reasoning_is_an_item_before_the_text(self, field: str) -> None:
+    def test_a_reasoning_field_becomes_an_item_before_the_text(self, field: str) -> None:
         response = chat.parse_completion(completed({"content": "4", field: "2+2"}), {})
         assert types(response) == ["reasoning", "message"]
         assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "2+2"}]
 
-    def test_thinking_only_is_no_message(self) -> None:
+    def test_a_completion_with_only_reasoning_has_no_message(self) -> None:
         assert types(chat.parse_completion(completed({"content": "", "reasoning": "2+2"}), {})) == ["reasoning"]
 
     def test_parallel_calls_keep_their_order_ids_and_text(self) -> None:
@@ -227,7 +233,7 @@ class TestResponse:
             ("content_filter", "incomplete", "content_filter"),
         ],
     )
-    def test_how_it_finished_is_the_status(self, finish: str, status: str, reason: str | None) -> None:
+    def test_the_finish_reason_determines_the_status(self, finish: str, status: str, reason: str | None) -> None:
         response = chat.parse_completion(completed({"content": "x"}, finish), {})
         assert (response["status"], (response["incomplete_details"] or {}).get("reason")) == (status, reason)
 
@@ -245,12 +251,12 @@ class TestResponse:
     def test_usage_that_is_not_an_object_is_none(self, usage: object) -> None:
         assert chat.parse_completion(completed({"content": "x"}, usage=usage), {})["usage"] is None
 
-    @pytest.mark.parametrize("odd", [None, "7", {}, [7]])
-    def test_odd_members_of_usage_count_nothing(self, odd: object) -> None:
+    @pytest.mark.parametrize("malformed", [None, "7", {}, [7]])
+    def test_malformed_usage_counts_are_zero(self, malformed: object) -> None:
         names = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
-        assert chat.parse_completion_usage(dict.fromkeys(names, odd)) == responses.build_usage(0, 0)
+        assert chat.parse_completion_usage(dict.fromkeys(names, malformed)) == responses.build_usage(0, 0)
         assert chat.parse_completion_usage(
-            {"completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": odd}}
+            {"completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": malformed}}
         ) == responses.build_usage(0, 5)
 
     def test_token_ids_on_the_message_go_to_the_last_item(self) -> None:
@@ -259,13 +265,13 @@ class TestResponse:
         assert {key: last[key] for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & first.keys()
 
-    def test_token_ids_beside_the_message_go_to_the_last_item(self) -> None:
+    def test_token_ids_of_the_choice_go_to_the_last_item(self) -> None:
         completion = completed({"content": "x"}, prompt_token_ids=[1, 2])
         completion["choices"][0] |= {"token_ids": [3], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
         [item] = chat.parse_completion(completion, {})["output"]
         assert {key: item[key] for key in TOKENS} == TOKENS
 
-    def test_token_ids_are_all_or_nothing(self) -> None:
+    def test_incomplete_token_ids_are_dropped(self) -> None:
         completion = completed({"content": "x"}, prompt_token_ids=[1, 2])
         completion["choices"][0] |= {"token_ids": [3, 4], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
         [item] = chat.parse_completion(completion, {})["output"]
@@ -284,13 +290,13 @@ class TestResponse:
             completed({"tool_calls": [{}]}),
         ],
     )
-    def test_an_answer_that_is_not_a_completion_is_a_bad_answer(self, answer: object) -> None:
+    def test_a_body_that_is_not_a_completion_is_a_bad_answer(self, answer: object) -> None:
         with pytest.raises(Failed, match="not a chat completion") as caught:
             chat.parse_completion(answer, {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
 
     @pytest.mark.parametrize("content", [7, True, [7], {"text": "7"}])
-    def test_a_content_of_another_type_is_a_bad_answer_that_no_retry_mends(self, content: object) -> None:
+    def test_content_of_another_type_is_a_bad_answer_without_retry(self, content: object) -> None:
         with pytest.raises(Failed, match="neither text nor a list of parts") as caught:
             chat.parse_completion(completed({"content": content}), {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", False)

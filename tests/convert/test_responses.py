@@ -12,13 +12,13 @@ from gymsdk.types import extract_text
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 
 
-def test_what_metadata_carries_is_written_out() -> None:
+def test_extra_body_in_metadata_is_merged_into_the_body() -> None:
     metadata = {"extra_body": '{"top_k": 20}', "tag": "t"}
     body = responses.build_body({"input": "x", "metadata": metadata, "stream": True, "top_logprobs": None})
     assert body == {"input": "x", "top_k": 20, "metadata": {"tag": "t"}}
 
 
-def test_an_answer_is_made_whole() -> None:
+def test_missing_fields_of_an_answer_are_filled_in() -> None:
     answer = {"id": "r", "output": [wire.build_message("x")], "usage": {"input_tokens": 1, "output_tokens": 2}}
     response = responses.parse_answer(answer, {"model": "m", "tools": [TOOL]})
     assert response.keys() >= wire.build_response([], model="m").keys()
@@ -49,16 +49,16 @@ def test_usage_that_is_not_an_object_is_none(usage: object) -> None:
     assert responses.parse_answer({"output": [], "usage": usage}, {})["usage"] is None
 
 
-@pytest.mark.parametrize("odd", [None, "7", {}, [7]])
-def test_odd_members_of_usage_count_nothing(odd: object) -> None:
-    usage = dict.fromkeys(wire.build_usage(), odd)
+@pytest.mark.parametrize("malformed", [None, "7", {}, [7]])
+def test_malformed_usage_counts_are_zero(malformed: object) -> None:
+    usage = dict.fromkeys(wire.build_usage(), malformed)
     assert responses.parse_answer({"output": [], "usage": usage}, {})["usage"] == wire.build_usage(0, 0)
 
 
-def test_usage_keeps_what_else_was_reported() -> None:
+def test_usage_keeps_additional_fields() -> None:
     usage = {"input_tokens": 1, "input_tokens_details": {"cached_tokens": 1, "audio_tokens": 2}, "cost": 0.5}
-    told = responses.parse_answer({"output": [], "usage": usage}, {})["usage"]
-    assert (told["cost"], told["input_tokens_details"]) == (0.5, {"cached_tokens": 1, "audio_tokens": 2})
+    parsed = responses.parse_answer({"output": [], "usage": usage}, {})["usage"]
+    assert (parsed["cost"], parsed["input_tokens_details"]) == (0.5, {"cached_tokens": 1, "audio_tokens": 2})
 
 
 def kinds(*output: object) -> list[str]:
@@ -66,30 +66,30 @@ def kinds(*output: object) -> list[str]:
 
 
 @pytest.mark.parametrize("content", ["<think>hm</think>42", [{"type": "output_text", "text": "hm</think>42"}]])
-def test_thoughts_that_a_server_left_in_the_text_are_items(content: object) -> None:
-    said = responses.parse_answer({"output": [wire.build_message("") | {"content": content}]}, {})["output"]
-    assert [item["type"] for item in said] == ["reasoning", "message"]
-    assert (extract_text(said[0]["summary"]), extract_text(said[1]["content"])) == ("hm", "42")
+def test_reasoning_in_the_text_becomes_an_item(content: object) -> None:
+    items = responses.parse_answer({"output": [wire.build_message("") | {"content": content}]}, {})["output"]
+    assert [item["type"] for item in items] == ["reasoning", "message"]
+    assert (extract_text(items[0]["summary"]), extract_text(items[1]["content"])) == ("hm", "42")
 
 
-def test_nothing_but_thoughts_is_no_message_and_carries_the_tokens() -> None:
+def test_an_answer_with_only_reasoning_has_no_message_and_keeps_the_tokens() -> None:
     tokens = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
-    [said] = responses.parse_answer({"output": [wire.build_message("<think>hm") | tokens]}, {}, strict=True)["output"]
-    assert (said["type"], said["generation_token_ids"]) == ("reasoning", [2])
+    [item] = responses.parse_answer({"output": [wire.build_message("<think>hm") | tokens]}, {}, strict=True)["output"]
+    assert (item["type"], item["generation_token_ids"]) == ("reasoning", [2])
 
 
-def test_an_empty_thought_leaves_what_stands_after_it() -> None:
-    [said] = responses.parse_answer({"output": [wire.build_message("<think></think>\n\n42")]}, {})["output"]
-    assert extract_text(said["content"]) == "42"
+def test_empty_think_tags_leave_the_text_after_them() -> None:
+    [item] = responses.parse_answer({"output": [wire.build_message("<think></think>\n\n42")]}, {})["output"]
+    assert extract_text(item["content"]) == "42"
 
 
 def test_a_response_without_reasoning_is_unchanged() -> None:
     output = [wire.build_message("a <b>"), wire.build_message("") | {"content": None}, {"type": "web_search_call"}]
-    told = responses.parse_answer({"output": output}, {})["output"]
-    assert all(ours is theirs for ours, theirs in zip(told, output, strict=True))
+    items = responses.parse_answer({"output": output}, {})["output"]
+    assert all(parsed is original for parsed, original in zip(items, output, strict=True))
 
 
-def test_a_refusal_after_thoughts_stays() -> None:
+def test_a_refusal_after_reasoning_is_kept() -> None:
     refusal = {"type": "refusal", "refusal": "No."}
-    said = wire.build_message("") | {"content": [{"type": "output_text", "text": "<think>hm</think>"}, refusal]}
-    assert kinds(said) == ["reasoning", "message"]
+    message = wire.build_message("") | {"content": [{"type": "output_text", "text": "<think>hm</think>"}, refusal]}
+    assert kinds(message) == ["reasoning", "message"]

@@ -1,4 +1,4 @@
-"""A program that passes for `vllm`: it serves an echo, and has an engine process of its own."""
+"""A fake `vllm` program, which serves an echo model and starts a separate engine process."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import asyncio, os, subprocess, sys, time
 from pathlib import Path
 
 folder = Path(os.environ["FAKE_VLLM"])
-with (folder / "lives").open("a") as lives:
-    # An engine of its own, in a session of its own: no signal to a group finds it.
+with (folder / "starts").open("a") as starts:
+    # The engine runs in a separate session, so a signal to the process group does not reach it.
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    lives.write(f"{{os.getpid()}} {{engine.pid}} {{os.getppid()}}\\n")
+    starts.write(f"{{os.getpid()}} {{engine.pid}} {{os.getppid()}}\\n")
 (folder / "argv").write_text("\\0".join(sys.argv[1:]))
-life = len((folder / "lives").read_text().splitlines())
-print("life", life, flush=True)
-exec((folder / "first").read_text())
+start_number = len((folder / "starts").read_text().splitlines())
+print("start", start_number, flush=True)
+exec((folder / "startup_code").read_text())
 
 from gymsdk import model
 from gymsdk import testing as policy
 
-given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 
 async def serve():
-    served = policy.build_app(model("scripted/echo"), name=given["--served-model-name"])
-    async with policy.serve(served, given["--host"], int(given["--port"])):
+    app = policy.build_app(model("scripted/echo"), name=options["--served-model-name"])
+    async with policy.serve(app, options["--host"], int(options["--port"])):
         await asyncio.Event().wait()
 
 asyncio.run(serve())
@@ -35,32 +35,32 @@ asyncio.run(serve())
 
 
 @dataclass(frozen=True)
-class Fake:
-    """A folder in which the program tells of itself."""
+class FakeVllm:
+    """The folder to which the fake program writes its arguments and process ids."""
 
     folder: Path
 
-    def first(self, source: str) -> None:
-        """Have it do *source* before it serves."""
-        (self.folder / "first").write_text(source)
+    def set_startup_code(self, source: str) -> None:
+        """Run *source* in the fake program before it serves."""
+        (self.folder / "startup_code").write_text(source)
 
     @property
     def argv(self) -> list[str]:
         return (self.folder / "argv").read_text().split("\0")
 
     @property
-    def lives(self) -> list[list[int]]:
-        """Each process that it was: itself, its engine, its warden."""
-        path = self.folder / "lives"
+    def starts(self) -> list[list[int]]:
+        """The process ids of each start: the program, its engine and its watcher."""
+        path = self.folder / "starts"
         return [[int(pid) for pid in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
-    def left(self) -> list[int]:
-        """The processes of all lives that are there."""
-        return [pid for life in self.lives for pid in life if runs(pid)]
+    def running(self) -> list[int]:
+        """The process ids of all starts that still run."""
+        return [pid for pids in self.starts for pid in pids if is_running(pid)]
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

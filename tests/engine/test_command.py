@@ -1,4 +1,4 @@
-"""The words that start vLLM, and what is refused before."""
+"""The command line for vLLM, and the checks before it starts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gymsdk.deploy import vllm_command
 from gymsdk.deploy.vllm_command import Launch
 
 
-def launch(*flags: str, name: str = "Qwen/Qwen3-4B", **given: bool) -> Launch:
-    return Launch(name=name, flags=flags, **given)
+def launch(*flags: str, name: str = "Qwen/Qwen3-4B", **options: bool) -> Launch:
+    return Launch(name=name, flags=flags, **options)
 
 
-def words(*flags: str, name: str = "Qwen/Qwen3-4B") -> str:
+def command_line(*flags: str, name: str = "Qwen/Qwen3-4B") -> str:
     return " ".join(vllm_command.build_command(launch(*flags, name=name), "vllm", 8123))
 
 
-def test_it_listens_on_loopback_under_the_name_that_is_asked() -> None:
-    assert words() == (
+def test_vllm_listens_on_loopback_and_serves_the_requested_model_name() -> None:
+    assert command_line() == (
         "vllm serve Qwen/Qwen3-4B --host 127.0.0.1 --port 8123 --served-model-name Qwen/Qwen3-4B"
         " --enable-auto-tool-choice --tool-call-parser hermes"
     )
 
 
 @pytest.mark.parametrize(
-    ("flags", "left_out"),
+    ("flags", "absent"),
     [
         (("--port", "9000"), "8123"),
         (("--port=9000",), "8123"),
@@ -41,21 +41,23 @@ def test_it_listens_on_loopback_under_the_name_that_is_asked() -> None:
         (("--no-enable-auto-tool-choice",), "--enable-auto-tool-choice --tool"),
     ],
 )
-def test_what_its_user_says_is_not_said_again(flags: tuple[str, ...], left_out: str) -> None:
-    assert left_out not in words(*flags)
-    assert words(*flags).endswith(" ".join(flags))
+def test_user_flags_replace_the_default_flags(flags: tuple[str, ...], absent: str) -> None:
+    assert absent not in command_line(*flags)
+    assert command_line(*flags).endswith(" ".join(flags))
 
 
-def test_a_parser_alone_is_switched_on() -> None:
-    assert "--enable-auto-tool-choice --tool-call-parser mine" in words("--tool-call-parser", "mine", name="my/policy")
+def test_a_tool_call_parser_flag_enables_automatic_tool_choice() -> None:
+    assert "--enable-auto-tool-choice --tool-call-parser mine" in command_line(
+        "--tool-call-parser", "mine", name="my/policy"
+    )
 
 
-def test_no_parser_of_thoughts_is_asked_for() -> None:
-    assert "reasoning" not in words(name="openai/gpt-oss-20b")
+def test_the_command_sets_no_reasoning_parser() -> None:
+    assert "reasoning" not in command_line(name="openai/gpt-oss-20b")
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (("--api-key", "secret"), "VLLM_API_KEY"),
         (("--api_key=secret",), "VLLM_API_KEY"),
@@ -65,32 +67,34 @@ def test_no_parser_of_thoughts_is_asked_for() -> None:
         (("--ssl-keyfile", "key.pem"), "TLS"),
     ],
 )
-def test_flags_by_which_it_could_not_be_used_are_refused(
-    flags: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+def test_flags_that_make_the_server_unusable_are_rejected(
+    flags: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    with pytest.raises(UsageError, match=says) as raised:
+    with pytest.raises(UsageError, match=message) as raised:
         vllm_command.check_launch(launch(*flags))
     assert "secret" not in str(raised.value)
 
 
-def test_a_host_that_others_reach_is_fine_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_host_is_accepted_with_an_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sesame")
     vllm_command.check_launch(launch("--host", "0.0.0.0"))
 
 
-@pytest.mark.parametrize("written", ["0", "65536", "http", ""])
-def test_a_port_that_is_none_is_refused(written: str) -> None:
+@pytest.mark.parametrize("port", ["0", "65536", "http", ""])
+def test_an_invalid_port_is_rejected(port: str) -> None:
     with pytest.raises(UsageError, match="is not a port"):
-        vllm_command.get_port(vllm_command.parse_flags(["--port", written]))
+        vllm_command.get_port(vllm_command.parse_flags(["--port", port]))
 
 
-def test_values_of_flags_may_be_several_and_negative() -> None:
-    given = vllm_command.parse_flags(["--seed", "-1", "-tp", "2", "--served_model_name", "a", "b", "--eager"])
-    assert given == {"--seed": ("-1",), "-tp": ("2",), "--served-model-name": ("a", "b"), "--eager": ()}
+def test_a_flag_can_have_several_values_or_a_negative_value() -> None:
+    options = vllm_command.parse_flags(["--seed", "-1", "-tp", "2", "--served_model_name", "a", "b", "--eager"])
+    assert options == {"--seed": ("-1",), "-tp": ("2",), "--served-model-name": ("a", "b"), "--eager": ()}
 
 
-def test_a_vllm_that_is_not_there_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vllm_program_is_reported_with_installation_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"pip install 'gymsdk\[vllm\]'(?s:.*)--base-url"):
@@ -136,29 +140,29 @@ def test_a_vllm_that_is_not_there_says_how_to_get_one(tmp_path: Path, monkeypatc
         ("my/policy", None),
     ],
 )
-def test_a_family_is_known_by_the_name(name: str, parser: str | None) -> None:
+def test_the_model_family_is_detected_from_the_model_name(name: str, parser: str | None) -> None:
     family = vllm_command.find_family(name)
     assert (family.parser if family else None) == parser
 
 
-@pytest.mark.parametrize(("written", "parser"), [('{"model_type": "qwen3_moe"}', "hermes"), ("[]", None), ("{", None)])
-def test_a_folder_is_known_by_its_config_too(tmp_path: Path, written: str, parser: str | None) -> None:
-    (tmp_path / "config.json").write_text(written)
+@pytest.mark.parametrize(("config", "parser"), [('{"model_type": "qwen3_moe"}', "hermes"), ("[]", None), ("{", None)])
+def test_the_model_family_is_detected_from_config_json(tmp_path: Path, config: str, parser: str | None) -> None:
+    (tmp_path / "config.json").write_text(config)
     family = vllm_command.find_family(str(tmp_path))
     assert (family.parser if family else None) == parser
 
 
-def test_what_is_picked_is_told_in_one_line_with_the_template_that_is_advised() -> None:
-    said = vllm_command.log_command(launch(name="meta-llama/Llama-3.1-8B-Instruct"))
-    assert "'llama3_json'" in said
-    assert "Llama 3.1" in said
-    assert "tool_chat_template_llama3.1_json.jinja" in said
-    assert "\n" not in said
+def test_the_selected_parser_and_chat_template_are_logged_in_one_line() -> None:
+    line = vllm_command.log_command(launch(name="meta-llama/Llama-3.1-8B-Instruct"))
+    assert "'llama3_json'" in line
+    assert "Llama 3.1" in line
+    assert "tool_chat_template_llama3.1_json.jinja" in line
+    assert "\n" not in line
     assert "jinja" not in vllm_command.log_command(
         launch("--chat-template", "x", name="meta-llama/Llama-3.1-8B-Instruct")
     )
 
 
-def test_who_has_no_tools_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_launch_without_tools_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     vllm_command.log_command(launch(name="my/policy", tools=False))
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -1,4 +1,4 @@
-"""A launched vLLM and real processes: it answers, is started again, and leaves nothing behind."""
+"""Launch a fake vLLM as real processes: it responds, restarts after a crash, and leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gymsdk.deploy.vllm import Engine, launch_vllm
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.http import client
 
-from .fakes import Fake, runs
+from .fakes import FakeVllm, is_running
 
 NAME = "Qwen/Qwen3-4B"
 PYTHON = sys.executable
@@ -38,82 +38,80 @@ async def vllm(*flags: str, out: io.StringIO | None = None, **given: object) -> 
         await client.aclose()
 
 
-async def echoed(engine: Engine) -> str:
-    """What the model says, however long it takes to be there."""
-    asked = model(f"vllm/{engine.name}", base_url=engine.url, retries=50, wait=0.1, timeout=60)
-    response = await asked.respond({"input": "here I am"})
+async def request_echo(engine: Engine) -> str:
+    """Return the response of the model, with retries until the server is ready."""
+    policy = model(f"vllm/{engine.name}", base_url=engine.url, retries=50, wait=0.1, timeout=60)
+    response = await policy.respond({"input": "here I am"})
     text: str = response["output"][0]["content"][0]["text"]
     return text
 
 
-async def until(true: Callable[[], object]) -> None:
+async def wait_until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 - processes tell of nothing
+        while not condition():  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.02)
 
 
-async def test_it_answers_once_the_context_opens_and_shows_what_it_writes(fake: Fake) -> None:
+async def test_vllm_responds_inside_the_context_and_its_output_is_relayed(fake: FakeVllm) -> None:
     out = io.StringIO()
     async with vllm("--dtype", "auto", out=out) as engine:
-        assert "here I am" in await echoed(engine)
+        assert "here I am" in await request_echo(engine)
     assert fake.argv[:2] == ["serve", NAME]
     assert fake.argv[-2:] == ["--dtype", "auto"]
-    assert out.getvalue().splitlines()[1] == "vllm | life 1"
+    assert out.getvalue().splitlines()[1] == "vllm | start 1"
     assert "'hermes'" in out.getvalue().splitlines()[0]
 
 
-async def test_nothing_is_left_of_it_even_of_an_engine_that_no_signal_to_a_group_finds(fake: Fake) -> None:
+async def test_exit_ends_all_processes_even_an_engine_outside_the_process_group(fake: FakeVllm) -> None:
     async with vllm():
-        assert len(fake.left) == 3
-    assert not fake.left
+        assert len(fake.running) == 3
+    assert not fake.running
 
 
-async def test_one_that_does_not_listen_is_killed(fake: Fake) -> None:
-    fake.first("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+async def test_a_vllm_that_ignores_sigterm_is_killed(fake: FakeVllm) -> None:
+    fake.set_startup_code("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     async with vllm(ending=0.5):
         pass
-    assert not fake.left
+    assert not fake.running
 
 
-async def test_one_that_is_killed_is_started_again_at_its_address_and_its_old_engine_is_gone(fake: Fake) -> None:
+async def test_a_killed_vllm_restarts_at_the_same_address_and_its_old_engine_is_killed(fake: FakeVllm) -> None:
     async with vllm() as engine:
-        ((pid, old, _),) = fake.lives
+        ((pid, engine_pid, _),) = fake.starts
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: not runs(old))
-        assert "here I am" in await echoed(engine)
+        await wait_until(lambda: not is_running(engine_pid))
+        assert "here I am" in await request_echo(engine)
         assert engine.last_exit is not None
         assert (engine.last_exit.code, engine.last_exit.restarts) == (-9, 1)
-    assert not fake.left
+    assert not fake.running
 
 
-async def test_it_ends_where_its_warden_is_killed_and_is_started_again(fake: Fake) -> None:
+async def test_vllm_ends_and_restarts_if_its_watcher_is_killed(fake: FakeVllm) -> None:
     async with vllm() as engine:
-        ((pid, old, warden),) = fake.lives
-        os.kill(warden, signal.SIGKILL)
-        await until(lambda: not runs(pid))
-        # What it leaves is nobody's then: vLLM ends its engines itself when told to end, as it was.
-        os.kill(old, signal.SIGKILL)
-        await until(lambda: len(fake.lives) == 2)
-        assert "here I am" in await echoed(engine)
-    assert not fake.left
+        ((pid, engine_pid, watcher),) = fake.starts
+        os.kill(watcher, signal.SIGKILL)
+        await wait_until(lambda: not is_running(pid))
+        # Without the watcher, nothing kills the engine of the fake. The real vLLM ends its engines on SIGTERM.
+        os.kill(engine_pid, signal.SIGKILL)
+        await wait_until(lambda: len(fake.starts) == 2)
+        assert "here I am" in await request_echo(engine)
+    assert not fake.running
 
 
-async def test_one_that_the_system_does_not_start_again_is_tried_until_it_is(
-    fake: Fake, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_restart_is_retried_until_it_succeeds(fake: FakeVllm, caplog: pytest.LogCaptureFixture) -> None:
     python = sys.executable
     async with vllm() as engine:
-        ((pid, old, _),) = fake.lives
-        shutil.move(python, f"{python}.away")
+        ((pid, engine_pid, _),) = fake.starts
+        shutil.move(python, f"{python}.moved")
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: "cannot be started" in caplog.text)
-        shutil.move(f"{python}.away", python)
-        await until(lambda: not runs(old))
-        assert "here I am" in await echoed(engine)
-    assert not fake.left
+        await wait_until(lambda: "cannot be started" in caplog.text)
+        shutil.move(f"{python}.moved", python)
+        await wait_until(lambda: not is_running(engine_pid))
+        assert "here I am" in await request_echo(engine)
+    assert not fake.running
 
 
-async def test_it_ends_with_a_process_that_is_killed(fake: Fake, tmp_path: Path) -> None:
+async def test_vllm_ends_if_its_parent_process_is_killed(fake: FakeVllm, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, sys\n"
@@ -133,43 +131,43 @@ async def test_it_ends_with_a_process_that_is_killed(fake: Fake, tmp_path: Path)
     )
     assert process.stdout is not None
     assert await process.stdout.readline()
-    assert len(fake.left) == 3
+    assert len(fake.running) == 3
     process.kill()
     await process.wait()
-    await until(lambda: not fake.left)
+    await wait_until(lambda: not fake.running)
 
 
-async def test_the_key_it_asks_for_is_in_no_variable_of_ours_for_separate_servers(
-    fake: Fake, installed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+async def test_separate_servers_do_not_receive_the_api_key_in_gymsdk_variables(
+    fake: FakeVllm, installed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed()
     monkeypatch.setenv("VLLM_API_KEY", "hush")
     monkeypatch.delenv("GYMSDK_API_KEY", raising=False)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    words = ("serve", "sums", "--separate", "--launch-vllm", "--model", f"vllm/{NAME}", "--port", "0", "--json")
+    arguments = ("serve", "sums", "--separate", "--launch-vllm", "--model", f"vllm/{NAME}", "--port", "0", "--json")
     process = await asyncio.create_subprocess_exec(
-        PYTHON, "-m", "gymsdk", *words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        PYTHON, "-m", "gymsdk", *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
     line = await process.stdout.readline()
-    shown = servers(process.pid)
+    variables = read_server_environments(process.pid)
     process.send_signal(signal.SIGTERM)
     await process.communicate()
     assert line
-    assert len(shown) > 1
-    assert not any(b"GYMSDK_" in each for each in shown)
-    assert not fake.left
+    assert len(variables) > 1
+    assert not any(b"GYMSDK_" in each for each in variables)
+    assert not fake.running
 
 
-def servers(pid: int) -> list[bytes]:
-    """The variables of the servers that a process has started."""
+def read_server_environments(pid: int) -> list[bytes]:
+    """Return the environment variables of each server that the process *pid* has started, and of its guard."""
     started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ours = [each for each in started if b"--only" in Path(f"/proc/{each}/cmdline").read_bytes()]
-    return [Path(f"/proc/{each}/environ").read_bytes() for each in ours]
+    server_pids = [each for each in started if b"--only" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [Path(f"/proc/{each}/environ").read_bytes() for each in server_pids]
 
 
 @pytest.mark.parametrize(
-    ("written", "mend"),
+    ("output", "fix"),
     [
         ("KeyError: 'invalid tool call parser: x (chose from { hermes,mistral })'", "--tool-call-parser NAME"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "--max-model-len"),
@@ -177,105 +175,109 @@ def servers(pid: int) -> list[bytes]:
         ("ValueError: Free memory on device cuda:0 (1/80 GiB) on startup is less than desired", "another process uses"),
         ("RuntimeError: Failed to infer device type", "no GPU"),
         ("OSError: x is not a local folder and is not a valid model identifier", "HF_TOKEN"),
-        ("ValueError: something nobody has seen", "its output says why"),
+        ("ValueError: an unknown error", "its output says why"),
     ],
 )
-async def test_one_that_does_not_start_says_why_and_what_mends_it(fake: Fake, written: str, mend: str) -> None:
-    fake.first(f"print({written!r}); print('\\n'.join(['  at x'] * 9), flush=True); engine.kill(); sys.exit(1)")
+async def test_a_failed_start_reports_the_cause_and_the_fix(fake: FakeVllm, output: str, fix: str) -> None:
+    fake.set_startup_code(
+        f"print({output!r}); print('\\n'.join(['  at x'] * 9), flush=True); engine.kill(); sys.exit(1)"
+    )
     with pytest.raises(GymsdkError) as raised:
         async with vllm():
             pass
     assert "exit code 1" in str(raised.value)
-    assert mend in str(raised.value)
-    assert (written in str(raised.value)) != (mend == "its output says why")
-    assert len(fake.lives) == 1
-    assert not fake.left
+    assert fix in str(raised.value)
+    assert (output in str(raised.value)) != (fix == "its output says why")
+    assert len(fake.starts) == 1
+    assert not fake.running
 
 
-async def test_flags_that_vllm_does_not_know_are_wrong_usage(fake: Fake) -> None:
-    fake.first("print('vllm: error: unrecognized arguments: --nope'); sys.exit(2)")
+async def test_unknown_vllm_flags_are_a_usage_error(fake: FakeVllm) -> None:
+    fake.set_startup_code("print('vllm: error: unrecognized arguments: --nope'); sys.exit(2)")
     with pytest.raises(UsageError, match="--help=all"):
         async with vllm("--nope"):
             pass
-    assert not fake.left
+    assert not fake.running
 
 
-async def test_one_that_is_not_ready_in_time_is_ended(fake: Fake) -> None:
-    fake.first("print('loading', flush=True); time.sleep(600)")
+async def test_a_vllm_that_is_not_ready_in_time_is_stopped(fake: FakeVllm) -> None:
+    fake.set_startup_code("print('loading', flush=True); time.sleep(600)")
     with pytest.raises(GymsdkError, match=r"not ready within 1\.5 s(?s:.*)vllm \| loading"):
         async with vllm(starting=1.5):
             pass
-    assert not fake.left
+    assert not fake.running
 
 
-async def test_a_launch_that_is_given_up_leaves_nothing(fake: Fake) -> None:
-    fake.first("time.sleep(600)")
-    starting = asyncio.ensure_future(vllm().__aenter__())
-    await until((fake.folder / "argv").exists)
-    starting.cancel()
+async def test_a_cancelled_launch_leaves_no_processes(fake: FakeVllm) -> None:
+    fake.set_startup_code("time.sleep(600)")
+    launch = asyncio.ensure_future(vllm().__aenter__())
+    await wait_until((fake.folder / "argv").exists)
+    launch.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert fake.lives
-    assert not fake.left
+        await launch
+    assert fake.starts
+    assert not fake.running
 
 
-async def test_a_port_that_is_lost_before_it_is_used_is_chosen_anew_once(fake: Fake) -> None:
-    fake.first("if life == 1: print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)")
+async def test_another_port_is_chosen_once_if_the_chosen_port_is_taken(fake: FakeVllm) -> None:
+    fake.set_startup_code(
+        "if start_number == 1: print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)"
+    )
     async with vllm() as engine:
-        assert "here I am" in await echoed(engine)
-    assert len(fake.lives) == 2
+        assert "here I am" in await request_echo(engine)
+    assert len(fake.starts) == 2
 
 
-async def test_a_port_that_is_lost_each_time_is_told(fake: Fake) -> None:
-    fake.first("print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)")
+async def test_a_second_taken_port_is_reported(fake: FakeVllm) -> None:
+    fake.set_startup_code("print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)")
     with pytest.raises(GymsdkError, match="--port N"):
         async with vllm():
             pass
-    assert len(fake.lives) == 2
+    assert len(fake.starts) == 2
 
 
-async def test_a_model_that_is_served_at_the_port_already_is_not_launched(fake: Fake) -> None:
+async def test_a_model_that_is_already_served_at_the_port_is_not_launched(fake: FakeVllm) -> None:
     async with testing.serve(testing.build_app(model("scripted/echo"), name=NAME)) as url:
         with pytest.raises(UsageError, match=f"--base-url {url}"):
             async with vllm("--port", url.rpartition(":")[2].removesuffix("/v1")):
                 pass
-    assert not fake.lives
+    assert not fake.starts
 
 
-async def test_a_port_in_use_is_refused_before_anything_starts(fake: Fake) -> None:
+async def test_a_port_in_use_is_rejected_before_any_process_starts(fake: FakeVllm) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         taken.settimeout(0)
         with pytest.raises(UsageError, match="in use"):
             async with vllm("--port", str(taken.getsockname()[1])):
                 pass
-    assert not fake.lives
+    assert not fake.starts
 
 
-async def test_one_that_serves_another_name_is_refused(fake: Fake) -> None:
-    fake.first("sys.argv[sys.argv.index('--served-model-name') + 1] = 'other'")
+async def test_a_vllm_that_serves_another_model_name_is_rejected(fake: FakeVllm) -> None:
+    fake.set_startup_code("sys.argv[sys.argv.index('--served-model-name') + 1] = 'other'")
     with pytest.raises(GymsdkError, match="serves other, and not 'Qwen/Qwen3-4B'"):
         async with vllm():
             pass
-    assert not fake.left
+    assert not fake.running
 
 
-async def test_one_that_asks_for_a_key_nobody_knows_says_where_it_goes(fake: Fake) -> None:
-    fake.first(
+async def test_a_required_api_key_that_is_not_set_is_reported_with_its_variable(fake: FakeVllm) -> None:
+    fake.set_startup_code(
         "from aiohttp import web\n"
-        "async def no(request): return web.Response(status=401)\n"
-        "async def well(request): return web.Response()\n"
-        "app = web.Application(); app.add_routes([web.get('/health', well), web.get('/v1/models', no)])\n"
+        "async def unauthorized(request): return web.Response(status=401)\n"
+        "async def healthy(request): return web.Response()\n"
+        "app = web.Application(); app.add_routes([web.get('/health', healthy), web.get('/v1/models', unauthorized)])\n"
         "web.run_app(app, host='127.0.0.1', port=int(sys.argv[6]), print=None)\n"
     )
     with pytest.raises(UsageError, match="VLLM_API_KEY"):
         async with vllm():
             pass
-    assert not fake.left
+    assert not fake.running
 
 
-async def test_a_key_travels_in_the_environment_only(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_api_key_is_passed_only_in_the_environment(fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sesame")
-    fake.first("assert os.environ['VLLM_API_KEY'] == 'sesame'")
+    fake.set_startup_code("assert os.environ['VLLM_API_KEY'] == 'sesame'")
     async with vllm() as engine:
         assert engine.key is not None
         assert engine.key.get_secret_value() == "sesame"
@@ -283,11 +285,11 @@ async def test_a_key_travels_in_the_environment_only(fake: Fake, monkeypatch: py
     assert "sesame" not in " ".join(fake.argv)
 
 
-async def test_tools_without_a_parser_are_warned_of(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tools_without_a_parser_log_a_warning(fake: FakeVllm, caplog: pytest.LogCaptureFixture) -> None:
     async with vllm(name="my/policy"):
         pass
     assert "--enable-auto-tool-choice" not in fake.argv
-    (warned,) = [
+    (warning,) = [
         each.getMessage() for each in caplog.records if (each.name, each.levelno) == ("gymsdk", logging.WARNING)
     ]
-    assert "'my/policy'" in warned
+    assert "'my/policy'" in warning

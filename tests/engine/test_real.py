@@ -1,4 +1,4 @@
-"""The real vLLM, where one is on the PATH: it calls a tool, and nothing is left of it whatever ends it."""
+"""Launch the real vLLM, if it is on the PATH: it calls a tool and leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gymsdk.deploy.vllm import Engine, launch_vllm
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.http import client
 
-from .fakes import runs
+from .fakes import is_running
 
 VLLM = shutil.which("vllm")
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager")
@@ -32,13 +32,13 @@ TOOL = {
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(VLLM is None, reason="there is no vllm on the PATH"),
+    pytest.mark.skipif(VLLM is None, reason="vllm is not on the PATH"),
 ]
 
 
 @pytest.fixture
 def qwen3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Qwen3 of random weights, made by the Python that has vLLM."""
+    """A Qwen3 model with random weights, created with the Python interpreter that has vLLM installed."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert VLLM is not None
@@ -48,8 +48,8 @@ def qwen3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(folder)
 
 
-def below(pid: int) -> list[int]:
-    """The processes that come of one."""
+def find_descendants(pid: int) -> list[int]:
+    """Return the process ids of all descendants of *pid*."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -57,12 +57,12 @@ def below(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if parent == pid:
-            found += [int(folder.name), *below(int(folder.name))]
+            found += [int(folder.name), *find_descendants(int(folder.name))]
     return found
 
 
-async def called(engine: Engine) -> dict[str, Any]:
-    asked = model(
+async def request_tool_call(engine: Engine) -> dict[str, Any]:
+    policy = model(
         f"vllm/{engine.name}",
         base_url=engine.url,
         extra_body={"structured_outputs": {"regex": CALL}},
@@ -70,32 +70,32 @@ async def called(engine: Engine) -> dict[str, Any]:
         wait=1.0,
         timeout=600,
     )
-    response = await asked.respond({"input": "add", "tools": [TOOL], "max_output_tokens": 200})
+    response = await policy.respond({"input": "add", "tools": [TOOL], "max_output_tokens": 200})
     item: dict[str, Any] = response["output"][-1]
     return item
 
 
-async def test_it_calls_a_tool_is_started_again_and_leaves_nothing(qwen3: str) -> None:
+async def test_vllm_calls_a_tool_restarts_after_a_kill_and_leaves_no_processes(qwen3: str) -> None:
     out = io.StringIO()
     async with launch_vllm(Launch(name=qwen3, flags=FLAGS), out=out) as engine:
         assert "'hermes'" in out.getvalue()
-        assert (await called(engine))["name"] == "add"
-        warden = engine.supervisor.pid("vllm")
-        assert warden is not None
-        served = below(warden)
+        assert (await request_tool_call(engine))["name"] == "add"
+        first = engine.supervisor.pid("vllm")
+        assert first is not None
+        served = [first, *find_descendants(first)]
         assert len(served) >= 2
         os.kill(served[0], signal.SIGKILL)
-        assert (await called(engine))["type"] == "function_call"
-        assert not any(runs(pid) for pid in served)
-        again = engine.supervisor.pid("vllm")
-        assert again is not None
-        left = [again, *below(again)]
-        assert len(left) >= 3
+        assert (await request_tool_call(engine))["type"] == "function_call"
+        assert not any(is_running(pid) for pid in served)
+        new_watcher = engine.supervisor.pid("vllm")
+        assert new_watcher is not None
+        pids = [new_watcher, *find_descendants(new_watcher)]
+        assert len(pids) >= 3
     await client.aclose()
-    assert not any(runs(pid) for pid in left)
+    assert not any(is_running(pid) for pid in pids)
 
 
-async def test_it_ends_with_a_process_that_is_killed(qwen3: str, tmp_path: Path) -> None:
+async def test_vllm_ends_if_its_parent_process_is_killed(qwen3: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio\n"
@@ -111,10 +111,10 @@ async def test_it_ends_with_a_process_that_is_killed(qwen3: str, tmp_path: Path)
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
-    served = below(process.pid)
+    served = find_descendants(process.pid)
     assert len(served) >= 3
     process.kill()
     await process.wait()
     async with asyncio.timeout(30):
-        while any(runs(pid) for pid in served):  # noqa: ASYNC110 - processes tell of nothing
+        while any(is_running(pid) for pid in served):  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.1)

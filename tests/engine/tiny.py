@@ -1,4 +1,7 @@
-"""Makes a Qwen3 of a hundred thousand random weights, with a tokenizer of bytes, in the folder that is named."""
+"""Create a Qwen3 model with about a hundred thousand random weights and a byte tokenizer in a folder.
+
+usage: tiny.py FOLDER
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ TEMPLATE = """{%- for tool in tools or [] %}<|im_start|>system
 
 def tokenizer() -> PreTrainedTokenizerFast:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    base = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    base.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=base, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.add_special_tokens({"additional_special_tokens": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]})
     fast.add_tokens(["<tool_call>", "</tool_call>"])
     fast.chat_template = TEMPLATE

@@ -102,6 +102,17 @@ def test_a_name_may_carry_an_address_that_is_given_no_key_of_the_policys(
     assert reached(name) == ("Qwen/Qwen3@v2", judge, None)
 
 
+def test_a_key_that_others_can_read_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}\npolicy_api_key: sk-file")
+    (tmp_path / "env.yaml").chmod(0o644)
+    monkeypatch.chdir(tmp_path)
+    assert [reached("vllm/m")[2] for _ in range(2)] == ["sk-file"] * 2
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == [f"{tmp_path}/env.yaml has a key that other users can read; run: chmod 600 {tmp_path}/env.yaml"]
+
+
 def test_an_address_that_is_the_policys_own_has_the_policys_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
     assert reached(f"vllm/m@{URL}")[2] is None

@@ -1,4 +1,4 @@
-"""NeMo Gym's commands inside a checkout of a released version: relative paths are its own files."""
+"""Run NeMo Gym commands inside a checkout of a released version, where relative paths name its files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ AGENT = "example_single_tool_call_simple_agent"
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The addresses of servers that play an environment, by its name."""
+def policy_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Start a policy server for each environment; yield the URLs by environment name."""
     place = Place(tmp_path_factory.mktemp("engines"))
     command = "gymsdk policy serve oracle --env {} --port 0"
     with (
@@ -38,20 +38,20 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 @pytest.fixture
-def checkout(released: Path, engines: dict[str, str], tmp_path: Path) -> Place:
-    """A folder with everything of the released version in it, whose policy plays `tool_call`."""
+def checkout(released: Path, policy_urls: dict[str, str], tmp_path: Path) -> Place:
+    """Return a folder with the files of the released version, configured for the policy of `tool_call`."""
     for each in released.iterdir():
         (tmp_path / each.name).symlink_to(each)
-    return policy(Place(tmp_path), engines["tool_call"])
+    return set_policy(Place(tmp_path), policy_urls["tool_call"])
 
 
-def policy(place: Place, url: str) -> Place:
+def set_policy(place: Place, url: str) -> Place:
     place.engine = url
     place.write("env.yaml", f"{KEY}policy_base_url: {url}\npolicy_model_name: policy\n")
     return place
 
 
-def reward(environment: str, url: str) -> object:
+def play_row(environment: str, url: str) -> object:
     row = next(iter(load(environment).tasks("train", seed=0))).row()
     answer = httpx.post(f"{url}/run", json=row, timeout=300)
     assert answer.status_code == 200, answer.text
@@ -59,55 +59,61 @@ def reward(environment: str, url: str) -> object:
 
 
 @pytest.mark.parametrize("command", [theirs(1), f"gymsdk serve --config {ENVIRONMENT} --config {OPENAI}"])
-def test_the_quick_start_plays_with_the_files_of_the_checkout(checkout: Place, command: str) -> None:
+def test_the_quick_start_works_with_the_files_of_the_checkout(checkout: Place, command: str) -> None:
     with checkout.serving(checkout.at_head(command)) as server:
-        assert reward("tool_call", server.url(AGENT)) == 1.0
+        assert play_row("tool_call", server.url(AGENT)) == 1.0
         rows(checkout, "tool_call", 2)
-        words = f"+agent_name={AGENT} +input_jsonl_fpath=rows.jsonl +output_jsonl_fpath=out/out.jsonl"
-        ended = checkout.run(checkout.at_head(f"ng_collect_rollouts {words}"))
+        options = f"+agent_name={AGENT} +input_jsonl_fpath=rows.jsonl +output_jsonl_fpath=out/out.jsonl"
+        completed = checkout.run(checkout.at_head(f"ng_collect_rollouts {options}"))
         served = config(checkout.head)
-    assert ended.code == 0, ended.err
+    assert completed.code == 0, completed.err
     lines = (checkout.folder / "out" / "out.jsonl").read_text().splitlines()
     assert [json.loads(each)["reward"] for each in lines] == [1.0, 1.0]
-    # The built-in text of that name has no environment server; the file of 0.7 has this one.
+    # The built-in configuration of this name has no environment server. The file of 0.7 has an environment server.
     if (checkout.folder / "environment_servers").is_dir():
         assert "example_single_tool_call_environment_server" in served
 
 
 @pytest.mark.parametrize("number", [26, 29])
-def test_vllm_s_configuration_is_that_of_the_checkout(checkout: Place, engines: dict[str, str], number: int) -> None:
-    policy(checkout, engines["multineedle"])
+def test_the_vllm_configuration_comes_from_the_checkout(
+    checkout: Place, policy_urls: dict[str, str], number: int
+) -> None:
+    set_policy(checkout, policy_urls["multineedle"])
     paths = theirs(26).split("[")[1].split("]")[0]
     command = checkout.at_head(theirs(number))
     with checkout.serving(f'config_paths="{paths}"\n{command}') as server:
-        assert reward("multineedle", server.url("multineedle_simple_agent")) == 1.0
+        assert play_row("multineedle", server.url("multineedle_simple_agent")) == 1.0
 
 
 @pytest.mark.parametrize(
     "command", [f'ng_run "+config_paths=[{MATH},{VLLM}]"', f"gymsdk serve --config {MATH} --config {VLLM}"]
 )
-def test_maths_is_graded_by_its_own_file(checkout: Place, engines: dict[str, str], command: str) -> None:
-    policy(checkout, engines["math"])
+def test_math_works_with_the_configuration_of_the_checkout(
+    checkout: Place, policy_urls: dict[str, str], command: str
+) -> None:
+    set_policy(checkout, policy_urls["math"])
     with checkout.serving(checkout.at_head(command)) as server:
-        assert reward("math", server.url("math_with_judge_simple_agent")) == 1.0
+        assert play_row("math", server.url("math_with_judge_simple_agent")) == 1.0
 
 
-def test_an_agent_alone_says_what_it_lacks(checkout: Place) -> None:
-    ended = checkout.run(checkout.at_head(theirs(20)))
-    assert (ended.code, ended.err.count("\n"), "resources_server" in ended.err) == (2, 1, True), ended.err
+def test_an_agent_without_a_resources_server_is_rejected_with_the_cause(checkout: Place) -> None:
+    completed = checkout.run(checkout.at_head(theirs(20)))
+    assert (completed.code, completed.err.count("\n"), "resources_server" in completed.err) == (2, 1, True), (
+        completed.err
+    )
 
 
-def test_gymsdk_s_own_words_do_the_same(checkout: Place) -> None:
+def test_the_gymsdk_command_does_the_same(checkout: Place) -> None:
     with checkout.serving(checkout.at_head(ours(1))) as server:
-        assert reward("tool_call", server.url("tool_call_simple_agent")) == 1.0
+        assert play_row("tool_call", server.url("tool_call_simple_agent")) == 1.0
 
 
-def test_the_rows_that_a_file_lists_are_those_of_the_checkout(checkout: Place) -> None:
+def test_the_dataset_of_a_configuration_comes_from_the_checkout(checkout: Place) -> None:
     count = len((checkout.folder / ROWS).read_text().splitlines())
-    ended = checkout.run(f"gymsdk tasks --config {ENVIRONMENT} --dataset example")
-    assert ended.out.startswith(f"{count} rows are valid"), ended.out + ended.err
+    completed = checkout.run(f"gymsdk tasks --config {ENVIRONMENT} --dataset example")
+    assert completed.out.startswith(f"{count} rows are valid"), completed.out + completed.err
 
 
-def test_what_is_ignored_of_a_file_is_told_with_its_place(checkout: Place) -> None:
+def test_ignored_settings_are_shown_with_their_file(checkout: Place) -> None:
     shown = checkout.run(f'gymsdk config "+config_paths=[{ENVIRONMENT},{VLLM}]"')
     assert (shown.code, "# " + VLLM in shown.out) == (0, True), shown.err

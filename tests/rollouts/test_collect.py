@@ -9,12 +9,13 @@ import pytest
 
 from gymsdk import Environment, Failed, load, responses
 from gymsdk.errors import ModelLost
+from gymsdk.http.backoff import Backoff
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, build_input_row, iter_jobs
 from gymsdk.rollouts.retry import (
-    MAX_DELAY_SECONDS,
     MAX_FAILURES_BEFORE_FIRST_SCORE,
+    MAX_RETRY_AFTER_SECONDS,
     MAX_UNAVAILABLE_IN_A_ROW,
     CircuitBreaker,
     PlayedJob,
@@ -180,7 +181,7 @@ async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environmen
 async def test_a_try_waits_as_long_as_the_server_asks(
     sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.rollouts.retry.FIRST_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("gymsdk.rollouts.retry.BACKOFF", Backoff(first=0.0))
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
     begun = loop.time()
@@ -192,7 +193,7 @@ async def test_a_try_waits_as_long_as_the_server_asks(
 async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
-    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_DELAY_SECONDS + 1)
+    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_RETRY_AFTER_SECONDS + 1)
     played = write_result(folder, await LocalPlayer(sums, _failing(9, error))(_job(folder)))
     (line,) = folder.read_failures()
     assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)

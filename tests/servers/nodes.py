@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 
 from gymsdk import Environment
+from gymsdk.deploy.background_task import BackgroundTask
 from gymsdk.deploy.node import Node, compute_loads
-from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client
-from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import head, resources
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
@@ -119,7 +119,13 @@ class Instance:
 
     @property
     def sessions(self) -> int:
-        return int(self.figures.gauges["sessions_open"]())
+        return self.figures.sum_gauges("sessions_open")
+
+
+def metric(text: str, name: str, **labels: str) -> float | None:
+    """The sum of the samples of a metric that have these labels, or `None` if there are none."""
+    found = [value for each, of, value in parse_samples(text) if each == name and labels.items() <= of.items()]
+    return sum(found) if found else None
 
 
 @asynccontextmanager

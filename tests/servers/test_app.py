@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import httpx
@@ -10,7 +11,7 @@ from fastapi import Request
 
 from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
 from gymsdk.jsonl import dump_json, parse_json
-from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers.app import RequestRejected, create_app, json_response, read_json_object
 from gymsdk.servers.listener import bind_socket
 
@@ -119,24 +120,49 @@ async def test_an_invalid_prefix_is_an_ordinary_path(client, path):
 
 
 async def test_requests_are_counted_by_route_and_status(client, figures):
-    figures.gauges["places"] = lambda: 3
+    figures.add_gauge("places", "Places.", lambda: 3)
     await client.post("/echo", content=b"{}")
     await client.post("/echo", content=b"{")
     await client.get("/nowhere")
-    text = (await client.get("/metrics")).text.splitlines()
-    assert 'gymsdk_places{server="made"} 3' in text
-    assert 'gymsdk_requests_total{server="made",route="/echo",status="200"} 1' in text
-    assert 'gymsdk_requests_total{server="made",route="/echo",status="422"} 1' in text
-    assert 'gymsdk_requests_total{server="made",route="other",status="404"} 1' in text
-    assert 'gymsdk_request_seconds_bucket{server="made",route="/echo",le="+Inf"} 2' in text
-    assert 'gymsdk_request_seconds_count{server="made",route="/echo"} 2' in text
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = {(name, *sorted(labels.items())): value for name, labels, value in parse_samples(answer.text)}
+    server, echo = ("server", "made"), ("route", "/echo")
+    assert found["places", server] == 3
+    assert found["requests_total", echo, server, ("status", "200")] == 1
+    assert found["requests_total", echo, server, ("status", "422")] == 1
+    assert found["requests_total", ("route", "other"), server, ("status", "404")] == 1
+    assert found["request_seconds_bucket", ("le", "+Inf"), echo, server] == 2
+    assert found["request_seconds_count", echo, server] == 2
+    assert {name for name, *_ in found} == {
+        "places",
+        "uptime_seconds",
+        "requests_in_flight",
+        "requests_total",
+        *(f"request_seconds_{each}" for each in ("bucket", "count", "sum")),
+    }
+
+
+def test_each_metric_has_its_type_and_a_description(figures):
+    figures.record_response("/x", 200, 0.5)
+    text = figures.render()
+    assert dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)) == {
+        "gymsdk_uptime_seconds": "gauge",
+        "gymsdk_requests_in_flight": "gauge",
+        "gymsdk_requests_total": "counter",
+        "gymsdk_request_seconds": "histogram",
+    }
+    assert len(re.findall(r"^# HELP \w+ \w.*[.]$", text, re.MULTILINE)) == 4
 
 
 def test_buckets_are_cumulative(figures):
     for seconds in (0.0005, 0.003, 0.003, 1000):
         figures.record_response("/x", 200, seconds)
-    buckets = [line.rsplit(" ", 1)[1] for line in figures.render().splitlines() if "_bucket" in line]
-    assert buckets == ["1", "3", "3", "3", "3", "3", "3", "3", "3", "4"]
+    buckets = {
+        labels["le"]: value for name, labels, value in parse_samples(figures.render()) if name.endswith("_bucket")
+    }
+    assert list(buckets) == ["0.001", "0.005", "0.025", "0.1", "0.5", "2.5", "10", "60", "600", "+Inf"]
+    assert list(buckets.values()) == [1, 3, 3, 3, 3, 3, 3, 3, 3, 4]
 
 
 def test_values_that_orjson_cannot_write_are_written():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.observability.logging import LogConfig, log_to
-from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import routing
 from gymsdk.servers.auth import Limits, Security
 from gymsdk.servers.routing import RejectionLog
@@ -47,8 +46,12 @@ async def asked(url: str, path: str = "/verify") -> list[int]:
 async def counted(url: str) -> Counter[int]:
     async with httpx.AsyncClient(headers=RIGHT) as client:
         text = (await client.get(f"{url}/metrics")).text
-    found = re.findall(r'requests_total\{[^}]*route="refused",status="(\d+)"\} (\d+)', text)
-    return Counter({int(status): int(number) for status, number in found})
+    found = [
+        (labels, value)
+        for name, labels, value in parse_samples(text)
+        if name == "requests_total" and labels["route"] == "refused"
+    ]
+    return Counter({int(labels["status"]): int(value) for labels, value in found})
 
 
 def whole(folder: Path) -> str:

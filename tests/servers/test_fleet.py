@@ -11,7 +11,8 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import GymsdkError
-from gymsdk.deploy.runner import HEAD, HeadConnection, ServerRunner, ServerSpec, Times
+from gymsdk.deploy.child import HEAD_SERVER
+from gymsdk.deploy.runner import HeadConnection, ServerRunner, ServerSpec, Times
 from gymsdk.http import client
 from gymsdk.observability.health import HEALTH_SECONDS
 from gymsdk.observability.metrics import ServerMetrics
@@ -148,5 +149,5 @@ async def test_an_app_receives_the_address_of_the_head() -> None:
     )
     running = asyncio.ensure_future(made.run())
     await made.wait_until_up(running)
-    assert seen == {HEAD: made.head_url, "lamp": made.services[0].url}
+    assert seen == {HEAD_SERVER: made.head_url, "lamp": made.services[0].url}
     await ended(running)

@@ -21,6 +21,7 @@ from gymsdk import Environment, Task
 from gymsdk.servers import resources
 from gymsdk.servers.sessions import Session
 
+from .nodes import metric
 from .walks import Walk, alone, interleaved, recorded
 
 NAMES = ("math", "multineedle", "tool_call")
@@ -54,9 +55,9 @@ def urls(served: dict[str, Any]) -> dict[str, str]:
 
 async def still_open(http: aiohttp.ClientSession, url: str) -> int:
     async with http.get(f"{url}/metrics") as answer:
-        found = re.search(r"^gymsdk_sessions_open\S* (\d+)$", await answer.text(), re.MULTILINE)
-    assert found, "a resources server tells how many are open"
-    return int(found[1])
+        found = metric(await answer.text(), "sessions_open")
+    assert found is not None, "a resources server tells how many are open"
+    return int(found)
 
 
 async def walks_of(each: int) -> list[Walk]:

@@ -77,9 +77,13 @@ async def closed():
     await http.aclose()
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
+def flush() -> None:
     for handler in logging.getLogger("gymsdk").handlers:
         handler.flush()
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    flush()
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -218,6 +222,7 @@ async def test_health_checks_are_not_logged(asked, tmp_path: Path):
     client, _ = asked
     for path in ("/", "/livez", "/readyz", "/metrics"):
         assert (await client.get(path)).status_code == 200
+    flush()
     assert not (tmp_path / "lamp.log").exists()
 
 
@@ -231,6 +236,7 @@ def test_a_log_file_is_created_with_its_first_line(tmp_path: Path):
     with log_to(LogConfig(level="info", directory=tmp_path)):
         assert list(tmp_path.iterdir()) == []
         logging.getLogger("gymsdk").info("here")
+        flush()
         assert [each.name for each in tmp_path.iterdir()] == ["gymsdk.log"]
 
 

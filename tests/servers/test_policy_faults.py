@@ -20,6 +20,7 @@ from gymsdk.testing.faults import Faults, draw_latency
 from gymsdk.types import Item
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, anthropic, asking, openai, root
+from .nodes import metric
 
 BODIES = [
     ("chat/completions", HELLO),
@@ -213,7 +214,7 @@ async def test_a_client_that_disconnects_cancels_its_request_and_is_counted() ->
         async with asyncio.timeout(10):
             await model.left.wait()
         found = (await client.get(root(client, "/metrics"))).text
-    assert 'status="499"} 1' in found
+    assert metric(found, "requests_total", status="499") == 1
 
 
 async def test_the_same_seed_draws_the_same_faults_for_any_content() -> None:

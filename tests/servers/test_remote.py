@@ -19,6 +19,7 @@ from gymsdk.servers import resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Item
 
+from .nodes import metric
 from .reached import listening
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
@@ -46,7 +47,7 @@ async def test_a_finished_episode_leaves_no_session(
         await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW)
         async with httpx.AsyncClient() as client:
             figures = (await client.get(f"{url}/metrics")).text
-    assert 'gymsdk_sessions_open{server="counter"} 0' in figures
+    assert metric(figures, "sessions_open", server="counter") == 0
 
 
 @pytest.mark.parametrize("call", [("increment_counter", {"count": "x"}), ("increment_counter", "{torn")])

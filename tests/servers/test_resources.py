@@ -16,6 +16,8 @@ from gymsdk import Environment, responses
 from gymsdk.episode import Budget
 from gymsdk.servers import aggregates, resources
 
+from .nodes import metric
+
 INPUT = [{"role": "user", "content": "add 3"}]
 ROW = {"responses_create_params": {"input": INPUT}, "initial_count": 3, "expected_count": 6}
 DONE = responses.build_message("done", id="m")
@@ -480,8 +482,8 @@ async def test_every_server_reports_its_health(serving):
         figures = (await client.get("/metrics")).text
         assert (await client.get("/docs")).status_code == 200
         described = (await client.get("/openapi.json")).json()
-    assert 'gymsdk_sessions_open{server="counter"} 1' in figures
-    assert 'gymsdk_requests_total{server="counter",route="/seed_session",status="200"} 1' in figures
+    assert metric(figures, "sessions_open", server="counter") == 1
+    assert metric(figures, "requests_total", server="counter", route="/seed_session", status="200") == 1
     assert {"/seed_session", "/verify", "/increment_counter", "/step"} <= described["paths"].keys()
     schema = described["paths"]["/increment_counter"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["required"] == ["count"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from gymsdk.http.client import Retry
 from gymsdk.servers import resources
 from gymsdk.servers.service import Service
 
-from .nodes import heading, noded, until
+from .nodes import heading, metric, noded, until
 from .reached import listening
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -124,8 +123,7 @@ async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server() -> 
 async def asked(address: str, times: int) -> bool:
     """Whether the head has been asked so often for its configuration."""
     told = (await http.get(f"{address}/metrics")).text
-    found = re.search(r'requests_total\{[^}]*route="/global_config_dict_yaml",status="200"\} (\d+)', told)
-    return found is not None and int(found[1]) >= times
+    return (metric(told, "requests_total", route="/global_config_dict_yaml", status="200") or 0) >= times
 
 
 @pytest.mark.parametrize(("status", "sentence"), [(503, "answered 503"), (500, "answered 500"), (403, "answered 403")])

@@ -11,6 +11,8 @@ from gymsdk.servers import tool_calls
 from gymsdk.servers.app import RequestRejected
 from gymsdk.servers.sessions import SessionStore
 
+from .nodes import metric
+
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3}
 EPISODE = {"rollout_id": "r1", "attempt": 0}
 TYPED = {
@@ -141,8 +143,7 @@ async def test_a_close_blocks_later_seeds_of_that_id(serving):
         late = await client.post("/seed_session", json=TYPED)
         figures = await client.get("/metrics")
     assert (late.status_code, "choose another id" in late.json()["detail"]) == (409, True)
-    assert "gymsdk_sessions_open" in figures.text
-    assert 'gymsdk_sessions_open{server="counter"} 0' in figures.text
+    assert metric(figures.text, "sessions_open", server="counter") == 0
 
 
 async def test_a_repeated_seed_finds_its_session_unless_that_was_used(serving):
@@ -162,7 +163,7 @@ async def test_a_repeated_seed_during_the_opening_finds_its_session(serving, cou
         figures = (await client.get("/metrics")).text
     assert (first.status_code, again.status_code) == (200, 200)
     assert first.headers["set-cookie"] == again.headers["set-cookie"]
-    assert 'gymsdk_sessions_open{server="counter"} 1' in figures
+    assert metric(figures, "sessions_open", server="counter") == 1
 
 
 async def test_a_session_with_a_running_call_is_in_use(opened, clock):

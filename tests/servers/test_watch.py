@@ -15,8 +15,8 @@ from gymsdk.deploy.node import Node
 from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 from gymsdk.observability import metrics
-from gymsdk.observability.metrics import Sample, ServerMetrics
-from gymsdk.observability.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS, parse_samples
+from gymsdk.observability.metrics import Sample, ServerMetrics, parse_samples
+from gymsdk.observability.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS
 from gymsdk.servers.reports import Exit
 from gymsdk.servers.service import Service
 
@@ -34,7 +34,7 @@ async def closed():
 
 async def figures(url: str) -> list[tuple[str, dict[str, str], float]]:
     async with httpx.AsyncClient() as client:
-        return [*parse_samples((await client.get(f"{url}/metrics")).text)]
+        return parse_samples((await client.get(f"{url}/metrics")).text)
 
 
 def rules() -> list[dict[str, Any]]:
@@ -134,5 +134,11 @@ async def test_a_failing_nvidia_smi_gives_no_value(monkeypatch, tmp_path, script
 
 def test_a_label_is_escaped():
     made = ServerMetrics("lamp")
-    made.samples["odd"] = lambda: [Sample(1.0, {"name": 'a"b\\c\nd'})]
-    assert r'gymsdk_odd{server="lamp",name="a\"b\\c\nd"} 1' in made.render()
+    made.add_gauge("odd", "An odd name.", lambda: [Sample(1.0, {"name": 'a"b\\c\nd'})])
+    assert r'gymsdk_odd{name="a\"b\\c\nd",server="lamp"} 1.0' in made.render()
+    assert ("odd", {"name": 'a"b\\c\nd', "server": "lamp"}, 1.0) in parse_samples(made.render())
+
+
+@pytest.mark.parametrize("text", ["", "{}", "<html>It works!</html>", 'gymsdk_x{a="b', "gymsdk_x one"])
+def test_text_that_is_no_metrics_has_no_samples(text):
+    assert parse_samples(text) == []

@@ -1,4 +1,4 @@
-"""Interpreters as somebody has them who installed gymsdk: nothing in them but what packages brought."""
+"""Virtual environments with gymsdk installed, as for a user: they contain only files from packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ["wheel", "editable"] if (ROOT / "gymsdk").is_dir() else ["installed"]
-"""How gymsdk is installed there; without its sources, as it is installed here."""
+"""The kinds of gymsdk installations; if the sources are not available, only the kind of this interpreter."""
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "environments", "tests", "docs", "benchmarks")
 OURS = ("gymsdk", "gym_env", "_editable", "_distutils", "pip", "setuptools", "__pycache__")
@@ -25,18 +25,18 @@ OURS = ("gymsdk", "gym_env", "_editable", "_distutils", "pip", "setuptools", "__
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A virtual environment's Python."""
+    """The Python interpreter of a virtual environment."""
 
     home: Path
 
     @property
     def site(self) -> Path:
-        """Where its packages are."""
+        """The site-packages folder."""
         (site,) = self.home.glob("lib/python*/site-packages")
         return site
 
     def run(self, *arguments: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run it with *arguments*, with *path* as its PYTHONPATH."""
+        """Run the interpreter with *arguments* and with *path* as PYTHONPATH."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GYMSDK"))}
         given = {"PYTHONPATH": str(path)} if path else {}
         command = [self.home / "bin" / "python", *arguments]
@@ -44,7 +44,7 @@ class Interpreter:
         return subprocess.run(command, env=variables, capture_output=True, text=True, cwd=self.home, check=False)
 
     def says(self, code: str, *flags: str, path: Path | None = None, **variables: str) -> str:
-        """Give what *code* prints, which must say nothing on stderr."""
+        """Run *code*, which must write nothing to stderr; return its output."""
         ran = self.run(*flags, "-c", code, path=path, **variables)
         assert (ran.returncode, ran.stderr) == (0, "")
         return ran.stdout.strip()
@@ -52,7 +52,7 @@ class Interpreter:
 
 @pytest.fixture(scope="session")
 def interpreters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Interpreter]:
-    """An interpreter for each kind of install, with a few environments."""
+    """Return an interpreter for each kind of installation, with a few environments."""
     folder = tmp_path_factory.mktemp("interpreters")
     return {kind: installed(kind, folder) for kind in KINDS}
 
@@ -64,7 +64,7 @@ def interpreter(interpreters: dict[str, Interpreter]) -> Interpreter:
 
 @pytest.fixture
 def alone(interpreter: Interpreter, tmp_path: Path) -> Interpreter:
-    """An interpreter of the test's own, to break."""
+    """Return a separate interpreter that the test may break."""
     shutil.copytree(interpreter.home, tmp_path / "alone", symlinks=True)
     return Interpreter(tmp_path / "alone")
 
@@ -88,7 +88,7 @@ def installed(kind: str, folder: Path) -> Interpreter:
 
 
 def lay(kind: str, folder: Path, site: Path) -> None:
-    """Put gymsdk into *site*."""
+    """Install gymsdk into *site*."""
     if kind != "installed":
         zipfile.ZipFile(built(kind, folder)).extractall(site)
         return
@@ -99,7 +99,7 @@ def lay(kind: str, folder: Path, site: Path) -> None:
 
 
 def built(kind: str, folder: Path) -> Path:
-    """Build the wheel of gymsdk, or its editable wheel, from a copy of the checkout that has no environments."""
+    """Build the wheel or the editable wheel of gymsdk from a copy of the checkout without environments."""
     from hatchling.builders.wheel import WheelBuilder
 
     checkout = folder / f"{kind} checkout"
@@ -109,7 +109,7 @@ def built(kind: str, folder: Path) -> Path:
 
 
 def environment(site: Path, name: str, *, module: str | None = None, package: str | None = None) -> None:
-    """Install an environment that cannot be imported without a trace: it raises."""
+    """Install an environment that raises an error on import, so that no import goes unnoticed."""
     package = package or f"env_{name.replace(' ', '_').replace(':', '_').replace('-', '_')}"
     (site / f"{package}.py").write_text("raise RuntimeError('imported')\n")
     about = site / f"{package}-1.0.dist-info"
@@ -120,5 +120,5 @@ def environment(site: Path, name: str, *, module: str | None = None, package: st
 
 @pytest.fixture
 def add() -> Callable[..., None]:
-    """Installs an environment into a folder."""
+    """Return a function that installs an environment into a folder."""
     return environment

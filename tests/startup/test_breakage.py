@@ -1,4 +1,4 @@
-"""Whatever is broken, `import gymnasium` works, and fails, as it would without the hook: in silence."""
+"""If anything is broken, `import gymnasium` behaves as without the start-up hook, and the hook prints nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAILURE = "import gymnasium, gymsdk_startup; print(repr(gymsdk_startup.finder.fa
 
 
 def source(folder: Path, name: str, text: str) -> Path:
-    """Put a module of *text* into *folder*, and give that."""
+    """Write a module with *text* into *folder*; return *folder*."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -29,22 +29,22 @@ PANIC = "class PanicException(BaseException): ...\nraise PanicException('of Rust
 @pytest.mark.parametrize(
     "text", ["raise ImportError", "raise RuntimeError('torn')", "raise SystemExit(5)", PANIC, "a b", "\0"]
 )
-def test_a_torn_gymsdk_is_no_harm(alone: Interpreter, name: str, text: str) -> None:
+def test_a_broken_gymsdk_is_harmless(alone: Interpreter, name: str, text: str) -> None:
     source(alone.site, name, text)
     assert alone.says(KNOWN, "-W", "error") == "0"
 
 
-def test_a_start_up_line_whose_module_is_gone_is_no_harm(alone: Interpreter) -> None:
+def test_a_start_up_line_without_its_module_is_harmless(alone: Interpreter) -> None:
     (alone.site / "gymsdk_startup.py").unlink()
     assert alone.says(KNOWN, "-W", "error") == "0"
 
 
-def test_gymsdk_without_its_start_up_module_registers_by_hand(alone: Interpreter) -> None:
+def test_gymsdk_without_its_start_up_module_can_register_explicitly(alone: Interpreter) -> None:
     (alone.site / "gymsdk_startup.py").unlink()
     assert alone.says("import gymsdk.gym; print(len(gymsdk.gym.register()))") == "3"
 
 
-def test_a_start_up_module_whose_package_is_gone_is_no_harm(alone: Interpreter) -> None:
+def test_a_start_up_module_without_its_package_is_harmless(alone: Interpreter) -> None:
     (alone.site / "gymsdk").rename(alone.site / "gone")
     assert alone.says(KNOWN, "-W", "error") == "0"
     assert alone.says(FAILURE) == """ModuleNotFoundError("No module named 'gymsdk'")"""
@@ -59,24 +59,24 @@ def test_a_start_up_module_whose_package_is_gone_is_no_harm(alone: Interpreter) 
         ("METADATA", b""),
     ],
 )
-def test_torn_metadata_is_no_harm(alone: Interpreter, file: str, content: bytes) -> None:
+def test_broken_metadata_is_harmless(alone: Interpreter, file: str, content: bytes) -> None:
     (alone.site / "env_alpha-1.0.dist-info" / file).write_bytes(content)
     assert alone.says(KNOWN, "-W", "error") in {"2", "3"}
 
 
-def test_entry_points_that_cannot_be_read_cost_the_other_environments_nothing(alone: Interpreter) -> None:
+def test_unreadable_entry_points_do_not_affect_other_environments(alone: Interpreter) -> None:
     (alone.site / "env_alpha-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe")
     assert alone.says(KNOWN, "-W", "error") == "2"
     assert alone.says(FAILURE) == "None"
 
 
-def test_what_went_wrong_is_kept_and_raised_on_request(alone: Interpreter) -> None:
+def test_the_error_is_kept_and_raised_on_request(alone: Interpreter) -> None:
     source(alone.site, "gymsdk/plugins/registry.py", "raise RuntimeError('torn')")
     assert alone.says(FAILURE) == "RuntimeError('torn')"
     assert "RuntimeError: torn" in alone.run("-c", "import gymsdk.gym; gymsdk.gym.register()").stderr
 
 
-def test_without_gymnasium_its_absence_is_told_as_always(alone: Interpreter) -> None:
+def test_missing_gymnasium_raises_the_normal_import_error(alone: Interpreter) -> None:
     (alone.site / "gymnasium").unlink()
     with_it = alone.run("-c", "import gymnasium")
     (alone.site / "gymsdk_startup.pth").unlink()
@@ -84,7 +84,7 @@ def test_without_gymnasium_its_absence_is_told_as_always(alone: Interpreter) -> 
 
 
 @pytest.mark.parametrize("module", ["__init__", "envs/__init__", "envs/registration"])
-def test_an_error_of_gymnasiums_own_passes_and_the_next_import_registers(
+def test_an_error_inside_gymnasium_propagates_and_the_next_import_registers(
     interpreter: Interpreter, tmp_path: Path, module: str
 ) -> None:
     source(tmp_path, "gymnasium/__init__.py", "import gymnasium.envs.registration as its\nregistry = its.registry")
@@ -112,10 +112,10 @@ class EnvSpec:
             import gymnasium.error
             raise gymnasium.error.Error
 """
-"""As little of Gymnasium's registry as is asked of it."""
+"""A minimal fake of the Gymnasium registry."""
 
 
-def test_an_archive_is_loaded_from_as_well(interpreter: Interpreter, tmp_path: Path) -> None:
+def test_a_zip_archive_works_too(interpreter: Interpreter, tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "gymnasium.zip", "w") as archive:
@@ -178,12 +178,12 @@ print("nemo/alpha" in gymnasium.envs.registration.registry)
 
 
 @pytest.mark.parametrize("purged", [True, False])
-def test_a_registry_made_anew_is_filled_by_hand(interpreter: Interpreter, purged: bool) -> None:
+def test_a_new_registry_can_be_filled_explicitly(interpreter: Interpreter, purged: bool) -> None:
     assert interpreter.says(AGAIN.format(purged=purged), "-W", "error").split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("first", [KNOWN, "import gymsdk"])
-def test_a_reload_leaves_a_registry_as_gymnasium_makes_it(interpreter: Interpreter, first: str) -> None:
+def test_a_reload_leaves_the_registry_of_gymnasium_unchanged(interpreter: Interpreter, first: str) -> None:
     code = f"{first}\nimport importlib, gymnasium.envs.registration as its\nprint(len(importlib.reload(its).registry))"
     assert interpreter.says(code, "-W", "error").splitlines()[-1] == "0"
 
@@ -216,7 +216,7 @@ def test_without_site_packages_there_is_no_hook(interpreter: Interpreter) -> Non
     assert interpreter.says(code) == "True"
 
 
-def test_a_second_interpreter_in_the_process_waits_as_well(interpreter: Interpreter) -> None:
+def test_a_second_interpreter_in_the_process_has_the_hook_too(interpreter: Interpreter) -> None:
     code = """
 try: import _interpreters as interpreters
 except ImportError: import _xxsubinterpreters as interpreters
@@ -226,7 +226,7 @@ interpreters.run_string(interpreters.create(), told)
     assert interpreter.says(code) == "waits"
 
 
-def test_a_line_read_twice_waits_once(interpreter: Interpreter) -> None:
+def test_a_start_up_line_that_runs_twice_installs_one_hook(interpreter: Interpreter) -> None:
     code = "import site, sys; site.addsitedir(site.getsitepackages()[0]); print(len(sys.meta_path))"
     assert interpreter.says(code) == "4"
 

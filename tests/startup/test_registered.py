@@ -1,4 +1,4 @@
-"""What a new interpreter knows with nothing but `import gymnasium`."""
+"""The environments that a new interpreter has registered after `import gymnasium` alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = "nemo/alpha nemo/gone nemo/twin"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_install_makes_the_environments_known(kind: str, interpreters: dict[str, Interpreter]) -> None:
+def test_every_kind_of_installation_registers_the_environments(kind: str, interpreters: dict[str, Interpreter]) -> None:
     assert interpreters[kind].says(KNOWN) == ALL
 
 
@@ -25,7 +25,7 @@ def test_the_registry_shows_them(interpreter: Interpreter) -> None:
     assert "===== nemo =====\nnemo/alpha" in shown
 
 
-def test_a_spec_says_how_to_make_the_environment(interpreter: Interpreter) -> None:
+def test_a_spec_has_the_entry_point_of_the_environment(interpreter: Interpreter) -> None:
     spec = json.loads(interpreter.says("import gymnasium; print(gymnasium.spec('nemo/alpha').to_json())"))
     assert spec["entry_point"] == "gymsdk.gym:Env"
     assert spec["vector_entry_point"] == "gymsdk.gym:VectorEnv"
@@ -34,12 +34,12 @@ def test_a_spec_says_how_to_make_the_environment(interpreter: Interpreter) -> No
     assert spec["disable_env_checker"]
 
 
-def test_a_spec_comes_back_from_its_json(interpreter: Interpreter) -> None:
+def test_a_spec_survives_the_json_round_trip(interpreter: Interpreter) -> None:
     again = "spec = gymnasium.spec('nemo/alpha'); print(type(spec).from_json(spec.to_json()) == spec)"
     assert interpreter.says(f"import gymnasium; {again}") == "True"
 
 
-def test_a_slip_in_the_name_is_answered_as_gymnasium_does(interpreter: Interpreter) -> None:
+def test_a_misspelled_name_raises_the_error_of_gymnasium(interpreter: Interpreter) -> None:
     ran = interpreter.run("-c", "import gymnasium; gymnasium.make('nemo/alpa')")
     assert "Environment `alpa` doesn't exist in namespace nemo. Did you mean: `alpha`?" in ran.stderr
 
@@ -48,7 +48,7 @@ def test_a_slip_in_the_name_is_answered_as_gymnasium_does(interpreter: Interpret
     ("name", "sentence"),
     [("alpha", "cannot be imported"), ("gone", "reinstall the package"), ("twin", "uninstall all but one")],
 )
-def test_making_a_broken_environment_says_what_is_wrong(interpreter: Interpreter, name: str, sentence: str) -> None:
+def test_making_a_broken_environment_reports_the_cause(interpreter: Interpreter, name: str, sentence: str) -> None:
     ran = interpreter.run("-c", f"import gymnasium; gymnasium.make('nemo/{name}')")
     assert "BrokenEnvironment" in ran.stderr
     assert sentence in ran.stderr
@@ -76,17 +76,17 @@ def test_an_environment_is_made_and_played(alone: Interpreter, add: Callable[...
     assert alone.says(code, "-W", "error", GYMSDK_NO_AUTOREGISTER=off) == "(1.0, True, False)"
 
 
-def test_neither_an_environment_nor_what_playing_one_needs_is_imported(interpreter: Interpreter) -> None:
-    told = interpreter.says("import gymnasium, sys; print(*sys.modules)").split()
-    assert {"gymnasium", "gymsdk.gym.registration"} <= set(told)
-    assert {"env_alpha", "pydantic", "asyncio", "gymsdk.environment", "gymsdk.gym.env"} & set(told) == set()
+def test_registration_imports_no_environment_and_no_play_modules(interpreter: Interpreter) -> None:
+    modules = interpreter.says("import gymnasium, sys; print(*sys.modules)").split()
+    assert {"gymnasium", "gymsdk.gym.registration"} <= set(modules)
+    assert {"env_alpha", "pydantic", "asyncio", "gymsdk.environment", "gymsdk.gym.env"} & set(modules) == set()
 
 
 def test_the_start_of_an_interpreter_imports_one_module(alone: Interpreter) -> None:
     code = "import sys; print(*sys.modules)"
     with_it = set(alone.says(code).split())
     (alone.site / "gymsdk_startup.pth").unlink()
-    # By `encodings.utf_8_sig` newer Pythons read any `.pth`.
+    # Newer Python versions read every `.pth` file with `encodings.utf_8_sig`.
     assert with_it - set(alone.says(code).split()) - {"encodings.utf_8_sig"} == {"gymsdk_startup"}
 
 
@@ -101,15 +101,13 @@ def test_the_hook_can_be_switched_off(interpreter: Interpreter) -> None:
         assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=on) == ALL
 
 
-def test_naming_gymsdk_in_the_id_registers_also_with_the_hook_off(interpreter: Interpreter) -> None:
+def test_a_gymsdk_prefix_in_the_id_registers_with_the_hook_disabled(interpreter: Interpreter) -> None:
     ran = interpreter.run("-c", "import gymnasium; gymnasium.make('gymsdk:nemo/alpa')", GYMSDK_NO_AUTOREGISTER="1")
     assert "Did you mean: `alpha`?" in ran.stderr
 
 
 @pytest.mark.parametrize("order", ["gymsdk, gymnasium", "gymnasium, gymsdk"])
-def test_importing_gymsdk_before_or_after_registers_also_with_the_hook_off(
-    interpreter: Interpreter, order: str
-) -> None:
+def test_importing_gymsdk_registers_with_the_hook_disabled(interpreter: Interpreter, order: str) -> None:
     assert interpreter.says(f"import {order}; {NEMO}", "-W", "error", GYMSDK_NO_AUTOREGISTER="1") == ALL
 
 
@@ -119,7 +117,7 @@ def test_importing_gymsdk_does_not_import_gymnasium(interpreter: Interpreter) ->
     assert waiting == interpreter.says(code, GYMSDK_NO_AUTOREGISTER="1") == "False 4"
 
 
-def test_the_finder_is_gone_once_it_has_registered(interpreter: Interpreter) -> None:
+def test_the_finder_is_removed_after_registration(interpreter: Interpreter) -> None:
     code = "import sys, gymnasium, gymsdk; print(any('gymsdk' in type(each).__module__ for each in sys.meta_path))"
     assert interpreter.says(code) == "False"
 
@@ -137,30 +135,30 @@ def test_an_environment_installed_later_is_added_on_request(
     ]
 
 
-def test_registering_by_hand_needs_no_import_of_gymnasium_before(interpreter: Interpreter) -> None:
+def test_explicit_registration_does_not_need_an_earlier_import_of_gymnasium(interpreter: Interpreter) -> None:
     code = "from gymsdk.gym import register; print(*register())"
     assert interpreter.says(code, GYMSDK_NO_AUTOREGISTER="1") == ALL
 
 
-@pytest.mark.parametrize("theirs", ["nemo/alpha", "nemo/alpha-v3"])
-def test_an_id_that_somebody_registered_is_left_alone(interpreter: Interpreter, theirs: str) -> None:
+@pytest.mark.parametrize("existing", ["nemo/alpha", "nemo/alpha-v3"])
+def test_an_existing_id_is_not_replaced(interpreter: Interpreter, existing: str) -> None:
     code = f"""
 import gymnasium
-gymnasium.register({theirs!r}, entry_point="their:Env")
+gymnasium.register({existing!r}, entry_point="their:Env")
 import gymsdk
-print(gymnasium.registry[{theirs!r}].entry_point, len([name for name in gymnasium.registry if "alpha" in name]))
+print(gymnasium.registry[{existing!r}].entry_point, len([name for name in gymnasium.registry if "alpha" in name]))
 """
     assert interpreter.says(code, "-W", "error", GYMSDK_NO_AUTOREGISTER="1") == "their:Env 1"
 
 
-def test_an_id_is_the_same_inside_somebodys_namespace(interpreter: Interpreter) -> None:
+def test_an_id_is_the_same_inside_a_namespace_context(interpreter: Interpreter) -> None:
     code = "import gymnasium\nwith gymnasium.envs.registration.namespace('their'): import gymsdk\n"
     assert interpreter.says(code + NEMO, GYMSDK_NO_AUTOREGISTER="1") == ALL
 
 
 def test_pytest_starts_with_warnings_as_errors(interpreter: Interpreter, tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("def test_one(): ...\n")
-    own = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # the plugin of asyncio warns by itself
+    own = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # the asyncio plugin emits its own warning
     ran = interpreter.run("-W", "error", "-m", "pytest", "-W", "error", *own, str(tmp_path))
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
     assert "gymsdk" in ran.stdout.partition("plugins: ")[2].partition("\n")[0]

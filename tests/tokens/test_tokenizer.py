@@ -1,4 +1,4 @@
-"""Tokenizers as objects, by name, and built in; templates may return ids in several forms."""
+"""Load tokenizers: objects, names and the built-in byte tokenizer; templates may return ids in several formats."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gymsdk.errors import UsageError
 from gymsdk.tokens import tokenizer as tokenizers
 from gymsdk.tokens.tokenizer import ByteTokenizer, load_tokenizer, render_messages
 
-from .made import CHATML, STYLES, Made
+from .fake_tokenizers import CHATML, STYLES, FakeTokenizer
 
-ASKED = [{"role": "user", "content": "go"}]
+MESSAGES = [{"role": "user", "content": "go"}]
 
 
-def test_none_is_the_tokenizer_of_bytes():
+def test_the_default_is_the_byte_tokenizer():
     assert isinstance(load_tokenizer(), ByteTokenizer)
 
 
 def test_a_tokenizer_object_is_returned_unchanged():
-    made, _ = STYLES["qwen"]
-    assert load_tokenizer(made) is made
+    tokenizer, _ = STYLES["qwen"]
+    assert load_tokenizer(tokenizer) is tokenizer
 
 
 def test_an_object_that_is_not_a_tokenizer_is_rejected():
@@ -30,7 +30,7 @@ def test_an_object_that_is_not_a_tokenizer_is_rejected():
         load_tokenizer(7)
 
 
-def test_a_name_without_transformers_says_what_to_install(monkeypatch):
+def test_missing_transformers_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match="pip install transformers"):
         load_tokenizer("some/model")
@@ -38,19 +38,19 @@ def test_a_name_without_transformers_says_what_to_install(monkeypatch):
 
 @pytest.fixture
 def transformers(monkeypatch):
-    """A stand-in for the library, which knows one model and counts how often it is asked."""
-    asked = []
+    """Replace the transformers library with a fake that has one model and records each request."""
+    requested = []
 
-    def found(name):
-        asked.append(name)
+    def from_pretrained(name):
+        requested.append(name)
         if name != "known/model":
             raise OSError(f"{name} is not there\nand much more")
         return STYLES["qwen"][0]
 
     module = ModuleType("transformers")
-    module.AutoTokenizer = SimpleNamespace(from_pretrained=found)
+    module.AutoTokenizer = SimpleNamespace(from_pretrained=from_pretrained)
     monkeypatch.setitem(sys.modules, "transformers", module)
-    return asked
+    return requested
 
 
 def test_the_tokenizer_of_a_model_is_loaded_once(transformers):
@@ -69,8 +69,8 @@ def test_an_error_about_the_messages_is_unchanged():
 
 
 def test_ids_in_a_mapping_are_found():
-    plain, boxed = STYLES["chatml"][0], STYLES["chatml boxed"][0]
-    assert render_messages(boxed, ASKED) == render_messages(plain, ASKED)
+    plain, mapping = STYLES["chatml"][0], STYLES["chatml in a mapping"][0]
+    assert render_messages(mapping, MESSAGES) == render_messages(plain, MESSAGES)
 
 
 def test_a_failing_template_is_reported_in_one_sentence():
@@ -79,25 +79,30 @@ def test_a_failing_template_is_reported_in_one_sentence():
 
 
 def test_a_template_that_returns_text_is_rejected():
-    made = Made(lambda *_: "text", CHATML, "<|im_end|>")
-    made.encode = lambda text: text
+    tokenizer = FakeTokenizer(lambda *_: "text", CHATML, "<|im_end|>")
+    tokenizer.encode = lambda text: text
     with pytest.raises(UsageError, match="must return a list of token ids, got str"):
-        render_messages(made, ASKED)
+        render_messages(tokenizer, MESSAGES)
 
 
-def test_what_a_tokenizer_tells_of_itself_is_read():
-    made, _ = STYLES["gemma"]
-    assert (tokenizers.get_vocab_size(made), tokenizers.get_eos_id(made)) == (1004, 1001)
-    assert set(tokenizers.get_special_tokens(made).values()) == {"<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"}
+def test_tokenizer_metadata_is_read():
+    tokenizer, _ = STYLES["gemma"]
+    assert (tokenizers.get_vocab_size(tokenizer), tokenizers.get_eos_id(tokenizer)) == (1004, 1001)
+    assert set(tokenizers.get_special_tokens(tokenizer).values()) == {
+        "<bos>",
+        "<eos>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+    }
 
 
-def test_what_it_does_not_tell_is_not_made_up():
-    class Silent:
+def test_missing_tokenizer_metadata_is_none_or_empty():
+    class MinimalTokenizer:
         apply_chat_template = encode = decode = None
 
-    silent = Silent()
+    minimal = MinimalTokenizer()
     assert (
-        tokenizers.get_vocab_size(silent),
-        tokenizers.get_eos_id(silent),
-        tokenizers.get_special_tokens(silent),
+        tokenizers.get_vocab_size(minimal),
+        tokenizers.get_eos_id(minimal),
+        tokenizers.get_special_tokens(minimal),
     ) == (None, None, {})

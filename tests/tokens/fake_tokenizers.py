@@ -1,4 +1,4 @@
-"""Tokenizers for tests: a text has several tokenizations, and the templates have well-known styles."""
+"""Fake tokenizers: a text has several tokenizations, and the chat templates follow well-known styles."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FIRST_SPECIAL = 1000
 
 
 @dataclass
-class Made:
-    """Bytes, some pairs of letters, and special tokens; the longest piece wins."""
+class FakeTokenizer:
+    """A tokenizer with bytes, some pairs of letters and special tokens; the longest match wins."""
 
     template: object
     specials: tuple[str, ...]
     eos: str
-    told: bool = True
-    boxed: bool = False
+    has_added_tokens: bool = True
+    returns_mapping: bool = False
 
     def __post_init__(self):
         self.pieces = {bytes([byte]): byte for byte in range(256)}
@@ -31,7 +31,7 @@ class Made:
         self.texts |= {number: mark.encode() for mark, number in self.marks.items()}
         self._pair = re.compile("|".join(re.escape(pair) for pair in sorted(PAIRS, key=len, reverse=True)).encode())
         self._mark = re.compile("(" + "|".join(map(re.escape, self.specials)) + ")") if self.specials else None
-        if self.told:
+        if self.has_added_tokens:
             self.added_tokens_decoder = {
                 number: SimpleNamespace(content=mark, special=True) for mark, number in self.marks.items()
             }
@@ -41,13 +41,17 @@ class Made:
 
     def apply_chat_template(self, messages, /, *, tools=None, add_generation_prompt=False):
         ids = self.encode(self.template(messages, tools, add_generation_prompt))
-        return UserDict({"input_ids": ids, "attention_mask": [1] * len(ids)}) if self.boxed else ids
+        return UserDict({"input_ids": ids, "attention_mask": [1] * len(ids)}) if self.returns_mapping else ids
 
     def encode(self, text, /, *, add_special_tokens=False):
         spans = self._mark.split(text) if self._mark else [text]
-        return [number for span in spans for number in ([self.marks[span]] if span in self.marks else self.spell(span))]
+        return [
+            number
+            for span in spans
+            for number in ([self.marks[span]] if span in self.marks else self.encode_span(span))
+        ]
 
-    def spell(self, text):
+    def encode_span(self, text):
         found, at, data = [], 0, text.encode()
         while at < len(data):
             pair = self._pair.match(data, at)
@@ -69,14 +73,14 @@ def _hermes(message):
 
 
 def qwen(messages, tools, prompt):
-    """Thoughts before the last question of a user are left out; the last answer has a block of them, be it empty."""
+    """Omit reasoning before the last user message; later assistant messages have a reasoning block, possibly empty."""
     last = max(number for number, message in enumerate(messages) if message["role"] == "user")
     text = f"<|im_start|>system\n{json.dumps(tools)}<|im_end|>\n" if tools else ""
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
-            words = message["content"].rpartition("</think>")[2].lstrip("\n")
-            thought = "<think>\n\n</think>\n\n" if number > last else ""
-            text += f"<|im_start|>assistant\n{thought}{words}{_hermes(message)}<|im_end|>\n"
+            content = message["content"].rpartition("</think>")[2].lstrip("\n")
+            reasoning = "<think>\n\n</think>\n\n" if number > last else ""
+            text += f"<|im_start|>assistant\n{reasoning}{content}{_hermes(message)}<|im_end|>\n"
         elif message["role"] == "tool":
             first = number == 0 or messages[number - 1]["role"] != "tool"
             final = number + 1 == len(messages) or messages[number + 1]["role"] != "tool"
@@ -88,7 +92,7 @@ def qwen(messages, tools, prompt):
 
 
 def gemma(messages, tools, prompt):
-    """A turn ends with a token that is not the one a text ends with; roles must alternate."""
+    """End a turn with another token than the end-of-text token; reject system messages."""
     text = "<bos>"
     for message in messages:
         if message["role"] == "system":
@@ -99,7 +103,7 @@ def gemma(messages, tools, prompt):
 
 
 def mistral(messages, tools, prompt):
-    """A policy's turn alone has an end, and nothing says that it begins; with calls its words are left out."""
+    """Mark the end of assistant turns only, without a start marker; omit the text of a turn with calls."""
     text = "<s>"
     for message in messages:
         if message["role"] == "assistant":
@@ -113,21 +117,21 @@ def mistral(messages, tools, prompt):
 
 
 def chatml(messages, tools, prompt):
-    """Every turn alike, the end of one the token that ends a text."""
+    """Format every turn in the same way; the end-of-turn token is the end-of-text token."""
     text = "".join(
         f"<|im_start|>{message['role']}\n{message['content']}{_hermes(message)}<|im_end|>\n" for message in messages
     )
     return text + ("<|im_start|>assistant\n" if prompt else "")
 
 
-def lines(messages, tools, prompt):
-    """No token of its own ends a turn."""
+def without_terminator(messages, tools, prompt):
+    """End turns without a special token."""
     text = "".join(f"{message['role']}: {message['content']}{_hermes(message)}\n\n" for message in messages)
     return text + ("assistant: " if prompt else "")
 
 
-def deaf(messages, tools, prompt):
-    """What the policy said is left out."""
+def without_assistant(messages, tools, prompt):
+    """Omit the messages of the assistant."""
     return "".join(message["content"] + "<|im_end|>" for message in messages if message["role"] != "assistant")
 
 
@@ -136,11 +140,14 @@ GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 MISTRAL = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
 
 STYLES = {
-    "qwen": (Made(qwen, CHATML, "<|im_end|>"), "<|im_end|>"),
-    "gemma": (Made(gemma, GEMMA, "<eos>"), "<end_of_turn>"),
-    "gemma untold": (Made(gemma, GEMMA, "<eos>", told=False), "<end_of_turn>"),
-    "mistral": (Made(mistral, MISTRAL, "</s>"), "</s>"),
-    "chatml": (Made(chatml, CHATML, "<|im_end|>"), "<|im_end|>"),
-    "chatml boxed": (Made(chatml, CHATML, "<|endoftext|>", boxed=True), "<|im_end|>"),
+    "qwen": (FakeTokenizer(qwen, CHATML, "<|im_end|>"), "<|im_end|>"),
+    "gemma": (FakeTokenizer(gemma, GEMMA, "<eos>"), "<end_of_turn>"),
+    "gemma without added_tokens_decoder": (
+        FakeTokenizer(gemma, GEMMA, "<eos>", has_added_tokens=False),
+        "<end_of_turn>",
+    ),
+    "mistral": (FakeTokenizer(mistral, MISTRAL, "</s>"), "</s>"),
+    "chatml": (FakeTokenizer(chatml, CHATML, "<|im_end|>"), "<|im_end|>"),
+    "chatml in a mapping": (FakeTokenizer(chatml, CHATML, "<|endoftext|>", returns_mapping=True), "<|im_end|>"),
 }
-"""Tokenizers by the style of their template, and the token that ends a policy's turn."""
+"""Tokenizers by the style of their template, with the token that ends an assistant turn."""

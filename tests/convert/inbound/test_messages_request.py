@@ -1,4 +1,4 @@
-"""Anthropic Messages bodies become Responses requests."""
+"""Convert Anthropic Messages bodies to Responses requests."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gymsdk.types import Item
 
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
-SHOWN = {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"}
+IMAGE_PART = {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 
 
-def asked(*said: Item, **more: Any) -> Item:
-    given = list(said) or [{"role": "user", "content": "hi"}]
-    return anthropic.parse_request({"model": "m", "max_tokens": 9, "messages": given} | more)
+def parse(*messages: Item, **fields: Any) -> Item:
+    history = list(messages) or [{"role": "user", "content": "hi"}]
+    return anthropic.parse_request({"model": "m", "max_tokens": 9, "messages": history} | fields)
 
 
-def items(*said: Item) -> list[Item]:
-    return [{key: value for key, value in item.items() if key != "id"} for item in asked(*said)["input"]]
+def items(*messages: Item) -> list[Item]:
+    return [{key: value for key, value in item.items() if key != "id"} for item in parse(*messages)["input"]]
 
 
-def text(*words: str) -> list[Item]:
-    return [{"type": "input_text", "text": word} for word in words]
+def text(*texts: str) -> list[Item]:
+    return [{"type": "input_text", "text": text} for text in texts]
 
 
 def block(text: str) -> Item:
     return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
 
 
-def test_the_least_body() -> None:
-    assert asked() == {
+def test_a_minimal_body_is_converted() -> None:
+    assert parse() == {
         "model": "m",
         "max_output_tokens": 9,
         "input": [{"role": "user", "content": text("hi")}],
@@ -50,7 +50,7 @@ def test_a_string_is_one_text_block() -> None:
 def test_an_image_becomes_a_data_url_or_keeps_its_url() -> None:
     linked = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
     (said,) = items({"role": "user", "content": [IMAGE, linked, block("what?")]})
-    assert said["content"] == [SHOWN, SHOWN | {"image_url": "http://a/b.png"}, *text("what?")]
+    assert said["content"] == [IMAGE_PART, IMAGE_PART | {"image_url": "http://a/b.png"}, *text("what?")]
 
 
 def test_a_text_document_becomes_its_title_context_and_text() -> None:
@@ -58,14 +58,14 @@ def test_a_text_document_becomes_its_title_context_and_text() -> None:
     document = {"type": "document", "source": source, "title": "T", "context": "C"}
     nested = {"type": "document", "source": {"type": "content", "content": [block("N"), IMAGE]}}
     (said,) = items({"role": "user", "content": [document, nested]})
-    assert said["content"] == [*text("T", "C", "D", "N"), SHOWN]
+    assert said["content"] == [*text("T", "C", "D", "N"), IMAGE_PART]
 
 
-def test_results_are_items_and_keep_their_place() -> None:
+def test_tool_results_become_items_and_keep_their_position() -> None:
     results = [{"type": "tool_result", "tool_use_id": name, "content": name.upper()} for name in "ab"]
     said = items({"role": "user", "content": [*results, block("go"), IMAGE, results[0]]})
     answers = [responses.build_function_call_output(name, name.upper()) for name in "ab"]
-    assert said == [*answers, {"role": "user", "content": [*text("go"), SHOWN]}, answers[0]]
+    assert said == [*answers, {"role": "user", "content": [*text("go"), IMAGE_PART]}, answers[0]]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_results_are_items_and_keep_their_place() -> None:
         ("4", "4"),
         ([block("4")], "4"),
         ([block("4"), block("5")], text("4", "5")),
-        ([IMAGE], [SHOWN]),
+        ([IMAGE], [IMAGE_PART]),
     ],
 )
-def test_a_result_is_text_or_parts(content: Any, output: Any) -> None:
+def test_a_tool_result_is_text_or_parts(content: Any, output: Any) -> None:
     (said,) = items({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]})
     assert said == responses.build_function_call_output("c", output)
 
@@ -90,16 +90,16 @@ def test_a_result_is_text_or_parts(content: Any, output: Any) -> None:
         ("no such file", "Error: no such file"),
         ("Error: no such file", "Error: no such file"),
         ("", "Error: "),
-        ([IMAGE], [*text("Error: "), SHOWN]),
+        ([IMAGE], [*text("Error: "), IMAGE_PART]),
     ],
 )
-def test_a_result_that_is_an_error_says_so(content: Any, output: Any) -> None:
+def test_an_error_result_starts_with_error(content: Any, output: Any) -> None:
     result = {"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": True}
     (said,) = items({"role": "user", "content": [result]})
     assert said["output"] == output
 
 
-def test_a_turn_is_thoughts_text_and_calls() -> None:
+def test_an_assistant_turn_becomes_reasoning_text_and_calls() -> None:
     thinking = {"type": "thinking", "thinking": "hmm", "signature": "c2lnbmVk"}
     call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": "ü"}}
     said = items({"role": "assistant", "content": [thinking, block("I add."), call, call | {"id": "c2"}]})
@@ -112,19 +112,19 @@ def test_a_turn_is_thoughts_text_and_calls() -> None:
     assert said == [{key: value for key, value in item.items() if key != "id"} for item in expected]
 
 
-def test_what_another_service_has_encrypted_is_dropped() -> None:
+def test_encrypted_reasoning_of_another_service_is_dropped() -> None:
     hidden = {"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix"}
     assert [item["type"] for item in items({"role": "assistant", "content": [hidden, block("4")]})] == ["message"]
 
 
 @pytest.mark.parametrize("signature", ["", "{", "[1]", '{"id": 1}', "{\ud800}", None])
-def test_a_thought_that_somebody_else_has_signed_is_kept(signature: str | None) -> None:
+def test_reasoning_with_a_foreign_signature_is_kept(signature: str | None) -> None:
     thinking = {"type": "thinking", "thinking": "hmm", "signature": signature}
     (said,) = items({"role": "assistant", "content": [thinking]})
     assert said["summary"] == [{"type": "summary_text", "text": "hmm"}]
 
 
-def test_token_ids_come_in_on_the_last_item() -> None:
+def test_token_ids_of_a_block_stay_on_its_item() -> None:
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
     said = items({"role": "assistant", "content": [block("I add."), call | TOKENS]})
     assert not TOKENS.keys() & said[0].keys()
@@ -132,13 +132,13 @@ def test_token_ids_come_in_on_the_last_item() -> None:
 
 
 @pytest.mark.parametrize("system", ["Be brief.", [block("Be brief.")], [block(""), block("Be brief.")]])
-def test_the_system_prompt_is_the_instructions(system: Any) -> None:
-    assert asked(system=system)["instructions"] == "Be brief."
+def test_the_system_prompt_becomes_the_instructions(system: Any) -> None:
+    assert parse(system=system)["instructions"] == "Be brief."
 
 
 def test_a_billing_header_is_removed_from_the_instructions() -> None:
     billing = "x-anthropic-billing-header: cc_version=2.1; cch=eb6c6;"
-    apart, together = asked(system=[block(billing), block("A"), block("B")]), asked(system=f"{billing}\nA\n\nB")
+    apart, together = parse(system=[block(billing), block("A"), block("B")]), parse(system=f"{billing}\nA\n\nB")
     assert apart["instructions"] == together["instructions"] == "A\n\nB"
 
 
@@ -151,10 +151,10 @@ def test_a_system_message_keeps_its_position() -> None:
     ]
 
 
-def test_tools_are_functions() -> None:
+def test_tools_become_functions() -> None:
     function = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
-    given = asked(tools=[TOOL | {"cache_control": {}}, TOOL | {"type": "custom", "strict": True}])["tools"]
-    assert given == [function | {"strict": False}, function | {"strict": True}]
+    request = parse(tools=[TOOL | {"cache_control": {}}, TOOL | {"type": "custom", "strict": True}])["tools"]
+    assert request == [function | {"strict": False}, function | {"strict": True}]
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,13 @@ def test_tools_are_functions() -> None:
         ),
     ],
 )
-def test_a_choice_of_tools(choice: Item, expected: Item) -> None:
-    given = asked(tools=[TOOL], tool_choice=choice)
-    assert {key: given[key] for key in ("tool_choice", "parallel_tool_calls") if key in given} == expected
+def test_the_tool_choice_is_converted(choice: Item, expected: Item) -> None:
+    request = parse(tools=[TOOL], tool_choice=choice)
+    assert {key: request[key] for key in ("tool_choice", "parallel_tool_calls") if key in request} == expected
 
 
 @pytest.mark.parametrize(
-    ("more", "effort"),
+    ("fields", "effort"),
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
         ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, "medium"),
@@ -189,38 +189,38 @@ def test_a_choice_of_tools(choice: Item, expected: Item) -> None:
         ({"output_config": {"effort": "xhigh"}}, "high"),
     ],
 )
-def test_thinking_is_an_effort(more: Item, effort: str | None) -> None:
-    assert asked(**more).get("reasoning") == (effort and {"effort": effort})
+def test_thinking_becomes_a_reasoning_effort(fields: Item, effort: str | None) -> None:
+    assert parse(**fields).get("reasoning") == (effort and {"effort": effort})
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
-def test_a_form_of_the_answer(place: str) -> None:
+def test_an_output_format_is_converted(place: str) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    given = asked(**{place: form if place == "output_format" else {"format": form}})
-    assert given["text"]["format"] == form | {"name": "answer", "strict": True}
+    request = parse(**{place: form if place == "output_format" else {"format": form}})
+    assert request["text"]["format"] == form | {"name": "answer", "strict": True}
 
 
-def test_sampling_and_what_engines_know() -> None:
-    given = asked(temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, stop_sequences=["\n"], stream=True)
-    wished = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "stop": ["\n"]}
-    assert given == asked() | wished
+def test_sampling_parameters_and_engine_options_are_passed_on() -> None:
+    request = parse(temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, stop_sequences=["\n"], stream=True)
+    expected = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "stop": ["\n"]}
+    assert request == parse() | expected
 
 
-def test_metadata_beside_the_user_is_passed_on() -> None:
-    given = asked(metadata={"user_id": "u", "extra_body": '{"seed": 1}'})
-    assert (given["user"], given["metadata"]) == ("u", {"extra_body": '{"seed": 1}'})
+def test_metadata_other_than_the_user_is_passed_on() -> None:
+    request = parse(metadata={"user_id": "u", "extra_body": '{"seed": 1}'})
+    assert (request["user"], request["metadata"]) == ("u", {"extra_body": '{"seed": 1}'})
 
 
 def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"):
-        assert asked(context_flux={}) == asked(context_flux={}) == asked()
+        assert parse(context_flux={}) == parse(context_flux={}) == parse()
     assert [record.getMessage() for record in caplog.records if "context_flux" in record.getMessage()] != []
     assert len(caplog.records) == 1
 
 
-def test_a_chat_server_can_be_asked_for_all_of_it() -> None:
+def test_the_whole_request_can_be_converted_to_chat() -> None:
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
-    given = asked(
+    request = parse(
         {"role": "user", "content": [IMAGE, block("add")]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "hmm", "signature": ""}, call | TOKENS]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
@@ -228,7 +228,7 @@ def test_a_chat_server_can_be_asked_for_all_of_it() -> None:
         tools=[TOOL],
         tool_choice={"type": "any"},
     )
-    body = chat.build_body(given)
+    body = chat.build_body(request)
     assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "tool"]
     assert body["messages"][2].items() >= (TOKENS | {"content": None, "reasoning_content": "hmm"}).items()
     assert (body["tool_choice"], body["max_tokens"]) == ("required", 9)
@@ -239,7 +239,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 
 
 @pytest.mark.parametrize(
-    ("more", "param", "words"),
+    ("fields", "param", "message"),
     [
         ({"messages": None}, "messages", "a list"),
         ({"messages": []}, "messages", "at least one"),
@@ -289,8 +289,8 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ({"metadata": []}, "metadata", "an object"),
     ],
 )
-def test_an_unsupported_request_is_rejected_with_a_sentence(more: Item, param: str, words: str) -> None:
+def test_an_unsupported_request_is_rejected_with_a_sentence(fields: Item, param: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        asked(**more)
+        parse(**fields)
     assert refused.value.param == param
-    assert words in str(refused.value)
+    assert message in str(refused.value)

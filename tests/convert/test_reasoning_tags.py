@@ -1,4 +1,4 @@
-"""Reasoning is separated from text."""
+"""Separate reasoning from text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_reasoning_is_separated_from_the_text(text: str, expected: tuple[list[st
     assert content.split_think_blocks(text) == expected
 
 
-def test_tags_without_end_cost_no_more_than_their_length() -> None:
+def test_unclosed_tags_take_linear_time() -> None:
     started = time.process_time()
     found, rest = content.split_think_blocks("<think>a</think>" + "<think>" * 150_000)
     assert (found, rest) == (["a"], "<think>" * 150_000)
@@ -37,16 +37,16 @@ def test_tags_without_end_cost_no_more_than_their_length() -> None:
 
 
 @given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd <>"))
-def test_thoughts_come_back_from_where_they_were_put(thought: str, text: str) -> None:
-    assert content.split_think_blocks(content.prepend_think_block(thought.strip(), text)) == (
-        [thought.strip()],
+def test_reasoning_survives_the_round_trip(reasoning: str, text: str) -> None:
+    assert content.split_think_blocks(content.prepend_think_block(reasoning.strip(), text)) == (
+        [reasoning.strip()],
         text.lstrip(),
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "separated"),
     [("To stop, models write </think>. \\boxed{4}", True), ("\\boxed{4} is final; `</think>` is a tag", False)],
 )
-def test_a_tag_that_is_spoken_of_ends_no_thoughts(text: str, *, told: bool) -> None:
-    assert content.split_think_blocks(text, separated=told) == ([], text)
+def test_a_tag_that_the_text_only_mentions_is_not_a_tag(text: str, *, separated: bool) -> None:
+    assert content.split_think_blocks(text, separated=separated) == ([], text)

@@ -1,4 +1,4 @@
-"""Servers without a parser for tool calls are detected."""
+"""Detect servers that do not parse tool calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gymsdk.convert import api
 from gymsdk.errors import Failed
 from gymsdk.types import Item
 
-ASKED = {"tools": [{"type": "function", "name": "add"}]}
+REQUEST = {"tools": [{"type": "function", "name": "add"}]}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def check(text: str, request: Item = ASKED, *others: Item, **fields: object) -> None:
+def check(text: str, request: Item = REQUEST, *others: Item, **fields: object) -> None:
     response = (
         responses.build_response([responses.build_reasoning("hmm"), responses.build_message(text), *others], model="m")
         | fields
@@ -24,7 +24,7 @@ def check(text: str, request: Item = ASKED, *others: Item, **fields: object) -> 
 
 
 @pytest.mark.parametrize("text", [CALL, f"I add.\n{CALL}", f"{CALL}\n{CALL}", CALL.replace("\n", "")])
-def test_a_sound_call_in_the_text_is_the_servers_fault(text: str) -> None:
+def test_a_valid_call_in_the_text_is_a_server_misconfiguration(text: str) -> None:
     with pytest.raises(
         Failed, match=r"here:1 leaves tool calls.*--enable-auto-tool-choice --tool-call-parser"
     ) as caught:
@@ -49,29 +49,29 @@ def test_a_sound_call_in_the_text_is_the_servers_fault(text: str) -> None:
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
     ],
 )
-def test_what_the_policy_did_wrong_or_quotes_stays_text(text: str) -> None:
+def test_malformed_or_quoted_calls_stay_text(text: str) -> None:
     check(text)
 
 
-@pytest.mark.parametrize("request_", [{}, {"tools": []}, ASKED | {"tool_choice": "none"}])
-def test_without_tools_to_call_nothing_is_a_call(request_: Item) -> None:
+@pytest.mark.parametrize("request_", [{}, {"tools": []}, REQUEST | {"tool_choice": "none"}])
+def test_a_request_without_tools_has_no_unparsed_calls(request_: Item) -> None:
     check(CALL, request_)
 
 
-def test_an_answer_with_calls_comes_from_a_server_that_reads_them() -> None:
-    check(CALL, ASKED, responses.build_function_call("add", "{}"))
+def test_an_answer_with_parsed_calls_passes_the_check() -> None:
+    check(CALL, REQUEST, responses.build_function_call("add", "{}"))
 
 
-def test_an_answer_cut_short_is_not_held_to_anything() -> None:
-    check(CALL, ASKED, status="incomplete")
+def test_an_incomplete_answer_is_not_checked() -> None:
+    check(CALL, REQUEST, status="incomplete")
 
 
-def test_a_call_within_the_thoughts_is_a_thought() -> None:
+def test_a_call_inside_reasoning_is_not_a_tool_call() -> None:
     response = responses.build_response([responses.build_reasoning(CALL), responses.build_message("4")], model="m")
-    api.check_unparsed_calls(response, ASKED, host="here:1")
+    api.check_unparsed_calls(response, REQUEST, host="here:1")
 
 
-def test_many_opened_calls_cost_no_more_than_their_length() -> None:
+def test_many_unclosed_calls_take_linear_time() -> None:
     check("<tool_call>" * 200_000 + "`" * 200_000 + json.dumps({}))
 
 
@@ -88,10 +88,10 @@ def test_many_opened_calls_cost_no_more_than_their_length() -> None:
         ("registry.ollama.ai/library/llama3:8b does not support tools", "ollama show"),
     ],
 )
-def test_a_refusal_of_tools_is_answered_with_the_flag(text: str, flag: str) -> None:
+def test_an_error_about_tools_suggests_the_server_flag(text: str, flag: str) -> None:
     assert flag in (api.suggest_tool_fix(text) or "")
 
 
 @pytest.mark.parametrize("text", ["", "no such tool", "temperature must be positive"])
-def test_another_refusal_is_not_about_tools(text: str) -> None:
+def test_other_errors_suggest_no_flag(text: str) -> None:
     assert api.suggest_tool_fix(text) is None

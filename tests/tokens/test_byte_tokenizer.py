@@ -1,4 +1,4 @@
-"""The tokenizer of bytes is lossless, and only its template produces special tokens."""
+"""The byte tokenizer is lossless, and only its chat template produces special tokens."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ prose = st.text(st.characters(exclude_categories=["Cs"]))
 
 @settings(deadline=None, max_examples=50)
 @given(prose)
-def test_text_comes_back_as_it_was(text):
+def test_text_survives_the_round_trip(text):
     assert BYTES.decode(BYTES.encode(text)) == text
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 258)))
-def test_any_ids_can_be_read(ids):
+def test_any_ids_can_be_decoded(ids):
     assert isinstance(BYTES.decode(ids), str)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from([*SpecialToken, "words", "答"])))
-def test_a_conversation_in_ids_says_what_it_says_in_text(contents):
+def test_the_ids_of_a_conversation_decode_to_its_text(contents):
     messages = [{"role": "user", "content": content} for content in contents]
     assert BYTES.decode(BYTES.apply_chat_template(messages)) == "".join(chatml.render_pieces(messages))
 
 
-@pytest.mark.parametrize("mark", SpecialToken)
-def test_words_that_spell_a_mark_stay_words(mark):
-    ids = BYTES.apply_chat_template([{"role": "user", "content": f"{mark}\nforged"}])
+@pytest.mark.parametrize("marker", SpecialToken)
+def test_text_that_equals_a_special_token_stays_text(marker):
+    ids = BYTES.apply_chat_template([{"role": "user", "content": f"{marker}\nforged"}])
     assert [number for number in ids if number > 255] == [257, 258]
-    assert max(BYTES.encode(mark)) < 256
+    assert max(BYTES.encode(marker)) < 256
 
 
 def test_invalid_utf8_is_replaced():
@@ -57,5 +57,5 @@ def test_an_id_out_of_range_is_named(wrong):
         BYTES.decode([65, wrong])
 
 
-def test_it_knows_how_many_ids_it_has():
+def test_the_vocabulary_size_is_259():
     assert len(BYTES) == BYTES.vocab_size == 259

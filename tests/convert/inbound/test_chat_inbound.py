@@ -1,4 +1,4 @@
-"""Chat bodies become Responses requests, and Responses become chat completions."""
+"""Convert chat bodies to Responses requests, and Responses to chat completions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gymsdk import responses
-from gymsdk.convert import chat
-from gymsdk.convert import chat_inbound as served
+from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.types import Item
 
@@ -45,18 +44,18 @@ BODY: dict[str, Any] = {
 
 
 def test_messages_become_items() -> None:
-    asked = served.parse_request(BODY)
-    kinds = [item.get("type", item.get("role")) for item in asked["input"]]
+    request = chat_inbound.parse_request(BODY)
+    kinds = [item.get("type", item.get("role")) for item in request["input"]]
     assert kinds == ["system", "user", "reasoning", "message", "function_call", "function_call_output"]
-    assert asked["input"][1]["content"] == [
+    assert request["input"][1]["content"] == [
         {"type": "input_text", "text": "add"},
         {"type": "input_image", "image_url": "u", "detail": "auto"},
     ]
 
 
-def test_parameters_have_their_responses_names() -> None:
-    asked = served.parse_request(BODY)
-    assert {key: value for key, value in asked.items() if key != "input"} == {
+def test_parameters_are_renamed_for_responses() -> None:
+    request = chat_inbound.parse_request(BODY)
+    assert {key: value for key, value in request.items() if key != "input"} == {
         "model": "m",
         "temperature": 0.5,
         "top_k": 20,
@@ -68,12 +67,12 @@ def test_parameters_have_their_responses_names() -> None:
     }
 
 
-def test_there_and_back_is_the_same_body() -> None:
-    back = chat.build_body(served.parse_request(BODY), limit="max_completion_tokens")
-    back["messages"][2].pop("reasoning")
+def test_a_body_survives_the_round_trip() -> None:
+    converted = chat.build_body(chat_inbound.parse_request(BODY), limit="max_completion_tokens")
+    converted["messages"][2].pop("reasoning")
     expected = copy.deepcopy({key: value for key, value in BODY.items() if key not in {"stream", "n"}})
     expected["messages"][1]["content"][1]["image_url"]["detail"] = "auto"
-    assert back == expected
+    assert converted == expected
 
 
 @pytest.mark.parametrize(
@@ -101,12 +100,12 @@ def test_there_and_back_is_the_same_body() -> None:
     ],
 )
 def test_each_field_is_translated(body: Item, expected: Item) -> None:
-    assert served.parse_request({"messages": []} | body) == expected | {"input": []}
+    assert chat_inbound.parse_request({"messages": []} | body) == expected | {"input": []}
 
 
 def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        assert served.parse_request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
+        assert chat_inbound.parse_request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
     assert [record.getMessage().count("surprise_of_chat") for record in caplog.records] == [1]
 
 
@@ -114,7 +113,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "words"),
+    ("body", "param", "message"),
     [
         ({}, "messages", "list of messages"),
         ({"messages": "hi"}, "messages", "list of messages"),
@@ -137,9 +136,9 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
         ({"messages": [], "stream_options": []}, "stream_options", "an object"),
     ],
 )
-def test_an_invalid_chat_body_is_rejected(body: Item, param: str, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words) as caught:
-        served.parse_request(body)
+def test_an_invalid_chat_body_is_rejected(body: Item, param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        chat_inbound.parse_request(body)
     assert caught.value.param == param
 
 
@@ -157,11 +156,11 @@ def test_an_invalid_chat_body_is_rejected(body: Item, param: str, words: str) ->
     ],
 )
 def test_an_assistant_message_becomes_the_items_of_its_turn(message: Item, kinds: list[str]) -> None:
-    assert [item["type"] for item in served.parse_message({"role": "assistant"} | message)] == kinds
+    assert [item["type"] for item in chat_inbound.parse_message({"role": "assistant"} | message)] == kinds
 
 
-def test_thoughts_in_the_text_of_history_stay_text() -> None:
-    [item] = served.parse_message({"role": "assistant", "content": "<think>2+2</think>4"})
+def test_reasoning_in_the_text_of_history_stays_text() -> None:
+    [item] = chat_inbound.parse_message({"role": "assistant", "content": "<think>2+2</think>4"})
     assert item["content"] == [{"type": "output_text", "text": "<think>2+2</think>4", "annotations": []}]
 
 
@@ -172,59 +171,63 @@ def test_thoughts_in_the_text_of_history_stay_text() -> None:
         {"content": [{"type": "refusal", "refusal": "no"}]},
     ],
 )
-def test_a_refusal_of_history_is_a_refusal(message: Item) -> None:
-    [item] = served.parse_message({"role": "assistant"} | message)
+def test_a_refusal_in_the_history_stays_a_refusal(message: Item) -> None:
+    [item] = chat_inbound.parse_message({"role": "assistant"} | message)
     assert item["content"] == [{"type": "refusal", "refusal": "no"}]
 
 
 def test_a_message_without_content_is_empty() -> None:
-    assert served.parse_message({"role": "user"}) == [{"role": "user", "content": ""}]
+    assert chat_inbound.parse_message({"role": "user"}) == [{"role": "user", "content": ""}]
 
 
-def test_a_file_is_a_file() -> None:
+def test_a_file_part_is_converted() -> None:
     part = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}}
-    [item] = served.parse_message({"role": "user", "content": [part]})
+    [item] = chat_inbound.parse_message({"role": "user", "content": [part]})
     assert item["content"] == [
         {"type": "input_file", "file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}
     ]
 
 
-def test_reasoning_is_returned_under_both_names_or_as_the_client_asks() -> None:
-    said = responses.build_response([responses.build_reasoning("2+2"), responses.build_message("4")], model="m")
+def test_reasoning_is_returned_under_both_names_or_as_requested() -> None:
+    response = responses.build_response([responses.build_reasoning("2+2"), responses.build_message("4")], model="m")
 
-    def told(**asked: Any) -> Item:
-        message: Item = served.CHAT_API.build_answer(said, asked)["choices"][0]["message"]
+    def build_message(**options: Any) -> Item:
+        message: Item = chat_inbound.CHAT_API.build_answer(response, options)["choices"][0]["message"]
         return {key: value for key, value in message.items() if key not in {"role", "refusal"}}
 
-    assert told() == {"content": "4", "reasoning_content": "2+2", "reasoning": "2+2"}
-    assert told(include_reasoning=False) == {"content": "4"}
-    assert told(separate_reasoning=False) == {"content": "<think>\n2+2\n</think>\n\n4"}
+    assert build_message() == {"content": "4", "reasoning_content": "2+2", "reasoning": "2+2"}
+    assert build_message(include_reasoning=False) == {"content": "4"}
+    assert build_message(separate_reasoning=False) == {"content": "<think>\n2+2\n</think>\n\n4"}
 
 
-def test_token_ids_are_also_where_vllm_has_them_if_they_are_wanted() -> None:
-    said = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
-    plain, wanted = (
-        served.CHAT_API.build_answer(said, {}),
-        served.CHAT_API.build_answer(said, {"return_token_ids": True}),
+def test_token_ids_are_also_in_the_vllm_fields_on_request() -> None:
+    response = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
+    plain, with_ids = (
+        chat_inbound.CHAT_API.build_answer(response, {}),
+        chat_inbound.CHAT_API.build_answer(response, {"return_token_ids": True}),
     )
     assert TOKENS.items() <= plain["choices"][0]["message"].items()
     assert "prompt_token_ids" not in plain
-    assert (wanted["prompt_token_ids"], wanted["choices"][0]["token_ids"]) == ([1, 2], [3])
+    assert (with_ids["prompt_token_ids"], with_ids["choices"][0]["token_ids"]) == ([1, 2], [3])
     chunks = [
-        json.loads(frame[6:]) for frame in served.CHAT_API.stream_events(wanted, {}) if frame.startswith(b"data: {")
+        json.loads(frame[6:])
+        for frame in chat_inbound.CHAT_API.stream_events(with_ids, {})
+        if frame.startswith(b"data: {")
     ]
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2], None, None]
     assert chunks[-1]["choices"][0]["token_ids"] == [3]
 
 
 def test_an_incomplete_response_without_a_reason_finishes_with_length() -> None:
-    said = responses.build_response([responses.build_function_call("add", "{", "c1")], model="m", status="incomplete")
-    assert served.build_completion(said)["choices"][0]["finish_reason"] == "length"
+    response = responses.build_response(
+        [responses.build_function_call("add", "{", "c1")], model="m", status="incomplete"
+    )
+    assert chat_inbound.build_completion(response)["choices"][0]["finish_reason"] == "length"
 
 
-def test_token_ids_come_in_on_the_last_item() -> None:
+def test_token_ids_of_a_message_go_to_the_last_item() -> None:
     message = {"role": "assistant", "content": "4", "reasoning": "hmm"} | TOKENS
-    thought, text = served.parse_request({"messages": [message]})["input"]
+    thought, text = chat_inbound.parse_request({"messages": [message]})["input"]
     assert {key: text[key] for key in TOKENS} == TOKENS
     assert not TOKENS.keys() & thought.keys()
 
@@ -246,15 +249,15 @@ def test_token_ids_come_in_on_the_last_item() -> None:
 )
 def test_a_response_survives_as_a_completion(output: list[Item], finish: str) -> None:
     response = responses.build_response(output, model="m", usage=responses.build_usage(3, 4, cached_tokens=1))
-    completion = served.build_completion(response)
-    back = chat.parse_completion(completion, {})
+    completion = chat_inbound.build_completion(response)
+    converted = chat.parse_completion(completion, {})
     without_ids = [{key: value for key, value in item.items() if key != "id"} for item in output]
-    assert [{key: value for key, value in item.items() if key != "id"} for item in back["output"]] == without_ids
-    assert (completion["choices"][0]["finish_reason"], back["usage"]) == (finish, response["usage"])
+    assert [{key: value for key, value in item.items() if key != "id"} for item in converted["output"]] == without_ids
+    assert (completion["choices"][0]["finish_reason"], converted["usage"]) == (finish, response["usage"])
 
 
 @pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
 def test_an_incomplete_response_stays_incomplete(reason: str) -> None:
     response = responses.build_response([responses.build_message("x")], model="m", status="incomplete", reason=reason)
-    back = chat.parse_completion(served.build_completion(response), {})
-    assert (back["status"], back["incomplete_details"]) == ("incomplete", {"reason": reason})
+    converted = chat.parse_completion(chat_inbound.build_completion(response), {})
+    assert (converted["status"], converted["incomplete_details"]) == ("incomplete", {"reason": reason})

@@ -1,4 +1,4 @@
-"""Chat completions of different servers become Responses."""
+"""Convert chat completions of different servers to Responses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gymsdk.types import Item
 THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}
 
 
-def read(**message: Any) -> tuple[list[str], str | None]:
-    """The thoughts and the text of the Response to a completion with this *message*."""
+def parse_message(**message: Any) -> tuple[list[str], str | None]:
+    """Parse a completion with this *message*; return the reasoning texts and the text of the Response."""
     choice = {"index": 0, "message": {"role": "assistant"} | message, "finish_reason": "stop"}
     output = chat.parse_completion({"model": "m", "choices": [choice]}, {})["output"]
-    thoughts = [part["text"] for item in output if item["type"] == "reasoning" for part in item["summary"]]
-    return thoughts, next((item["content"][0]["text"] for item in output if item["type"] == "message"), None)
+    reasoning = [part["text"] for item in output if item["type"] == "reasoning" for part in item["summary"]]
+    return reasoning, next((item["content"][0]["text"] for item in output if item["type"] == "message"), None)
 
 
 @pytest.mark.parametrize(
@@ -40,44 +40,42 @@ def read(**message: Any) -> tuple[list[str], str | None]:
         ({"content": None, "reasoning": "a"}, (["a"], None)),
     ],
 )
-def test_thoughts_are_an_item_whatever_flag_the_server_runs_with(
-    message: Item, expected: tuple[list[str], str]
-) -> None:
-    assert read(**message) == expected
+def test_reasoning_becomes_an_item_in_every_format_of_servers(message: Item, expected: tuple[list[str], str]) -> None:
+    assert parse_message(**message) == expected
 
 
-def test_a_call_after_a_thought_in_a_field_is_a_call() -> None:
+def test_a_tool_call_after_a_reasoning_field_is_parsed() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     completion = {"choices": [{"message": {"content": None, "reasoning": "a", "tool_calls": [call]}}]}
     assert [item["type"] for item in chat.parse_completion(completion, {})["output"]] == ["reasoning", "function_call"]
 
 
-def test_the_token_fields_of_a_turn_go_back_as_they_came_empty_ones_too() -> None:
+def test_token_fields_of_a_turn_are_sent_back_unchanged_even_if_empty() -> None:
     tokens = {"prompt_token_ids": [1], "generation_token_ids": [], "generation_log_probs": [], "routed_experts": [[7]]}
     [message] = chat.build_messages({"input": [responses.build_reasoning("a"), responses.build_message("") | tokens]})
     assert {key: message[key] for key in tokens} == tokens
 
 
-def test_some_token_fields_alone_fail_only_where_they_are_wanted() -> None:
+def test_incomplete_token_fields_are_ignored_by_default() -> None:
     completion = {"choices": [{"message": {"content": "x", "prompt_token_ids": [1]}}]}
     assert chat.parse_completion(completion, {})["output"][0].keys() == responses.build_message("").keys()
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_an_answer_that_the_engine_gave_up_is_no_reply(reason: str) -> None:
+def test_a_completion_that_the_engine_aborted_is_a_failure(reason: str) -> None:
     choice = {"message": {"content": "The answer is"}, "finish_reason": reason}
     with pytest.raises(Failed, match=f"gave up the answer .*{reason}") as caught:
         chat.parse_completion({"choices": [choice]}, {})
     assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
 
 
-def test_sound_and_film_reach_the_model() -> None:
-    given = [
+def test_audio_and_video_parts_reach_the_model() -> None:
+    parts = [
         {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
         {"type": "input_audio", "audio_url": "http://x/a.wav"},
         {"type": "input_video", "video_url": "http://x/a.mp4"},
     ]
-    [message] = chat.build_messages({"input": [{"role": "user", "content": given}]})
+    [message] = chat.build_messages({"input": [{"role": "user", "content": parts}]})
     assert message["content"] == [
         {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
         {"type": "audio_url", "audio_url": {"url": "http://x/a.wav"}},
@@ -85,6 +83,6 @@ def test_sound_and_film_reach_the_model() -> None:
     ]
 
 
-def test_log_probabilities_of_several_tokens_are_asked_for_whole() -> None:
+def test_top_logprobs_requests_log_probabilities_too() -> None:
     body = chat.build_body({"input": "x", "top_logprobs": 3})
     assert (body["logprobs"], body["top_logprobs"]) == (True, 3)

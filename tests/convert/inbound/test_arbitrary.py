@@ -1,4 +1,4 @@
-"""Any JSON in a body is accepted, or rejected with a sentence."""
+"""A body with arbitrary JSON is accepted, or rejected with an error message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gymsdk.convert.responses import ReasoningFilter
 from gymsdk.errors import Failed
 from gymsdk.types import Item
 
-Place: TypeAlias = tuple[str | int, ...]
+Position: TypeAlias = tuple[str | int, ...]
 
 SCHEMA = {"type": "object", "properties": {}}
 IMAGE = {"url": "http://a/b.png", "detail": "low"}
@@ -107,26 +107,26 @@ leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
 
 
-def places(value: Any, here: Place = ()) -> Iterator[Place]:
-    """Where in *value* something stands."""
+def positions(value: Any, here: Position = ()) -> Iterator[Position]:
+    """Yield the position of each element in *value*."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inner:
         yield (*here, key)
-        yield from places(each, (*here, key))
+        yield from positions(each, (*here, key))
 
 
-def changed(body: Item, place: Place, value: Any) -> Item:
-    """Give *body* with *value* at a *place*."""
-    made: Any = copy.deepcopy(body)
-    at = made
-    for key in place[:-1]:
+def replace_value(body: Item, position: Position, value: Any) -> Item:
+    """Return a copy of *body* with *value* at *position*."""
+    copied: Any = copy.deepcopy(body)
+    at = copied
+    for key in position[:-1]:
         at = at[key]
-    at[place[-1]] = value
-    return made  # type: ignore[no-any-return]  # JSON
+    at[position[-1]] = value
+    return copied  # type: ignore[no-any-return]  # JSON
 
 
-def read(path: str, body: Item) -> str:
-    """Give the sentence that refuses *body*, empty where it is read."""
+def parse_error(path: str, body: Item) -> str:
+    """Return the error message for *body*, or an empty string if *body* is valid."""
     try:
         INBOUND_APIS[path].parse_request(body)
     except InvalidRequest as error:
@@ -134,36 +134,36 @@ def read(path: str, body: Item) -> str:
     return ""
 
 
-def sent(request: Item) -> bool:
-    """Whether each way to ask an engine says *request*, or says what is wrong with it."""
+def is_sendable(request: Item) -> bool:
+    """Return True if each outbound API serializes *request* or rejects it as a bad request."""
     for body in (chat.build_body, responses.build_body, ReasoningFilter().build_body):
         try:
             json.dumps(body(request))
         except Failed as error:
-            assert error.kind == "model_bad_request"  # noqa: PT017  # either is right
+            assert error.kind == "model_bad_request"  # noqa: PT017  # both outcomes are correct
     return True
 
 
 @pytest.mark.parametrize("path", INBOUND_APIS)
-def test_a_sound_body_is_read(path: str) -> None:
+def test_a_valid_body_is_parsed(path: str) -> None:
     assert INBOUND_APIS[path].parse_request(BODIES[path])["input"]
 
 
 @pytest.mark.parametrize("path", INBOUND_APIS)
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
-def test_a_body_with_anything_anywhere_is_a_request_or_malformed(path: str, data: st.DataObject) -> None:
-    place = data.draw(st.sampled_from([*places(BODIES[path])]))
-    body = changed(BODIES[path], place, data.draw(values))
-    assert read(path, body) or sent(INBOUND_APIS[path].parse_request(body))
+def test_a_body_with_a_random_value_is_parsed_or_rejected(path: str, data: st.DataObject) -> None:
+    position = data.draw(st.sampled_from([*positions(BODIES[path])]))
+    body = replace_value(BODIES[path], position, data.draw(values))
+    assert parse_error(path, body) or is_sendable(INBOUND_APIS[path].parse_request(body))
 
 
 HOSTILE = (None, 0, -1, 1.5, "", "a", True, [], [[]], [{}], ["a"], [None], {}, {"a": []}, {"type": []}, {"type": {}})
 
 
 @pytest.mark.parametrize("path", INBOUND_APIS)
-def test_each_place_takes_or_refuses_each_kind_of_value(path: str) -> None:
-    for place in places(BODIES[path]):
+def test_each_position_accepts_or_rejects_each_type_of_value(path: str) -> None:
+    for position in positions(BODIES[path]):
         for value in HOSTILE:
-            body = changed(BODIES[path], place, value)
-            assert read(path, body) or sent(INBOUND_APIS[path].parse_request(body)), (place, value)
+            body = replace_value(BODIES[path], position, value)
+            assert parse_error(path, body) or is_sendable(INBOUND_APIS[path].parse_request(body)), (position, value)

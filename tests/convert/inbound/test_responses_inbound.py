@@ -1,4 +1,4 @@
-"""Responses bodies are validated, answers are completed, and errors have OpenAI's format."""
+"""Validate Responses bodies, complete answers, and build errors in the format of OpenAI."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ HISTORY = [
 ]
 
 
-@pytest.mark.parametrize("given", ["hi", [], HISTORY])
-def test_what_clients_send_is_the_request_itself(given: object) -> None:
-    body = {"model": "m", "input": given, "tools": [{"type": "function", "name": "add"}], "top_k": 3, "reasoning": None}
+@pytest.mark.parametrize("input_", ["hi", [], HISTORY])
+def test_a_valid_body_is_the_request_itself(input_: object) -> None:
+    body = {
+        "model": "m",
+        "input": input_,
+        "tools": [{"type": "function", "name": "add"}],
+        "top_k": 3,
+        "reasoning": None,
+    }
     assert RESPONSES_API.parse_request(body | {"stream": True, "stream_options": {}}) == body
 
 
@@ -60,30 +66,30 @@ def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFix
 
 
 def test_unknown_usage_details_are_zero() -> None:
-    told = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=responses.build_usage(3, 4)), {})[
+    usage = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=responses.build_usage(3, 4)), {})[
         "usage"
     ]
-    assert (told["input_tokens_details"], told["output_tokens_details"]) == (
+    assert (usage["input_tokens_details"], usage["output_tokens_details"]) == (
         {"cached_tokens": 0},
         {"reasoning_tokens": 0},
     )
 
 
-def test_a_response_that_says_little_is_made_whole() -> None:
+def test_missing_fields_of_a_response_are_filled_in() -> None:
     output = [{"role": "assistant", "content": "hi"}, {"type": "function_call", "name": "add", "call_id": "c"}]
-    told = RESPONSES_API.build_answer({"output": output}, {"model": "m", "temperature": 0.5})
-    assert told.keys() >= responses.build_response([], model="m").keys()
-    assert (told["model"], told["temperature"]) == ("m", 0.5)
-    message, call = told["output"]
+    answer = RESPONSES_API.build_answer({"output": output}, {"model": "m", "temperature": 0.5})
+    assert answer.keys() >= responses.build_response([], model="m").keys()
+    assert (answer["model"], answer["temperature"]) == ("m", 0.5)
+    message, call = answer["output"]
     assert message["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
     assert (message["type"], message["id"][:4], call["id"][:3]) == ("message", "msg_", "fc_")
 
 
 def test_a_complete_response_is_unchanged() -> None:
-    said = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
-    told = RESPONSES_API.build_answer(said, {})
-    assert told == said
-    assert told["output"][0] is said["output"][0]
+    response = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
+    answer = RESPONSES_API.build_answer(response, {})
+    assert answer == response
+    assert answer["output"][0] is response["output"][0]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +106,9 @@ def test_a_complete_response_is_unchanged() -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
-def test_errors_have_the_form_of_openai(path: str, status: int, kind: str) -> None:
-    told = INBOUND_APIS[path].build_error(ApiError(status, "No.", code="c", param="p"))
-    assert told == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
+def test_errors_have_the_format_of_openai(path: str, status: int, kind: str) -> None:
+    error = INBOUND_APIS[path].build_error(ApiError(status, "No.", code="c", param="p"))
+    assert error == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
 
 
 @pytest.mark.parametrize("path", INBOUND_APIS)

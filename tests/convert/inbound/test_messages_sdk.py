@@ -1,4 +1,4 @@
-"""Anthropic's SDK reads the answers of the Messages API, streamed or not."""
+"""The Anthropic SDK reads the answers of the Messages API, with and without streaming."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ OUTPUT = [
 ]
 
 
-class Served(ThreadingHTTPServer):
-    """A server whose model says *said*, and which keeps the last request and the last message."""
+class FixedServer(ThreadingHTTPServer):
+    """A server that responds with *outcome*, and keeps the last request and the last message."""
 
-    said: list[Item] | ApiError
-    asked: Item
+    outcome: list[Item] | ApiError
+    request: Item
     message: Item
 
 
-class Speaking(BaseHTTPRequestHandler):
-    server: Served
+class Handler(BaseHTTPRequestHandler):
+    server: FixedServer
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         try:
-            self.server.asked = MESSAGES_API.parse_request(body)
+            self.server.request = MESSAGES_API.parse_request(body)
         except InvalidRequest as error:
             self.send(400, dump_json(MESSAGES_API.build_error(ApiError(400, str(error)))))
             return
         if self.path.endswith("/count_tokens"):
             self.send(200, dump_json(format_token_count(7)))
-        elif isinstance(self.server.said, ApiError):
-            self.fail(self.server.said, streamed=bool(body.get("stream")))
+        elif isinstance(self.server.outcome, ApiError):
+            self.send_error_body(self.server.outcome, stream_message=bool(body.get("stream")))
         else:
-            self.tell(self.server.said, body)
+            self.send_answer(self.server.outcome, body)
 
-    def tell(self, said: list[Item], body: Item) -> None:
+    def send_answer(self, outcome: list[Item], body: Item) -> None:
         answer = MESSAGES_API.build_answer(
-            responses.build_response(said, model="m", usage=responses.build_usage(9, 4, cached_tokens=6)), body
+            responses.build_response(outcome, model="m", usage=responses.build_usage(9, 4, cached_tokens=6)), body
         )
         self.server.message = answer
         if body.get("stream"):
@@ -67,8 +67,8 @@ class Speaking(BaseHTTPRequestHandler):
         else:
             self.send(200, dump_json(answer))
 
-    def fail(self, trouble: ApiError, *, streamed: bool) -> None:
-        if streamed:
+    def send_error_body(self, trouble: ApiError, *, stream_message: bool) -> None:
+        if stream_message:
             self.send(200, MESSAGES_API.heartbeat + MESSAGES_API.build_error_frames(trouble), "text/event-stream")
         else:
             self.send(trouble.status, dump_json(MESSAGES_API.build_error(trouble)))
@@ -81,12 +81,12 @@ class Speaking(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write no access log."""
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with Served(("127.0.0.1", 0), Speaking) as served:
+def server() -> Iterator[FixedServer]:
+    with FixedServer(("127.0.0.1", 0), Handler) as served:
         served.daemon_threads = True
         thread = threading.Thread(target=served.serve_forever, args=[0.01])
         thread.start()
@@ -96,33 +96,33 @@ def server() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[Anthropic]:
+def client(server: FixedServer) -> Iterator[Anthropic]:
     with Anthropic(base_url=f"http://127.0.0.1:{server.server_port}", api_key="x", max_retries=0) as client:
         yield client
 
 
-def streamed(client: Anthropic) -> Item:
+def stream_message(client: Anthropic) -> Item:
     with client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream:
         return without_parsing(stream.get_final_message().to_dict())
 
 
 def without_parsing(message: Item) -> Item:
-    """What it was told: the SDK puts in what it parses, and some of its versions nulls where nothing was said."""
-    told = [{key: value for key, value in block.items() if value is not None} for block in message["content"]]
-    return message | {"content": [{key: block[key] for key in block if key != "parsed_output"} for block in told]}
+    """Return *message* without the parsed fields and the nulls that some SDK versions add."""
+    blocks = [{key: value for key, value in block.items() if value is not None} for block in message["content"]]
+    return message | {"content": [{key: block[key] for key in block if key != "parsed_output"} for block in blocks]}
 
 
-def test_the_sdk_reads_every_block(server: Served, client: Anthropic) -> None:
-    server.said = OUTPUT
+def test_the_sdk_reads_every_block(server: FixedServer, client: Anthropic) -> None:
+    server.outcome = OUTPUT
     message = client.messages.create(model="m", max_tokens=9, messages=[USER])
     kinds = [block.type for block in message.content]
     assert kinds == ["thinking", "thinking", "redacted_thinking", "text", "tool_use", "tool_use"]
     assert (message.stop_reason, message.usage.cache_read_input_tokens) == ("tool_use", 6)
 
 
-def test_the_sdk_folds_a_stream_into_the_same_message(server: Served, client: Anthropic) -> None:
-    server.said = OUTPUT
-    folded = streamed(client)
+def test_the_sdk_accumulates_a_stream_to_the_same_message(server: FixedServer, client: Anthropic) -> None:
+    server.outcome = OUTPUT
+    folded = stream_message(client)
     assert folded == server.message
 
 
@@ -142,48 +142,48 @@ def test_the_sdk_folds_a_stream_into_the_same_message(server: Served, client: An
         max_size=4,
     )
 )
-def test_any_answer_is_the_same_streamed(server: Served, client: Anthropic, output: list[Item]) -> None:
-    server.said = output
-    folded = streamed(client)
+def test_any_answer_is_the_same_with_streaming(server: FixedServer, client: Anthropic, output: list[Item]) -> None:
+    server.outcome = output
+    folded = stream_message(client)
     assert folded == server.message
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": 1e999}'])
-def test_odd_arguments_do_not_break_a_stream(server: Served, client: Anthropic, arguments: str) -> None:
-    server.said = [responses.build_function_call("add", arguments, "c")]
-    folded = streamed(client)
+def test_unusual_arguments_do_not_break_a_stream(server: FixedServer, client: Anthropic, arguments: str) -> None:
+    server.outcome = [responses.build_function_call("add", arguments, "c")]
+    folded = stream_message(client)
     assert folded["content"][0]["input"] == ({"_arguments": arguments} if arguments else {})
 
 
-def test_a_stream_tells_text_as_it_comes(server: Served, client: Anthropic) -> None:
-    server.said = [responses.build_message("40"), responses.build_message(" + 2")]
+def test_a_stream_sends_text_incrementally(server: FixedServer, client: Anthropic) -> None:
+    server.outcome = [responses.build_message("40"), responses.build_message(" + 2")]
     with client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream:
         assert list(stream.text_stream) == ["40", " + 2"]
 
 
-def test_the_sdk_sends_back_the_same_conversation(server: Served, client: Anthropic) -> None:
-    server.said = OUTPUT
+def test_the_sdk_sends_back_the_same_conversation(server: FixedServer, client: Anthropic) -> None:
+    server.outcome = OUTPUT
     with client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream:
         turn = stream.get_final_message().content
     results = [{"type": "tool_result", "tool_use_id": call, "content": "2"} for call in ("c1", "c2")]
     history = [USER, {"role": "assistant", "content": turn}, {"role": "user", "content": results}]
     client.messages.create(model="m", max_tokens=9, messages=history)
-    said = server.asked["input"][1:-2]
+    items = server.request["input"][1:-2]
     new = {"id", "status"}
-    assert [{k: v for k, v in item.items() if k not in new} for item in said] == [
+    assert [{k: v for k, v in item.items() if k not in new} for item in items] == [
         {k: v for k, v in item.items() if k not in new} for item in OUTPUT
     ]
 
 
-def test_the_sdk_raises_its_own_errors(server: Served, client: Anthropic) -> None:
-    server.said = ApiError(429, "Too soon.", code="model_rate_limited")
+def test_the_sdk_raises_its_own_errors(server: FixedServer, client: Anthropic) -> None:
+    server.outcome = ApiError(429, "Too soon.", code="model_rate_limited")
     with pytest.raises(RateLimitError, match=r"Too soon\.") as raised:
         client.messages.create(model="m", max_tokens=9, messages=[USER])
     assert raised.value.body["error"]["details"] == {"error_code": "model_rate_limited"}
 
 
-def test_a_failing_stream_raises_its_error(server: Served, client: Anthropic) -> None:
-    server.said = ApiError(503, "It is down.")
+def test_a_failing_stream_raises_its_error(server: FixedServer, client: Anthropic) -> None:
+    server.outcome = ApiError(503, "It is down.")
     with (
         pytest.raises(APIStatusError, match=r"It is down\."),
         client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream,
@@ -191,7 +191,7 @@ def test_a_failing_stream_raises_its_error(server: Served, client: Anthropic) ->
         stream.get_final_message()
 
 
-def test_a_tool_that_only_anthropic_runs_is_refused(client: Anthropic) -> None:
+def test_a_tool_that_only_anthropic_runs_is_rejected(client: Anthropic) -> None:
     tool = {"type": "web_search_20250305", "name": "web_search"}
     with pytest.raises(BadRequestError, match="web_search_20250305"):
         client.messages.create(model="m", max_tokens=9, messages=[USER], tools=[tool])

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for outputs of models and requests of clients."""
+"""Hypothesis strategies for model outputs and client requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail
 SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
 
 words = st.text(alphabet='ab é"\\\n<\u2028\U0001f600', min_size=1, max_size=12)
-thoughts = words.map(str.strip).filter(bool)
+reasoning_texts = words.map(str.strip).filter(bool)
 texts = words.filter(str.strip)
 arguments = st.sampled_from(["{}", '{"a": 1}', '{"a": "é\\n"}', '{"a":'])
 names = st.sampled_from(["add", "look"])
@@ -35,42 +35,42 @@ def refusal(text: str) -> Item:
 
 
 @st.composite
-def turns(draw: st.DrawFn, *, tokens: bool = True, calls: int = 3, refusals: bool = True) -> list[Item]:
-    """One turn of the policy: at most one thought, one text, one refusal, then calls; the last carries tokens."""
-    said = [responses.build_reasoning(draw(thoughts))] if draw(st.booleans()) else []
-    said += [responses.build_message(draw(texts))] if draw(st.booleans()) else []
-    said += [refusal(draw(thoughts))] if refusals and draw(st.booleans()) else []
+def build_turns(draw: st.DrawFn, *, tokens: bool = True, calls: int = 3, refusals: bool = True) -> list[Item]:
+    """Draw one policy turn: optional reasoning, text and refusal, then calls; the last item may have token fields."""
+    items = [responses.build_reasoning(draw(reasoning_texts))] if draw(st.booleans()) else []
+    items += [responses.build_message(draw(texts))] if draw(st.booleans()) else []
+    items += [refusal(draw(reasoning_texts))] if refusals and draw(st.booleans()) else []
     count = draw(st.integers(0, calls))
-    said += [
+    items += [
         responses.build_function_call(draw(names), draw(arguments), f"c{draw(st.integers(0, 10**9))}_{n}")
         for n in range(count)
     ]
-    said = said or [responses.build_message("")]
+    items = items or [responses.build_message("")]
     if tokens and draw(st.booleans()):
-        said[-1] |= TOKENS
-    return said
+        items[-1] |= TOKENS
+    return items
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> Item:
-    """A Response of one turn, however it ended."""
+def build_responses(draw: st.DrawFn) -> Item:
+    """Draw a Response with one turn, complete or incomplete."""
     reason = draw(st.sampled_from([None, "max_output_tokens", "content_filter"]))
     status: responses.ResponseStatus = "incomplete" if reason else "completed"
-    return responses.build_response(draw(turns()), model="m", usage=draw(usages), status=status, reason=reason)
+    return responses.build_response(draw(build_turns()), model="m", usage=draw(usages), status=status, reason=reason)
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Item:
-    """A Responses request as Chat Completions can say it: see `test_round_trips`."""
-    given = [{"role": "system", "content": draw(texts)}] if draw(st.booleans()) else []
+def build_requests(draw: st.DrawFn) -> Item:
+    """Draw a Responses request that Chat Completions can express: see `test_round_trips`."""
+    items = [{"role": "system", "content": draw(texts)}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
         content = st.one_of(texts, texts.map(lambda text: [{"type": "input_text", "text": text}, IMAGE]))
-        given.append({"role": "user", "content": draw(content)})
-        turn = draw(turns(refusals=False))
-        given += turn
+        items.append({"role": "user", "content": draw(content)})
+        turn = draw(build_turns(refusals=False))
+        items += turn
         calls = [item["call_id"] for item in turn if item["type"] == "function_call"]
-        given += [responses.build_function_call_output(call, draw(words)) for call in calls]
-    return {"input": [*given, {"role": "user", "content": draw(texts)}]} | draw(wishes)
+        items += [responses.build_function_call_output(call, draw(words)) for call in calls]
+    return {"input": [*items, {"role": "user", "content": draw(texts)}]} | draw(options)
 
 
 TOOLS = [{"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}]
@@ -80,8 +80,8 @@ CHOICES: list[Any] = [
     {"type": "function", "name": "add"},
     {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
 ]
-wishes = st.builds(
-    lambda wished, tools: wished | tools,
+options = st.builds(
+    lambda fields, tools: fields | tools,
     st.fixed_dictionaries(
         {},
         optional={

@@ -1,4 +1,4 @@
-"""Responses become Anthropic messages, and return as the history of the next request."""
+"""Convert Responses to Anthropic messages, and back as the history of the next request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ REFUSAL = responses.build_message("") | {"content": [{"type": "refusal", "refusa
 CALL = responses.build_function_call("add", '{"a": 1}', "c1")
 
 
-def told(*output: Item, **more: Any) -> Item:
-    return anthropic.build_answer(responses.build_response(list(output), model="m") | more, {"model": "asked"})
+def build_message(*output: Item, **fields: Any) -> Item:
+    return anthropic.build_answer(responses.build_response(list(output), model="m") | fields, {"model": "asked"})
 
 
-def again(message: Item) -> list[Item]:
-    """The items of a message that a client has received and sends back as the history of its next request."""
+def send_back(message: Item) -> list[Item]:
+    """Return the items of a message that a client sends back as the history of its next request."""
     received = parse_json(dump_json(message))
     assert isinstance(received, dict)
-    said = {"role": "assistant", "content": received["content"]}
-    found: list[Item] = anthropic.parse_request({"messages": [said]})["input"]
+    message = {"role": "assistant", "content": received["content"]}
+    found: list[Item] = anthropic.parse_request({"messages": [message]})["input"]
     return found
 
 
@@ -52,19 +52,19 @@ def test_reasoning_is_returned_by_default(thinking: Item | None) -> None:
     assert [block["type"] for block in message["content"]] == ["thinking"]
 
 
-def test_what_only_anthropics_servers_do_is_known_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    given = {"messages": [{"role": "user", "content": "hi"}], "context_management": {"edits": []}, "betas": ["x"]}
-    assert anthropic.parse_request(given).keys() == {"input"}
+def test_fields_for_anthropic_servers_only_are_ignored_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "context_management": {"edits": []}, "betas": ["x"]}
+    assert anthropic.parse_request(body).keys() == {"input"}
     assert not caplog.messages
 
 
 def without_new_ids(items: list[Item]) -> list[Item]:
-    """What survives of *items*: replies and calls have new ids, reasoning keeps its own."""
+    """Remove the ids of messages and calls, which are new after a round trip. Reasoning keeps its id."""
     return [item if item["type"] == "reasoning" else {k: v for k, v in item.items() if k != "id"} for item in items]
 
 
-def test_a_message() -> None:
-    message = told(
+def test_a_response_becomes_a_message() -> None:
+    message = build_message(
         responses.build_reasoning("hmm", id="rs_1"),
         responses.build_message("I add."),
         CALL,
@@ -96,7 +96,7 @@ def test_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "more", "reason"),
+    ("output", "fields", "reason"),
     [
         ([responses.build_message("hi")], {}, "end_turn"),
         ([], {}, "end_turn"),
@@ -108,70 +108,76 @@ def test_a_message() -> None:
         ([responses.build_message("hi")], {"stop_sequence": "\n"}, "stop_sequence"),
     ],
 )
-def test_why_it_stopped(output: list[Item], more: Item, reason: str) -> None:
-    message = told(*output, **more)
-    assert (message["stop_reason"], message["stop_sequence"]) == (reason, more.get("stop_sequence"))
+def test_the_stop_reason_is_converted(output: list[Item], fields: Item, reason: str) -> None:
+    message = build_message(*output, **fields)
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, fields.get("stop_sequence"))
 
 
-def test_input_from_a_cache_is_counted_apart() -> None:
-    usage = told(usage=responses.build_usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
+def test_cached_input_tokens_are_counted_separately() -> None:
+    usage = build_message(usage=responses.build_usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (3, 6)
     assert usage["output_tokens_details"] == {"thinking_tokens": 3}
 
 
 def test_usage_is_zero_without_counts() -> None:
-    assert told(usage=None)["usage"]["input_tokens"] == 0
+    assert build_message(usage=None)["usage"]["input_tokens"] == 0
 
 
-def test_tokens_are_on_the_last_block() -> None:
-    *_, first, last = told(responses.build_message("I add."), responses.build_reasoning("a", "b") | TOKENS)["content"]
+def test_token_fields_are_on_the_last_block() -> None:
+    *_, first, last = build_message(responses.build_message("I add."), responses.build_reasoning("a", "b") | TOKENS)[
+        "content"
+    ]
     assert not TOKENS.keys() & first.keys()
     assert TOKENS.items() <= last.items()
 
 
-def test_a_call_whose_arguments_are_no_object_has_them_verbatim() -> None:
-    (block,) = told(responses.build_function_call("add", '{"a": ', "c"))["content"]
+def test_call_arguments_that_are_not_an_object_are_verbatim() -> None:
+    (block,) = build_message(responses.build_function_call("add", '{"a": ', "c"))["content"]
     assert block["input"] == {"_arguments": '{"a": '}
 
 
 def test_a_refusal_is_text() -> None:
-    assert told(REFUSAL)["content"] == [{"type": "text", "text": "No."}]
+    assert build_message(REFUSAL)["content"] == [{"type": "text", "text": "No."}]
 
 
-def test_a_changed_input_counts_more_than_what_the_model_wrote() -> None:
-    message = told(responses.build_function_call("add", '{"a":1}', "c"))
-    assert again(message)[0]["arguments"] == '{"a":1}'
+def test_an_input_that_the_client_changes_replaces_the_original_arguments() -> None:
+    message = build_message(responses.build_function_call("add", '{"a":1}', "c"))
+    assert send_back(message)[0]["arguments"] == '{"a":1}'
     message["content"][0]["input"]["a"] = 2
-    assert again(message)[0]["arguments"] == '{"a": 2}'
+    assert send_back(message)[0]["arguments"] == '{"a": 2}'
 
 
 def test_a_client_that_rebuilds_its_blocks_loses_only_spaces_and_ids() -> None:
-    message = told(responses.build_reasoning("hmm"), responses.build_function_call("add", '{"a":1}', "c") | TOKENS)
+    message = build_message(
+        responses.build_reasoning("hmm"), responses.build_function_call("add", '{"a":1}', "c") | TOKENS
+    )
     kept = {"type", "thinking", "signature", "id", "name", "input"}
     message["content"] = [{key: block[key] for key in block if key in kept} for block in message["content"]]
-    thought, call = again(message)
+    thought, call = send_back(message)
     assert thought["summary"] == [{"type": "summary_text", "text": "hmm"}]
     assert (call["call_id"], call["arguments"]) == ("c", '{"a": 1}')
 
 
-def test_what_neither_says_nor_calls_anything_is_left_out() -> None:
-    assert told({"type": "web_search_call", "id": "ws_1", "status": "completed"})["content"] == []
+def test_items_without_text_or_calls_are_omitted() -> None:
+    assert build_message({"type": "web_search_call", "id": "ws_1", "status": "completed"})["content"] == []
 
 
-ODD = [
+UNUSUAL_ARGUMENTS = [
     *["", "{}", "[]", "null", "NaN", '{"a": NaN}', '{"a": 1e999}', '{"a":1.50}', '{"a":1,"a":2}', "[" * 5000],
     *['{"_arguments": "x"}', '{"_arguments": 1}', '{"a": 123456789012345678901234567890}', '{"a": "\\ud800"}'],
 ]
 OBJECTS = st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.booleans()))
-ARGUMENTS = st.text() | st.sampled_from(ODD) | OBJECTS.map(lambda each: json.dumps(each, separators=(",", ":")))
+ARGUMENTS = (
+    st.text() | st.sampled_from(UNUSUAL_ARGUMENTS) | OBJECTS.map(lambda each: json.dumps(each, separators=(",", ":")))
+)
 IDS = st.text("abcdef0123456789", min_size=8).map("rs_{}".format)
 
 
-def written_out(texts: list[str], kind: str) -> list[Item]:
+def text_parts(texts: list[str], kind: str) -> list[Item]:
     return [{"type": kind, "text": text} for text in texts]
 
 
-def thoughts() -> st.SearchStrategy[Item]:
+def reasoning_items() -> st.SearchStrategy[Item]:
     texts = st.lists(st.text(), max_size=3)
     summed = st.builds(lambda texts, name: responses.build_reasoning(*texts, id=name), texts, IDS)
     plain = st.builds(
@@ -179,7 +185,7 @@ def thoughts() -> st.SearchStrategy[Item]:
             "id": name,
             "type": "reasoning",
             "summary": [],
-            "content": written_out(texts, "reasoning_text"),
+            "content": text_parts(texts, "reasoning_text"),
             "encrypted_content": "gAAA",
         },
         texts.filter(bool),
@@ -191,7 +197,7 @@ def thoughts() -> st.SearchStrategy[Item]:
 OUTPUTS = st.lists(
     st.one_of(
         st.text().map(responses.build_message),
-        thoughts(),
+        reasoning_items(),
         st.builds(responses.build_function_call, st.text(), ARGUMENTS, st.text(min_size=1)),
     ),
     max_size=5,
@@ -203,7 +209,7 @@ OUTPUTS = st.lists(
 def test_a_conversation_survives_the_round_trip(output: list[Item], tokens: bool) -> None:
     if output and tokens:
         output[-1] |= TOKENS
-    assert without_new_ids(again(told(*output))) == without_new_ids(output)
+    assert without_new_ids(send_back(build_message(*output))) == without_new_ids(output)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +229,12 @@ def test_a_conversation_survives_the_round_trip(output: list[Item], tokens: bool
         (529, "overloaded_error"),
     ],
 )
-def test_an_error_in_the_words_of_the_api(status: int, kind: str) -> None:
-    said = anthropic.MESSAGES_API.build_error(ApiError(status, "It is so.", param="messages"))
-    assert said == {"type": "error", "error": {"type": kind, "message": "It is so."}}
+def test_errors_have_the_format_of_anthropic(status: int, kind: str) -> None:
+    error = anthropic.MESSAGES_API.build_error(ApiError(status, "The request is invalid.", param="messages"))
+    assert error == {"type": "error", "error": {"type": kind, "message": "The request is invalid."}}
 
 
-def test_a_count_of_tokens() -> None:
+def test_a_token_count_has_the_format_of_anthropic() -> None:
     assert anthropic.format_token_count(7) == {"input_tokens": 7}
 
 

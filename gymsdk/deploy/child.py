@@ -1,0 +1,86 @@
+"""What a server in its own process inherits from its supervisor: its settings on standard input, and its socket.
+
+Every user of the machine can read the arguments and the environment of a process, so that neither holds a setting.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gymsdk.descriptors import ListeningSocket
+from gymsdk.errors import GymsdkError, UsageError
+
+HEAD_SERVER = "head_server"
+"""The name of the head among the servers of a deployment."""
+
+CONFIG_WAIT_SECONDS = 60.0
+"""Seconds that the supervisor may take to write the configuration line."""
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def read_settings(model: type[Settings], file: int) -> Settings:
+    """Read the settings that the supervisor writes to standard input, beside the listening socket *file*.
+
+    Args:
+        model: The type of the settings; it must not show its input in errors, which may hold secrets.
+        file: The descriptor of the socket.
+
+    Raises:
+        UsageError: No listening socket is open under the number *file*.
+        GymsdkError: Standard input does not hold the settings.
+    """
+    open_socket(file).detach()
+    try:
+        return model.model_validate_json(read_config_line())
+    except ValidationError:
+        raise GymsdkError(
+            "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"
+        ) from None
+
+
+def read_config_line(file: int = 0, *, seconds: float = CONFIG_WAIT_SECONDS) -> bytes:
+    """Read the line that the supervisor writes to a server's standard input when the server starts.
+
+    Args:
+        file: The descriptor to read from, by default standard input.
+        seconds: The longest time to wait for the line.
+
+    Raises:
+        GymsdkError: The line does not arrive in time, or the parent ends before it has written the line.
+    """
+    line = b""
+    deadline = time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([file], [], [], remaining)[0]:
+            raise GymsdkError(
+                f"this server received no configuration on standard input within {seconds:g} s;"
+                " start it with `gymsdk serve NAME --separate`"
+            )
+        if not (chunk := os.read(file, 65536)):
+            raise GymsdkError(
+                "the process that started this server ended before it sent the configuration; start that process again"
+            )
+        line += chunk
+    return line
+
+
+def open_socket(file: int) -> socket.socket:
+    """Return the listening socket under the descriptor *file*; raises `UsageError` if there is none."""
+    try:
+        at = socket.socket(fileno=file)
+        if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            # A child of this server must not inherit the socket: it would keep the port in use.
+            os.set_inheritable(file, False)
+            return ListeningSocket.from_socket(at)
+        at.detach()
+    except OSError:
+        pass
+    raise UsageError(f"--fd {file}: no listening socket is open under this number; only --separate may pass --fd")

@@ -1,0 +1,174 @@
+"""Outputs of policies are parsed; broken calls are kept, and no error is raised."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymsdk.tokens import chatml
+from gymsdk.tokens.parse import ParsedCall, parse_output
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["</tool_call>", "<think>", "'\"\\"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+arguments = st.dictionaries(st.text(), values, max_size=3).map(json.dumps)
+calls = st.lists(st.builds(ParsedCall, st.text(min_size=1), arguments), min_size=1, max_size=3)
+FRAGMENTS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "words", "'", '"', "\\", " ", "\n", *"{}[],:"]
+FRAGMENTS += ['{"name": "f"', '"arguments": ', "{'name': 'g'}", '{"name": "h", "arguments": {}}']
+fragments = st.lists(st.sampled_from(FRAGMENTS)).map("".join)
+
+
+@settings(deadline=None, max_examples=50)
+@given(calls)
+def test_calls_survive_the_round_trip(calls_):
+    text = "\n".join(chatml.format_tool_call({"name": call.name, "arguments": call.arguments}) for call in calls_)
+    assert parse_output(text).calls == calls_
+
+
+@settings(deadline=None, max_examples=50)
+@given(fragments)
+def test_any_text_is_parsed(text):
+    output = parse_output(text)
+    assert all(call.name for call in output.calls)
+
+
+@settings(deadline=None, max_examples=50)
+@given(fragments)
+def test_text_without_calls_and_reasoning_is_unchanged(text):
+    output = parse_output(text)
+    assert output.calls or output.reasoning or "think>" in text or output.text == text
+
+
+BROKEN = {
+    "truncated": ('<tool_call>\n{"name": "f", "arguments": {"a": "Par', '{"a": "Par'),
+    "an extra comma in the arguments": ('<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>', '{"a": 1,}'),
+    "an extra comma at the end": ('<tool_call>{"name": "f", "arguments": {"a": 1},}</tool_call>', '{"a": 1}'),
+    "a Python dict": ("<tool_call>{'name': 'f', 'arguments': {'a': \"it's\"}}</tool_call>", "{'a': \"it's\"}"),
+    "braces inside a string": ('<tool_call>{"name": "f", "arguments": {"a": "}}{"}}</tool_call>', '{"a": "}}{"}'),
+    "an extra brace": ('<tool_call>{"name": "f", "arguments": {}}}</tool_call>', "{}"),
+    "a missing brace": ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', '{"a": 1}'),
+    "no end tag": ('<tool_call>{"name": "f", "arguments": {}}', "{}"),
+    "a missing quote": ('<tool_call>{"name": "f", "arguments": {"a": "b}}</tool_call>', '{"a": "b}}'),
+    "an array": ('<tool_call>[{"name": "f", "arguments": {"a": 1}}]</tool_call>', '{"a": 1}'),
+    "arguments as text": ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', '{"a": 1}'),
+    "arguments as a list": ('<tool_call>{"name": "f", "arguments": [1, 2]}</tool_call>', "[1, 2]"),
+    "no arguments": ('<tool_call>{"name": "f"}</tool_call>', "{}"),
+    "parameters": ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', '{"a": 1}'),
+    "arguments first": ('<tool_call>{"arguments": {"name": "g"}, "name": "f"}</tool_call>', '{"name": "g"}'),
+    "a code fence": ('<tool_call>\n```json\n{"name": "f"}\n```\n</tool_call>', "{}"),
+    "a line break in a string": ('<tool_call>{"name": "f", "arguments": {"a": "\n"}}</tool_call>', '{"a": "\n"}'),
+    "a number too long": (f'<tool_call>{{"name": "f", "arguments": {"9" * 5000}}}</tool_call>', "9" * 5000),
+    "too deeply nested": (f'<tool_call>{{"name": "f", "arguments": {"[" * 9999}}}</tool_call>', "[" * 9999 + "}"),
+}
+
+
+@pytest.mark.parametrize(("text", "arguments"), BROKEN.values(), ids=BROKEN)
+def test_an_object_with_a_name_is_a_call_with_verbatim_arguments(text, arguments):
+    assert parse_output(text).calls == [ParsedCall("f", arguments)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>words</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": 7}</tool_call>',
+        '<tool_call>{"name": "f',
+        "<tool_call>",
+        "a </tool_call> alone",
+        "  words with blanks around \n",
+    ],
+)
+def test_a_tool_call_block_without_a_name_stays_text(text):
+    assert (parse_output(text).text, parse_output(text).calls) == (text, [])
+
+
+def test_a_malformed_call_does_not_consume_the_next_call():
+    output = parse_output(
+        '<tool_call>{"name": "f", "arguments": {"a": "b}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>'
+    )
+    assert [call.name for call in output.calls] == ["f", "g"]
+
+
+def test_text_around_calls_is_kept():
+    output = parse_output('First:\n<tool_call>{"name": "f"}\n</tool_call>\nthen <tool_call>{"name": "g"} and after')
+    assert (output.text, len(output.calls)) == ("First:\n\nthen  and after", 2)
+
+
+def test_an_object_without_a_name_next_to_calls_stays_text():
+    output = parse_output('<tool_call>[{"name": "f"}, {"nome": "g"}]</tool_call>')
+    assert (output.text, output.calls) == ('{"nome": "g"}', [ParsedCall("f", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("generated", "reasoning", "text"),
+    [
+        ("<think>\nwhy\n</think>\n\nbecause", ["why"], "because"),
+        ("why</think>because", ["why"], "because"),
+        ("<think>why", ["why"], ""),
+        ("<think></think>because", [], "because"),
+        ("<think>a</think>b<think>c</think>d", ["a", "c"], "bd"),
+        ("the tag <think> opens", [], "the tag <think> opens"),
+        ('<think><tool_call>{"name": "f"}</tool_call></think>none', ['<tool_call>{"name": "f"}</tool_call>'], "none"),
+    ],
+)
+def test_reasoning_is_separated_from_the_text(generated, reasoning, text):
+    output = parse_output(generated)
+    assert (output.reasoning, output.text, output.calls) == (reasoning, text, [])
+
+
+def test_reasoning_that_the_prompt_starts_may_contain_a_call():
+    output = parse_output('why <tool_call>{"name": "f"}</tool_call>', thinking=True)
+    assert (output.reasoning, output.calls) == (['why <tool_call>{"name": "f"}</tool_call>'], [])
+
+
+def test_think_tags_in_call_arguments_are_kept():
+    arguments = '{"text": "<think>a</think>"}'
+    assert parse_output(chatml.format_tool_call({"name": "f", "arguments": arguments})).calls == [
+        ParsedCall("f", arguments)
+    ]
+
+
+def test_items_have_the_ids_of_their_turn():
+    items = parse_output('<think>a</think>b<tool_call>{"name": "f"}</tool_call>').build_items(turn=3)
+    assert [(item["type"], item["id"]) for item in items] == [
+        ("reasoning", "rs_3_0"),
+        ("message", "msg_3_1"),
+        ("function_call", "fc_3_2"),
+    ]
+    assert items[2]["call_id"] == "call_3_2"
+
+
+def test_empty_output_is_an_empty_message():
+    [item] = parse_output("").build_items(turn=0)
+    assert item["content"][0]["text"] == ""
+
+
+UNITS = ["<tool_call>", "<tool_call>{", '<tool_call>{"', '<tool_call>{"\\"', "<tool_call>['", "<think>", "</think>"]
+UNITS += [
+    "<think>a</think><think>",
+    "</tool_call>",
+    '<tool_call>["",',
+    '{"name": "f"}',
+    "[[",
+    '<tool_call>{"name":"f"}',
+]
+
+
+def measure_seconds(text):
+    started = time.process_time()
+    parse_output(text)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("prefix", ["", '<think>a</think><tool_call>{"'])
+def test_parsing_takes_linear_time(unit, prefix):
+    # Linear parsing takes a small fraction of this limit. Quadratic parsing takes many times as much.
+    assert measure_seconds(prefix + unit * (500_000 // len(unit))) < 10
