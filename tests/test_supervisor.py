@@ -308,6 +308,7 @@ async def test_a_stop_kills_a_descendant_in_its_own_session_within_the_seconds()
     one = charge("one", DETACHED + SERVER)
     async with supervised(one, seconds=1.0) as (_, out):
         await answered(one)
+        await until(lambda: "up" in out.getvalue())
         detached = int(out.getvalue().split()[3])
         assert not is_gone(detached)
         began = time.monotonic()

@@ -98,11 +98,6 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     if configured_model:
         _check_model_options(model_options)
     environment_settings = options.parse_settings(environments, settings)
-    if head is None and model is None and configured_model is None:
-        typer.echo(
-            "playing scripted/oracle, the environment's own solution, because no --model is given",
-            err=True,
-        )
     model_fields = {
         "model": (model or "scripted/oracle") if head is None else None,
         "base_url": options.join_base_urls(base_url),
@@ -129,7 +124,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
     policy = configured_model.build_model() if configured_model else None
     folder_options = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
-    _run_plan(plan, pace, output, policy, folder_options, json=json)
+    plays_default = head is None and model is None and configured_model is None
+    _run_plan(plan, pace, output, policy, folder_options, plays_default=plays_default, json=json)
 
 
 def _check_model_options(model_options: dict[str, str | None]) -> None:
@@ -149,6 +145,7 @@ def _run_plan(
     model: Model | None,
     folder_options: dict[str, bool],
     *,
+    plays_default: bool,
     json: bool,
 ) -> None:
     from gymsdk.cli.progress import choose_folder, run_rollouts
@@ -158,7 +155,7 @@ def _run_plan(
         output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=folder_options["resume"]
     )
     metrics = run_rollouts(Run(plan, folder, limits=pace, model=model, **folder_options))
-    _print(folder, metrics, json=json)
+    _print(folder, metrics, plays_default=plays_default, json=json)
     if plan.tasks is None and plan.limit is not None:
         _warn_missing_tasks(metrics, plan.limit)
     if any(each["failures"] or each["complaint"] for each in metrics):
@@ -199,7 +196,7 @@ def _check_head_options(
         )
 
 
-def _print(folder: Path, metrics: list[Row], *, json: bool) -> None:
+def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool) -> None:
     from gymsdk import jsonl
     from gymsdk.cli.progress import format_metrics_table, is_nonempty_file
     from gymsdk.rollouts.folder import FILES
@@ -208,6 +205,8 @@ def _print(folder: Path, metrics: list[Row], *, json: bool) -> None:
         typer.echo(jsonl.dump_document({"output": str(folder), "environments": metrics}), nl=False)
         return
     typer.echo(format_metrics_table(metrics))
+    if plays_default:
+        typer.echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
     for path in filter(is_nonempty_file, (folder / name for name in FILES)):
         typer.echo(path)
     failed = sum(sum(each["failures"].values()) for each in metrics)

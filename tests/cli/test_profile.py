@@ -26,7 +26,7 @@ def test_a_profile_reports_what_training_would_learn(gymsdk: Command, there: Pat
         "tokens per turn",
     ):
         assert any(line.startswith(start) for line in lines)
-    assert lines[-7:-4] == ["out/profile.json", "out/profile.png", "out/rollouts.jsonl"]
+    assert lines[-6:-3] == ["out/profile.json", "out/profile.png", "out/rollouts.jsonl"]
     assert (there / "out" / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert ended.code == 0
 
