@@ -1,4 +1,4 @@
-"""What an environment says that its codec has no words for fails its own episode, and nobody else's."""
+"""Content that a codec cannot express fails only the episode it belongs to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def verify(transcript):
 """
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "%s"}}</tool_call>'
-SAMPLE_WORDS = {"responses_create_params": {"input": "Look around."}}
+TEXT_TASK = {"responses_create_params": {"input": "Look around."}}
 PICTURE = {
     "responses_create_params": {
         "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
@@ -51,44 +51,46 @@ def looks(environment: Callable[..., Environment]) -> Environment:
     return environment(LOOKS)
 
 
-def said(codec: str, text: str) -> Any:
+def encode(codec: str, text: str) -> Any:
     return text if codec == "text" else ByteTokenizer().encode(text)
 
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
-def test_an_output_that_is_no_text_fails_the_step_of_its_own_seat(looks: Environment, codec: str) -> None:
-    vector = VectorEnv(looks, num_envs=2, tasks=[SAMPLE_WORDS], codec=codec)
+def test_an_output_that_is_not_text_fails_the_step_of_its_own_slot(looks: Environment, codec: str) -> None:
+    vector = VectorEnv(looks, num_envs=2, tasks=[TEXT_TASK], codec=codec)
     vector.reset(seed=0)
-    seen, rewards, terminated, truncated, infos = vector.step([said(codec, CALL % at) for at in ("picture", "else")])
+    observation, rewards, terminated, truncated, infos = vector.step(
+        [encode(codec, CALL % at) for at in ("picture", "else")]
+    )
     assert (list(terminated), list(truncated)) == ([False, False], [True, False])
     assert np.array_equal(rewards, [math.nan, 0.0], equal_nan=True)
-    assert len(seen[0]) == 0 < len(seen[1])
+    assert len(observation[0]) == 0 < len(observation[1])
     failure = get_info(infos, 0)["failure"]
     assert (failure["stage"], failure["kind"]) == ("step", "unspeakable")
     assert "use codec='chat' to carry it" in failure["message"]
     assert not get_info(infos, 1)
-    assert vector.step([said(codec, "stop")] * 2)[1][1] == 1.0
+    assert vector.step([encode(codec, "stop")] * 2)[1][1] == 1.0
     vector.close()
 
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
 @pytest.mark.parametrize("task", [PICTURE, BROKEN], ids=["picture", "no content"])
-def test_an_opening_that_is_no_text_is_told_at_the_reset_and_ends_the_first_step(
+def test_an_opening_that_is_not_text_is_reported_at_reset_and_ends_the_first_step(
     looks: Environment, codec: str, task: Any
 ) -> None:
-    env = Env(looks, tasks=[SAMPLE_WORDS], codec=codec)
-    seen, info = env.reset(options={"task": task})
+    env = Env(looks, tasks=[TEXT_TASK], codec=codec)
+    observation, info = env.reset(options={"task": task})
     assert (info["failure"]["stage"], info["failure"]["kind"]) == ("reset", "unspeakable")
-    assert env.observation_space.contains(seen)
-    _, reward, terminated, truncated, info = env.step(said(codec, "stop"))
+    assert env.observation_space.contains(observation)
+    _, reward, terminated, truncated, info = env.step(encode(codec, "stop"))
     assert (math.isnan(reward), terminated, truncated, info["outcome"]) == (True, False, True, "failed")
     env.reset(seed=1)
-    assert env.step(said(codec, "stop"))[1:3] == (0.0, True)
+    assert env.step(encode(codec, "stop"))[1:3] == (0.0, True)
     env.close()
 
 
-def test_a_reset_in_the_same_step_loses_no_reward(looks: Environment) -> None:
-    vector = VectorEnv(looks, num_envs=2, tasks=[SAMPLE_WORDS, PICTURE], codec="text", autoreset_mode="same_step")
+def test_an_autoreset_in_the_same_step_loses_no_reward(looks: Environment) -> None:
+    vector = VectorEnv(looks, num_envs=2, tasks=[TEXT_TASK, PICTURE], codec="text", autoreset_mode="same_step")
     vector.reset(options={"task": 0}, seed=0)
     outcomes = []
     for _ in range(12):
@@ -100,8 +102,8 @@ def test_a_reset_in_the_same_step_loses_no_reward(looks: Environment) -> None:
     vector.close()
 
 
-class Strict(ByteTokenizer):
-    """Its template wants a user first."""
+class UserRequired(ByteTokenizer):
+    """A tokenizer with a template that requires a user message."""
 
     def apply_chat_template(self, messages, /, *, tools=None, add_generation_prompt=False):
         if not any(message["role"] == "user" for message in messages):
@@ -109,15 +111,15 @@ class Strict(ByteTokenizer):
         return super().apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
-def test_a_template_that_cannot_even_write_nothing_fails_the_episode(looks: Environment) -> None:
-    env = Env(looks, tasks=[SAMPLE_WORDS], codec="tokens", tokenizer=Strict())
-    seen, info = env.reset(options={"task": PICTURE})
-    assert (seen, info["failure"]["kind"]) == ([], "unspeakable")
+def test_a_template_that_rejects_an_empty_conversation_fails_the_episode(looks: Environment) -> None:
+    env = Env(looks, tasks=[TEXT_TASK], codec="tokens", tokenizer=UserRequired())
+    observation, info = env.reset(options={"task": PICTURE})
+    assert (observation, info["failure"]["kind"]) == ([], "unspeakable")
     env.close()
 
 
-def test_an_action_that_is_none_is_the_callers_affair(looks: Environment) -> None:
-    env = Env(looks, tasks=[SAMPLE_WORDS], codec="text")
+def test_an_invalid_action_is_an_error_of_the_caller(looks: Environment) -> None:
+    env = Env(looks, tasks=[TEXT_TASK], codec="text")
     env.reset(seed=0)
     with pytest.raises(UsageError, match="must be a string"):
         env.step(5)
@@ -126,8 +128,8 @@ def test_an_action_that_is_none_is_the_callers_affair(looks: Environment) -> Non
 
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
-def test_a_silent_environment_leaves_the_turns_apart(looks: Environment, codec: str) -> None:
-    env = Env(looks, tasks=[SAMPLE_WORDS], codec=codec)
+def test_turns_stay_separate_when_the_environment_does_not_reply(looks: Environment, codec: str) -> None:
+    env = Env(looks, tasks=[TEXT_TASK], codec=codec)
     sequence, _ = env.reset(seed=0)
     for text in ("one<|im_end|>", "two", "stop"):
         action = (
@@ -135,8 +137,8 @@ def test_a_silent_environment_leaves_the_turns_apart(looks: Environment, codec: 
             if codec == "text"
             else [*ByteTokenizer().encode(text.removesuffix("<|im_end|>")), 258][: len(text) + 1]
         )
-        seen, _, terminated, _, _ = env.step(action)
-        sequence = sequence + action + seen
+        observation, _, terminated, _, _ = env.step(action)
+        sequence = sequence + action + observation
     assert terminated
     whole = sequence if codec == "text" else ByteTokenizer().decode(sequence)
     assert whole.partition("</tool_call><|im_end|>\n")[2] == (

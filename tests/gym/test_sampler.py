@@ -1,4 +1,4 @@
-"""The deck: which task a reset plays."""
+"""The task sampler: which task a reset plays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kind(Task):
 def tasks(split: Literal["train", "test", "few", "none"], seed):
     many = {"train": 10**9, "test": 10, "few": 3, "none": 0}[split]
     for number in range(many):
-        # `test` is the same whatever the seed.
+        # `test` ignores the seed.
         own = 0 if split == "test" else seed
         yield Kind.ask(f"{split} {own} {number}", kind=number % 11, uuid=f"row-{number}")
 
@@ -40,7 +40,7 @@ def kinds(environment: Callable[..., Environment]) -> Environment:
     return environment(KINDS)
 
 
-def asked(drawn: tuple[Task, str]) -> str:
+def prompt(drawn: tuple[Task, str]) -> str:
     task, _ = drawn
     return str(task.input[0]["content"])
 
@@ -49,49 +49,49 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_a_generator_in_the_same_state_draws_the_same(kinds: Environment) -> None:
-    deck = TaskSampler(kinds)
+def test_generators_in_the_same_state_draw_the_same_tasks(kinds: Environment) -> None:
+    sampler = TaskSampler(kinds)
     one, other = rng(1), rng(1)
-    assert [deck.draw(one) for _ in range(5)] == [deck.draw(other) for _ in range(5)]
+    assert [sampler.draw(one) for _ in range(5)] == [sampler.draw(other) for _ in range(5)]
 
 
-def test_every_task_drawn_of_an_endless_split_is_a_new_one(kinds: Environment) -> None:
-    deck = TaskSampler(kinds)
-    assert len({asked(deck.draw(rng(seed))) for seed in range(50)}) == 50
+def test_draws_from_an_endless_split_are_distinct(kinds: Environment) -> None:
+    sampler = TaskSampler(kinds)
+    assert len({prompt(sampler.draw(rng(seed))) for seed in range(50)}) == 50
 
 
-def test_a_split_that_is_the_same_for_all_seeds_is_drawn_from_whole(kinds: Environment) -> None:
-    deck = TaskSampler(kinds, split="test")
-    assert {asked(deck.draw(rng(seed))) for seed in range(200)} == {f"test 0 {number}" for number in range(10)}
+def test_a_split_that_ignores_the_seed_is_sampled_over_all_its_tasks(kinds: Environment) -> None:
+    sampler = TaskSampler(kinds, split="test")
+    assert {prompt(sampler.draw(rng(seed))) for seed in range(200)} == {f"test 0 {number}" for number in range(10)}
 
 
 @pytest.mark.parametrize("split", ["train", "test", "few"])
-def test_the_id_of_a_task_drawn_names_it(kinds: Environment, split: str) -> None:
-    deck = TaskSampler(kinds, split=split)
-    drawn = deck.draw(rng(3))
-    assert deck.find(drawn[1]) == drawn
+def test_the_id_of_a_drawn_task_finds_it_again(kinds: Environment, split: str) -> None:
+    sampler = TaskSampler(kinds, split=split)
+    drawn = sampler.draw(rng(3))
+    assert sampler.find(drawn[1]) == drawn
     assert TaskSampler(kinds).find(drawn[1]) == drawn
 
 
-def test_a_number_is_one_of_the_first_seed(kinds: Environment) -> None:
+def test_an_index_selects_a_task_of_seed_zero(kinds: Environment) -> None:
     named = TaskSampler(kinds).find(4)
-    assert (asked(named), named[1]) == ("train 0 4", "train:0:4")
-    assert asked(TaskSampler(kinds).find(np.int64(4), "test")) == "test 0 4"
+    assert (prompt(named), named[1]) == ("train 0 4", "train:0:4")
+    assert prompt(TaskSampler(kinds).find(np.int64(4), "test")) == "test 0 4"
 
 
-def test_a_row_is_named_by_its_own_id(kinds: Environment) -> None:
-    assert asked(TaskSampler(kinds, split="test").find("row-7")) == "test 0 7"
-    assert asked(TaskSampler(kinds).find("row-2", "few")) == "few 0 2"
+def test_a_row_is_found_by_its_own_id(kinds: Environment) -> None:
+    assert prompt(TaskSampler(kinds, split="test").find("row-7")) == "test 0 7"
+    assert prompt(TaskSampler(kinds).find("row-2", "few")) == "few 0 2"
 
 
-def test_a_row_is_itself(kinds: Environment) -> None:
+def test_a_row_can_be_passed_as_the_task(kinds: Environment) -> None:
     named = TaskSampler(kinds).find(ROW)
-    assert (asked(named), named[1]) == ("Mine?", "")
+    assert (prompt(named), named[1]) == ("Mine?", "")
     assert TaskSampler(kinds).find(named[0]) == named
 
 
 @pytest.mark.parametrize(
-    ("task", "sentence"),
+    ("task", "message"),
     [
         (10, "has no task 10"),
         (-1, "an index from 0"),
@@ -103,25 +103,25 @@ def test_a_row_is_itself(kinds: Environment) -> None:
         ({"kind": 1}, "does not fit"),
     ],
 )
-def test_a_task_that_is_not_there_is_told_in_a_sentence(kinds: Environment, task: Any, sentence: str) -> None:
-    with pytest.raises(BadRow, match=sentence):
+def test_an_unknown_task_is_rejected_with_an_explanation(kinds: Environment, task: Any, message: str) -> None:
+    with pytest.raises(BadRow, match=message):
         TaskSampler(kinds, split="test").find(task)
 
 
-def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path) -> None:
+def test_tasks_can_be_rows_or_a_file(kinds: Environment, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n")
-    for given in ([ROW], iter([ROW]), path, str(path), [Task.model_validate(ROW)]):
-        deck = TaskSampler(kinds, tasks=given)
-        assert deck.draw(rng(0))[1] == "(tasks):0:0"
-        assert asked(deck.find("mine")) == "Mine?"
-        assert asked(deck.find("(tasks):0:0")) == "Mine?"
-        assert asked(deck.find(0)) == "Mine?"
-        assert asked(deck.find(0, "test")) == "test 0 0"
+    for tasks in ([ROW], iter([ROW]), path, str(path), [Task.model_validate(ROW)]):
+        sampler = TaskSampler(kinds, tasks=tasks)
+        assert sampler.draw(rng(0))[1] == "(tasks):0:0"
+        assert prompt(sampler.find("mine")) == "Mine?"
+        assert prompt(sampler.find("(tasks):0:0")) == "Mine?"
+        assert prompt(sampler.find(0)) == "Mine?"
+        assert prompt(sampler.find(0, "test")) == "test 0 0"
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("tasks", "message"),
     [
         ([], "tasks= holds no task"),
         (ROW, "wrap a single row in a list"),
@@ -129,16 +129,16 @@ def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path
         (7, "int"),
     ],
 )
-def test_tasks_that_are_none_are_refused(kinds: Environment, given: Any, sentence: str) -> None:
-    with pytest.raises(BadRow, match=sentence):
-        TaskSampler(kinds, tasks=given)
+def test_invalid_tasks_are_rejected(kinds: Environment, tasks: Any, message: str) -> None:
+    with pytest.raises(BadRow, match=message):
+        TaskSampler(kinds, tasks=tasks)
 
 
-def test_tasks_given_are_not_mistaken_for_a_split_called_tasks(environment: Callable[..., Environment]) -> None:
+def test_given_tasks_are_not_confused_with_a_split_called_tasks(environment: Callable[..., Environment]) -> None:
     named = environment(KINDS.replace('"none"]', '"tasks"]').replace('"none": 0', '"tasks": 2'))
-    deck = TaskSampler(named, tasks=[ROW])
-    assert asked(deck.find(deck.draw(rng(0))[1])) == "Mine?"
-    assert asked(deck.find("tasks:0:1")) == asked(deck.find(1, "tasks")) == "tasks 0 1"
+    sampler = TaskSampler(named, tasks=[ROW])
+    assert prompt(sampler.find(sampler.draw(rng(0))[1])) == "Mine?"
+    assert prompt(sampler.find("tasks:0:1")) == prompt(sampler.find(1, "tasks")) == "tasks 0 1"
 
 
 LONG = """
@@ -153,56 +153,56 @@ def verify():
 """
 
 
-def test_a_finite_split_is_drawn_from_to_its_end(environment: Callable[..., Environment]) -> None:
-    deck = TaskSampler(environment(LONG))
-    assert max(int(asked(deck.draw(rng(seed)))) for seed in range(100)) > 11_000
-    assert asked(deck.find("row-11999")) == "11999"
-    assert asked(TaskSampler(environment(LONG), split="short").find("row-11999", "train")) == "11999"
+def test_a_finite_split_is_sampled_up_to_its_end(environment: Callable[..., Environment]) -> None:
+    sampler = TaskSampler(environment(LONG))
+    assert max(int(prompt(sampler.draw(rng(seed)))) for seed in range(100)) > 11_000
+    assert prompt(sampler.find("row-11999")) == "11999"
+    assert prompt(TaskSampler(environment(LONG), split="short").find("row-11999", "train")) == "11999"
 
 
-def test_an_endless_split_that_is_always_the_same_is_drawn_from_within_a_bound_that_is_told(
+def test_an_endless_split_that_ignores_the_seed_is_sampled_within_a_reported_limit(
     environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gymsdk.gym.sampler.MAX_LISTED_TASKS", 10)
-    deck = TaskSampler(
+    sampler = TaskSampler(
         environment(LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()"))
     )
-    assert {int(asked(deck.draw(rng(seed)))) for seed in range(100)} == set(range(10))
+    assert {int(prompt(sampler.draw(rng(seed)))) for seed in range(100)} == set(range(10))
     assert "more than 10 tasks; only the first 10 are drawn from" in caplog.text
     assert "let its tasks depend on the seed" in caplog.text
     with pytest.raises(BadRow, match="no task with the ID 'row-11' among its first 10;"):
-        deck.find("row-11")
+        sampler.find("row-11")
 
 
-def test_an_id_that_is_sought_in_an_endless_split_is_sought_within_a_bound_that_is_told(
+def test_the_search_for_an_id_in_an_endless_split_has_a_reported_limit(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gymsdk.gym.sampler.MAX_SEARCHED_TASKS", 10)
-    assert asked(TaskSampler(kinds).find("row-9")) == "train 0 9"
+    assert prompt(TaskSampler(kinds).find("row-9")) == "train 0 9"
     with pytest.raises(BadRow, match="no task with the ID 'row-10' among its first 10;"):
         TaskSampler(kinds).find("row-10")
 
 
 @pytest.mark.parametrize("task", [10, 10**30, "train:0:10", f"train:7:{10**12}"])
-def test_a_number_beyond_what_is_searched_of_a_split_that_may_be_endless_is_told_at_once(
+def test_an_index_beyond_the_search_limit_is_rejected_at_once(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch, task: int | str
 ) -> None:
     monkeypatch.setattr("gymsdk.gym.sampler.MAX_SEARCHED_TASKS", 10)
-    assert asked(TaskSampler(kinds).find(9)) == "train 0 9"
+    assert prompt(TaskSampler(kinds).find(9)) == "train 0 9"
     with pytest.raises(BadRow, match=r"the index 10+ exceeds the largest that is searched, 9; choose a smaller index"):
         TaskSampler(kinds).find(task)
 
 
 @pytest.mark.parametrize("task", [99_999, "train:5:99999", "nobody"])
-def test_a_task_is_sought_no_longer_than_the_seconds_of_a_reset(kinds: Environment, task: int | str) -> None:
+def test_the_search_for_a_task_stops_after_the_seconds_of_a_reset(kinds: Environment, task: int | str) -> None:
     with pytest.raises(
         UsageError, match=r"not found within 0.01 s \([0-9,]+ tasks read\); give the row itself, or a larger `sec"
     ):
         TaskSampler(kinds, seconds=0.01).find(task)
-    assert asked(TaskSampler(kinds, seconds=1e-9).find(0)) == "train 0 0"
+    assert prompt(TaskSampler(kinds, seconds=1e-9).find(0)) == "train 0 0"
 
 
-def test_an_id_is_sought_no_longer_than_the_seconds_where_the_split_is_the_same_for_every_seed(
+def test_the_search_for_an_id_stops_after_the_seconds_where_the_split_ignores_the_seed(
     environment: Callable[..., Environment],
 ) -> None:
     endless = LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()")
@@ -217,36 +217,36 @@ def test_an_id_may_have_any_number_of_digits(kinds: Environment) -> None:
 
 def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gymsdk.gym.sampler.MAX_LISTED_TASKS", 2)
-    deck = TaskSampler(kinds, tasks=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
-    assert deck.find(3)[1] == deck.find("mine-3")[1] == "(tasks):0:3"
+    sampler = TaskSampler(kinds, tasks=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
+    assert sampler.find(3)[1] == sampler.find("mine-3")[1] == "(tasks):0:3"
     with pytest.raises(BadRow, match="the index 4 exceeds the largest that is searched, 3"):
-        deck.find(4)
+        sampler.find(4)
 
 
-def test_tasks_come_from_one_place(kinds: Environment) -> None:
+def test_split_and_tasks_together_are_rejected(kinds: Environment) -> None:
     with pytest.raises(UsageError, match="not both"):
         TaskSampler(kinds, split="test", tasks=[ROW])
 
 
-def test_an_unknown_split_is_told_at_once(kinds: Environment) -> None:
+def test_an_unknown_split_is_rejected_at_once(kinds: Environment) -> None:
     with pytest.raises(UnknownSplit, match="did you mean 'test'"):
         TaskSampler(kinds, split="tests")
     with pytest.raises(UnknownSplit, match="no split"):
         TaskSampler(kinds).draw_from("nowhere", rng(0))
 
 
-def test_an_empty_split_is_told_when_it_is_drawn_from(kinds: Environment) -> None:
+def test_an_empty_split_is_rejected_when_a_task_is_drawn(kinds: Environment) -> None:
     with pytest.raises(UnknownSplit, match="has no task"):
         TaskSampler(kinds, split="none").draw(rng(0))
 
 
-def test_an_environment_without_tasks_wants_some_given(environment: Callable[..., Environment]) -> None:
+def test_an_environment_without_splits_requires_tasks(environment: Callable[..., Environment]) -> None:
     bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     with pytest.raises(UnknownSplit, match="tasks="):
         TaskSampler(bare)
-    assert asked(TaskSampler(bare, tasks=[ROW]).draw(rng(0))) == "Mine?"
+    assert prompt(TaskSampler(bare, tasks=[ROW]).draw(rng(0))) == "Mine?"
 
 
-def test_another_split_is_drawn_from_on_demand(kinds: Environment) -> None:
-    assert asked(TaskSampler(kinds).draw_from("test", rng(0))).startswith("test")
-    assert asked(TaskSampler(kinds).draw_from("train", rng(0))).startswith("train")
+def test_a_draw_can_name_another_split(kinds: Environment) -> None:
+    assert prompt(TaskSampler(kinds).draw_from("test", rng(0))).startswith("test")
+    assert prompt(TaskSampler(kinds).draw_from("train", rng(0))).startswith("train")
