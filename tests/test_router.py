@@ -382,9 +382,9 @@ async def test_a_call_given_up_by_its_caller_loses_no_server() -> None:
 SERVING = """
 import asyncio, sys
 from gymsdk import model
-from gymsdk.testing import app, serve
+from gymsdk.testing import build_app, serve
 async def main():
-    async with serve(app(model("scripted/echo"))) as url:
+    async with serve(build_app(model("scripted/echo"))) as url:
         print(url, flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())

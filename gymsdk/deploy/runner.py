@@ -235,8 +235,8 @@ class AutoStarter(Generic[P]):
 
     async def _start_missing(self) -> None:
         there = [each for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
-        coming = {*self._registry.expected_servers, *self._failed}
-        for part in self._choose([*self._services, *there], coming) if there else ():
+        expected = {*self._registry.expected_servers, *self._failed}
+        for part in self._choose([*self._services, *there], expected) if there else ():
             try:
                 await self._start(part)
             except GymsdkError as error:
@@ -434,7 +434,7 @@ class ServerRunner:
         )
         await self._check_ready()
         if at is not None:
-            times = {"starting": self._times.starting, "patience": self._times.grace + CANCEL_GRACE_SECONDS}
+            times = {"starting": self._times.starting, "stop_seconds": self._times.grace + CANCEL_GRACE_SECONDS}
             supply = AutoStarter(
                 self.services, self._registry, self._connection.supplied, self._start_supplied, **times
             )

@@ -100,7 +100,7 @@ def _build_turns(rollout: Rollout, output: list[Item], names: Sequence[str], ide
     steps, before = 0, len(rollout.opening)
     for number, (call, name) in enumerate(zip(rollout.calls, names, strict=True), 1):
         start = before + call.first
-        output = output[start : start + call.count]
+        answer = output[start : start + call.count]
         steps += len(call.tools)
         turns.append(
             {
@@ -109,8 +109,8 @@ def _build_turns(rollout: Rollout, output: list[Item], names: Sequence[str], ide
                 "turn_no": number,
                 "timestamp": call.started,
                 "question": output[:start],
-                "answer": [item for item in output if item["type"] != "reasoning"],
-                "reasoning_content": [item for item in output if item["type"] == "reasoning"] or None,
+                "answer": [item for item in answer if item["type"] != "reasoning"],
+                "reasoning_content": [item for item in answer if item["type"] == "reasoning"] or None,
                 "step_count": steps,
                 "model_calls": [{"model_call_id": name}],
             }

@@ -202,7 +202,7 @@ class InstanceDirectory:
     def __init__(self, fetch: NodesFetcher, *, max_age: float = REFRESH_SECONDS, timeout: float = HEAD_SECONDS) -> None:
         self._fetch_nodes = fetch
         self._fresh = max_age
-        self._patience = timeout
+        self._timeout = timeout
         self._known: dict[str, Instance] = {}
         self._former: OrderedDict[str, Instance] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
@@ -302,11 +302,11 @@ class InstanceDirectory:
             self._requested_at = now
             self._fetching = asyncio.ensure_future(self._fetch())
         if self._fetching is not None and (wait or (now - self.updated_at > STALE_SECONDS and not self._is_failing)):
-            await asyncio.wait({self._fetching}, timeout=self._patience)
+            await asyncio.wait({self._fetching}, timeout=self._timeout)
 
     async def _fetch(self) -> None:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 nodes = await self._fetch_nodes()
         except (EpisodeError, ValidationError, TimeoutError) as error:
             if not self._is_failing:

@@ -45,7 +45,7 @@ class RemoteModel:
         seconds: The timeout of a call, including retries.
         retry: Retries of failed calls.
         headers: Returns the headers of each request.
-        coming: Seconds to wait for an instance if there is none.
+        wait_seconds: Seconds to wait for an instance if there is none.
         watch: Seconds between two checks that an instance is alive.
     """
 
@@ -57,7 +57,7 @@ class RemoteModel:
         seconds: float = 600.0,
         retry: client.Retry = client.DEFAULT_RETRY,
         headers: Callable[[], client.Headers] = auth_headers,
-        coming: float = RECONNECT_SECONDS,
+        wait_seconds: float = RECONNECT_SECONDS,
         watch: float = WATCH_SECONDS,
     ) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class RemoteModel:
         self._seconds = seconds
         self._retry = retry
         self._headers = headers
-        self._coming = coming
+        self._wait_seconds = wait_seconds
         self._watch = watch
         self._replicas: tuple[tuple[Sequence[str], client.Headers], ReplicaRouter] | None = None
 
@@ -104,7 +104,7 @@ class RemoteModel:
 
     async def _replica_urls(self, episode: Episode | None) -> list[str]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._coming
+        until = loop.time() + self._wait_seconds
         while not (available := await self._available_instances()):
             if loop.time() >= until:
                 raise self._no_instance_error(episode)

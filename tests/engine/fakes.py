@@ -26,7 +26,7 @@ from gymsdk import testing as policy
 given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 
 async def serve():
-    served = policy.app(model("scripted/echo"), name=given["--served-model-name"])
+    served = policy.build_app(model("scripted/echo"), name=given["--served-model-name"])
     async with policy.serve(served, given["--host"], int(given["--port"])):
         await asyncio.Event().wait()
 

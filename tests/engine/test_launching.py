@@ -117,10 +117,10 @@ async def test_it_ends_with_a_process_that_is_killed(fake: Fake, tmp_path: Path)
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, sys\n"
-        "from gymsdk.deploy.vllm import Launch, launched\n"
+        "from gymsdk.deploy.vllm import Launch, launch_vllm\n"
         f"sys.executable = {sys.executable!r}\n"
         "async def main():\n"
-        f"    async with launched(Launch(name={NAME!r}, ending=1.0)) as engine:\n"
+        f"    async with launch_vllm(Launch(name={NAME!r}, ending=1.0)) as engine:\n"
         "        print(engine.url, flush=True)\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"

@@ -99,9 +99,9 @@ async def test_it_ends_with_a_process_that_is_killed(qwen3: str, tmp_path: Path)
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio\n"
-        "from gymsdk.deploy.vllm import Launch, launched\n"
+        "from gymsdk.deploy.vllm import Launch, launch_vllm\n"
         "async def main():\n"
-        f"    async with launched(Launch(name={qwen3!r}, flags={FLAGS!r})):\n"
+        f"    async with launch_vllm(Launch(name={qwen3!r}, flags={FLAGS!r})):\n"
         "        print('ready', flush=True)\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"

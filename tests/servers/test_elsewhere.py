@@ -63,7 +63,10 @@ async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteMo
             await stack.enter_async_context(noded(Node(head_url, [service])))
             ends.append(ending)
         known = InstanceDirectory(nodes_fetcher(head_url), max_age=LOOK)
-        yield RemoteModel("policy_model", known, **{"coming": 0.3, "retry": client.Retry(times=0)} | options), ends
+        yield (
+            RemoteModel("policy_model", known, **{"wait_seconds": 0.3, "retry": client.Retry(times=0)} | options),
+            ends,
+        )
 
 
 async def said(asked: RemoteModel, episode: Episode | None = None) -> str:
@@ -113,7 +116,7 @@ async def test_without_a_server_the_error_names_the_environment_for_scripted_mod
 
 async def test_without_a_server_the_error_names_the_configuration_file():
     with pytest.raises(Failed, match=r"no model server 'judge' .*`gymsdk serve --config FILE --role model --head URL`"):
-        await RemoteModel("judge", InstanceDirectory(nobody), coming=0).respond(REQUEST)
+        await RemoteModel("judge", InstanceDirectory(nobody), wait_seconds=0).respond(REQUEST)
 
 
 async def nobody() -> HeadSnapshot:
@@ -178,7 +181,7 @@ async def test_a_server_that_disappears_during_a_call_is_not_waited_for(monkeypa
             return HeadSnapshot(instances=list(there))
 
         instances = InstanceDirectory(look, max_age=0)
-        asked = RemoteModel("policy_model", instances, seconds=60, watch=0.05, coming=0.2)
+        asked = RemoteModel("policy_model", instances, seconds=60, watch=0.05, wait_seconds=0.2)
         calling = asyncio.ensure_future(said(asked))
         await asyncio.sleep(0.3)
         assert not calling.done()

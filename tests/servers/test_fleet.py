@@ -89,7 +89,7 @@ def lamp(**options) -> ServerRunner:
 async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None:
     loads = {"lamp": Load(sessions=3)}
     async with heading() as head_url:
-        joining = lamp(known=HeadConnection(head_url, advertise="127.0.0.9", loads=lambda: loads))
+        joining = lamp(connection=HeadConnection(head_url, advertise="127.0.0.9", loads=lambda: loads))
         running = asyncio.ensure_future(joining.run())
         await joining.wait_until_up(running)
         (known,) = (await told(head_url))["instances"]
@@ -103,7 +103,7 @@ async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None
 
 async def test_the_servers_that_a_joining_fleet_needs_are_expected_at_the_head() -> None:
     async with heading() as head_url:
-        joining = lamp(known=HeadConnection(head_url, expected=["lamp", "bulb"]))
+        joining = lamp(connection=HeadConnection(head_url, expected=["lamp", "bulb"]))
         running = asyncio.ensure_future(joining.run())
         await joining.wait_until_up(running)
         known = await told(head_url)
@@ -114,7 +114,7 @@ async def test_the_servers_that_a_joining_fleet_needs_are_expected_at_the_head()
 
 async def test_a_fleet_that_cannot_join_reports_it_and_leaves_nothing_running() -> None:
     async with heading(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
-        joining = lamp(known=HeadConnection(head_url))
+        joining = lamp(connection=HeadConnection(head_url))
         running = asyncio.ensure_future(joining.run())
         with pytest.raises(GymsdkError, match="refuses this node: 'lamp' is resources_servers/candle"):
             await joining.wait_until_up(running)
@@ -126,7 +126,7 @@ async def test_a_head_that_was_blocked_waits_for_its_nodes_again() -> None:
     async def settled() -> bool:
         return (await told(made.head_url))["settled"]
 
-    made = lamp(known=HeadConnection(lease=3.0))
+    made = lamp(connection=HeadConnection(lease=3.0))
     running = asyncio.ensure_future(made.run())
     await made.wait_until_up(running)
     await until(settled, 60)

@@ -242,7 +242,7 @@ async def test_a_rejected_body_is_not_forwarded(counter):
 async def test_a_rejection_of_the_other_instance_is_returned_unchanged(counter):
     mismatch = {**ROW, "initial_count": 4, "response": {"output": []}}
     async with (
-        balanced(counter, cap=1) as (_, one, other),
+        balanced(counter, max_sessions=1) as (_, one, other),
         client(one.url) as at_one,
         client(other.url) as at_other,
     ):

@@ -86,7 +86,7 @@ async def test_the_heads_own_load_and_expected_servers_are_reported() -> None:
 async def test_servers_that_nodes_refer_to_are_expected_unless_the_head_supplies_them() -> None:
     refers = {"model_server": {"type": "responses_api_models", "name": "policy_model"}, "version": "1"}
     agent = OWN.model_copy(update={"name": "agent", "kind": "responses_api_agents", "fields": refers, "id": "2" * 12})
-    asking = client(OWN, agent, supplied=[agent], expected=["math"])
+    asking = client(OWN, agent, fallback_services=[agent], expected=["math"])
     await asking.put("/nodes/n1", json=saying(OTHER, expected=["sums", "judge"]))
     assert (await asking.get("/nodes")).json()["expected"] == ["math", "sums", "judge"]
 

@@ -36,11 +36,11 @@ PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
 SERVING = """
 import asyncio, json, sys
 from pathlib import Path
-from gymsdk.deploy.process import serving
+from gymsdk.deploy.process import serve
 from gymsdk.observability.logging import LogConfig, log_to
 
 async def main():
-    async with serving(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
+    async with serve(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
         print(json.dumps({"head": running.head_url, **running.urls}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

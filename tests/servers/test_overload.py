@@ -49,7 +49,7 @@ module.verify = verify
 
 async def main(head_url):
     options = process.Options(head=head_url, role="resources")
-    async with process.serving([Environment("busy", module)], options=options) as running:
+    async with process.serve([Environment("busy", module)], options=options) as running:
         print(running.urls["busy"], flush=True)
         await asyncio.sleep(60)
 

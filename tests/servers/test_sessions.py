@@ -223,7 +223,7 @@ async def test_a_close_without_an_id_closes_the_cookies_session(serving, counter
 
 async def test_a_full_server_returns_retry_after(serving, counter):
     environment = counter()
-    async with serving(environment, cap=2) as client:
+    async with serving(environment, max_sessions=2) as client:
         statuses = [(await client.post("/seed_session", json=ROW)).status_code for _ in range(2)]
         full = await client.post("/seed_session", json=ROW)
         await client.post("/close_session", json={})

@@ -42,7 +42,7 @@ async def closed():
 
 def spread(head_url: str, name: str = "counter", **options: Any) -> LoadBalancer:
     return LoadBalancer(
-        name, InstanceDirectory(nodes_fetcher(head_url), max_age=LOOK), watch=0.1, **{"coming": 0.3} | options
+        name, InstanceDirectory(nodes_fetcher(head_url), max_age=LOOK), watch=0.1, **{"wait_seconds": 0.3} | options
     )
 
 
@@ -120,7 +120,7 @@ async def test_a_running_episode_at_a_lost_instance_fails_retryably(counter, pol
 
 async def test_a_full_instance_is_skipped_and_if_all_are_full_the_client_waits(counter, monkeypatch):
     monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 1.0)
-    async with two(counter(), counter(), cap=2) as (head_url, one, other):
+    async with two(counter(), counter(), max_sessions=2) as (head_url, one, other):
         async with httpx.AsyncClient(base_url=one.url) as client:
             for _ in range(2):
                 await client.post("/seed_session", json=ROW)
@@ -141,7 +141,7 @@ async def test_a_full_instance_is_waited_for_even_if_another_is_gone(counter, mo
     monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 0.2)
     async with (
         heading() as head_url,
-        Instance(counter(), head_url, "127.0.0.2", 0.6, {"cap": 1}).there() as full,
+        Instance(counter(), head_url, "127.0.0.2", 0.6, {"max_sessions": 1}).there() as full,
         Instance(counter(), head_url, "127.0.0.3", 0.6).there() as gone,
     ):
         async with httpx.AsyncClient(base_url=full.url) as client:
@@ -186,7 +186,7 @@ async def test_without_an_instance_the_error_explains_how_to_start_one(policy):
 
 async def test_an_instance_that_starts_late_is_waited_for(counter, policy):
     async with heading() as head_url:
-        playing = asyncio.ensure_future(play(spread(head_url, coming=10.0), policy(ADD, "done"), ROW))
+        playing = asyncio.ensure_future(play(spread(head_url, wait_seconds=10.0), policy(ADD, "done"), ROW))
         await asyncio.sleep(0.2)
         async with Instance(counter(), head_url).there():
             rollout = await playing
@@ -211,7 +211,7 @@ async def test_a_lost_head_stops_no_episode(counter, policy):
 async def test_the_local_instance_takes_part(counter, policy):
     here = counter()
     async with heading() as head_url, Instance(counter(), head_url).there() as other, here:
-        against = spread(head_url, own=LocalInstance("0" * 12, here))
+        against = spread(head_url, local=LocalInstance("0" * 12, here))
         episodes = [await against.reset(ROW) for _ in range(6)]
         assert (sum(each.environment is here for each in episodes), other.sessions) == (3, 3)
         for each in episodes:
@@ -224,7 +224,7 @@ async def test_the_local_instance_takes_part(counter, policy):
 async def test_without_others_the_local_instance_gets_all_episodes(counter, policy):
     here = counter()
     async with heading() as head_url, here:
-        rollout = await play(spread(head_url, own=LocalInstance("0" * 12, here)), policy(ADD, "done"), ROW)
+        rollout = await play(spread(head_url, local=LocalInstance("0" * 12, here)), policy(ADD, "done"), ROW)
     assert rollout.reward == 1.5
 
 
@@ -236,7 +236,7 @@ async def test_an_agent_returns_the_metrics_of_an_instance(counter):
             answer = await client.post("/aggregate_metrics", json=rows)
             wrong = await client.post("/aggregate_metrics", json={"verify_responses": 3})
         async with counter() as here, httpx.AsyncClient() as client:
-            there = spread(head_url, own=LocalInstance("0" * 12, here))
+            there = spread(head_url, local=LocalInstance("0" * 12, here))
             assert await there.aggregate(rows) == answer.json()
             with pytest.raises(RequestRejected, match="must be a list of rows"):
                 await there.aggregate({"verify_responses": 3})
@@ -319,7 +319,7 @@ async def test_a_draining_node_gets_no_new_episodes_and_finishes_its_own(counter
 
 async def test_while_the_only_instance_drains_another_is_waited_for(counter, policy):
     async with heading() as head_url, Instance(counter(), head_url).there() as one:
-        against = spread(head_url, coming=0.5)
+        against = spread(head_url, wait_seconds=0.5)
         await one.node.drain()
         await against.instances.renew()
         playing = asyncio.ensure_future(play(against, policy(ADD, "done"), ROW))
