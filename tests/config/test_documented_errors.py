@@ -1,4 +1,4 @@
-"""Every configuration error is documented with its solution, and is raised with the documented words."""
+"""Every configuration error is documented with its solution, and is raised with the documented message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from configuration.conftest import Write
+from config.conftest import Write
 
 import gymsdk
 from gymsdk import config
@@ -18,21 +18,21 @@ from gymsdk.errors import BadConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
-WRONG, STARTING = PAGE.split("## What can be wrong")[1].split("What only shows as it starts")
-ROWS = re.findall(r"^\| `(.+?)` \| (.+) \|$", WRONG, re.MULTILINE)
+ERROR_SECTION, STARTUP_SECTION = PAGE.split("## What can be wrong")[1].split("What only shows as it starts")
+ROWS = re.findall(r"^\| `(.+?)` \| (.+) \|$", ERROR_SECTION, re.MULTILINE)
 SOURCE = Path(gymsdk.__file__).parent
-FRAGMENT = 7
-"""Characters from which a part of a sentence is looked for."""
+MIN_FRAGMENT_CHARS = 7
+"""The number of characters from which a fixed part of a message is searched for."""
 
-TAKEN = {"a colon in a mapping must be followed by a space"}
-"""What is raised to be told as something else."""
+TRANSLATED = {"a colon in a mapping must be followed by a space"}
+"""Messages that are raised and then reported in another form."""
 
 MATH = "math:\n  resources_servers:\n    sums:\n"
 MODEL = "m:\n  responses_api_models:\n    gymsdk_model:\n      model: "
 JUDGED = "math:\n  resources_servers:\n    math_with_judge:\n"
 AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
 VLLM = "m:\n  responses_api_models:\n    vllm_model:\n"
-THEIRS = "responses_api_models/{0}/configs/{1}.yaml"
+NEMO_GYM_PATH = "responses_api_models/{0}/configs/{1}.yaml"
 
 RAISED: dict[str, tuple[str, ...]] = {
     "this is not valid YAML; …": ("a:\n\tb: 1\n",),
@@ -52,9 +52,9 @@ RAISED: dict[str, tuple[str, ...]] = {
     "… is not a valid name of an environment": ("config_paths: [resources_servers/a.b/configs/x.yaml]\n",),
     "there is no agent … here": ("config_paths: [responses_api_agents/foo/configs/foo.yaml]\n",),
     "there is no environment server … here": ("config_paths: [environment_servers/foo/configs/foo.yaml]\n",),
-    "there is no model server … here": (f"config_paths: [{THEIRS.format('vlm_model', 'x')}]\n",),
-    "… has no equivalent in gymsdk; …": (f"config_paths: [{THEIRS.format('azure_openai_model', 'x')}]\n",),
-    "… has no file … here": (f"config_paths: [{THEIRS.format('vllm_model', 'x')}]\n",),
+    "there is no model server … here": (f"config_paths: [{NEMO_GYM_PATH.format('vlm_model', 'x')}]\n",),
+    "… has no equivalent in gymsdk; …": (f"config_paths: [{NEMO_GYM_PATH.format('azure_openai_model', 'x')}]\n",),
+    "… has no file … here": (f"config_paths: [{NEMO_GYM_PATH.format('vllm_model', 'x')}]\n",),
     "… is not a setting; write it as key=value": (MATH, "=3"),
     "… has an empty part": (MATH, "head_server..port=1"),
     "the value of … is not valid YAML": (MATH, "log_dir=[1"),
@@ -112,9 +112,9 @@ RAISED: dict[str, tuple[str, ...]] = {
     "… no setting of environment …": (f"{MATH}      digts: 1\n",),
     "… no scripted policy named …": (f"{MODEL}scripted/orakel\n",),
 }
-"""What is written, and given on the command line, for each row of the table."""
+"""The text of a file, and overrides of the command line, for each row of the table."""
 
-FOUND: dict[str, tuple[str, str]] = {
+UNTRUSTED: dict[str, tuple[str, str]] = {
     "… uses a function such as ${oc.env:…}": ("", "log_dir: ${oc.env:HOME}\n"),
     "… refers to …, which … sets": ("profile_dir: x\n", "log_dir: ${profile_dir}\n"),
     "… replaces the one of …": ("token_file: a.txt\n", "token_file: b.txt\n"),
@@ -124,74 +124,76 @@ FOUND: dict[str, tuple[str, str]] = {
         f"{VLLM}      base_url: http://127.0.0.1:1/v1\n",
     ),
 }
-"""What a named file has, and then an `env.yaml` that nobody names, for the rows that are about the latter."""
+"""The text of a named file and of an `env.yaml` that no command names, for the rows about untrusted files."""
 
 
-def pattern(sentence: str) -> str:
-    return ".*".join(map(re.escape, sentence.split("…")))
+def to_pattern(message: str) -> str:
+    return ".*".join(map(re.escape, message.split("…")))
 
 
-def test_every_row_is_tried() -> None:
-    assert [sentence for sentence, _ in ROWS] == [*RAISED, *FOUND]
+def test_every_row_has_an_example() -> None:
+    assert [message for message, _ in ROWS] == [*RAISED, *UNTRUSTED]
 
 
-@pytest.mark.parametrize(("sentence", "cure"), ROWS, ids=lambda each: each[:40])
-def test_an_error_on_the_page_is_raised_with_these_words(
-    sentence: str, cure: str, write: Write, installed: Callable[..., Path]
+@pytest.mark.parametrize(("message", "solution"), ROWS, ids=lambda each: each[:40])
+def test_a_documented_error_is_raised_with_its_message(
+    message: str, solution: str, write: Write, installed: Callable[..., Path]
 ) -> None:
     installed()
-    text, *overrides = RAISED[sentence] if sentence in RAISED else FOUND[sentence][:1]
-    if sentence in FOUND:
-        write("env.yaml", FOUND[sentence][1])
+    text, *overrides = RAISED[message] if message in RAISED else UNTRUSTED[message][:1]
+    if message in UNTRUSTED:
+        write("env.yaml", UNTRUSTED[message][1])
     path = write("a.yaml", "")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadConfig) as caught:
         validate.check_deployment(config.load_config(["a.yaml"], overrides))
     [line] = str(caught.value).splitlines()
-    assert re.match(rf"((a|env)\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
-    assert cure
+    assert re.match(rf"((a|env)\.yaml(:\d+)?|command line): (.*: )?{to_pattern(message)}", line)
+    assert solution
 
 
-def fragments(node: ast.expr) -> list[str]:
-    """Give the fixed parts of a sentence, wherever it is put together."""
+def list_fragments(node: ast.expr) -> list[str]:
+    """Return the fixed parts of a message, however the code builds it."""
     texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    return [text for text in texts if len(text.strip()) >= FRAGMENT]
+    return [text for text in texts if len(text.strip()) >= MIN_FRAGMENT_CHARS]
 
 
-def complaints() -> list[list[str]]:
-    """Give the fixed parts of every sentence that the reader raises or gathers."""
-    found: list[list[str]] = []
+def list_messages() -> list[list[str]]:
+    """Return the fixed parts of every message that the reader raises or collects."""
+    messages: list[list[str]] = []
     for path in (SOURCE / "config").glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call) or not call.args:
                 continue
-            named = ast.unparse(call.func)
-            if named == "BadConfig" or named.endswith("problems.add"):
-                found.append(fragments(call.args[-1]))
-    return [parts for parts in found if parts and parts[0] not in TAKEN]
+            called = ast.unparse(call.func)
+            if called == "BadConfig" or called.endswith("problems.add"):
+                messages.append(list_fragments(call.args[-1]))
+    return [parts for parts in messages if parts and parts[0] not in TRANSLATED]
 
 
-def test_every_error_of_the_reader_is_on_the_page() -> None:
-    fixed = [part.strip() for sentence, _ in ROWS for part in sentence.split("…") if len(part.strip()) >= FRAGMENT]
-    absent = [
+def test_every_error_of_the_reader_is_documented() -> None:
+    fixed = [
+        part.strip() for message, _ in ROWS for part in message.split("…") if len(part.strip()) >= MIN_FRAGMENT_CHARS
+    ]
+    missing = [
         parts
-        for parts in complaints()
+        for parts in list_messages()
         if not any(one in part or part.strip() in one for part in parts for one in fixed)
     ]
-    assert len(complaints()) > 30
-    assert absent == []
+    assert len(list_messages()) > 30
+    assert missing == []
 
 
-def test_errors_at_start_up_are_raised_somewhere() -> None:
+def test_documented_errors_at_start_up_exist_in_the_code() -> None:
     code = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
     plain = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*(?:#[^\n]*\n\s*)?f?"', "", code))
-    rows = re.findall(r"^\| `(.+?)` \| .+ \|$", STARTING, re.MULTILINE)
-    absent = [row for row in rows if not all(part.strip() in plain for part in row.split("…"))]
+    rows = re.findall(r"^\| `(.+?)` \| .+ \|$", STARTUP_SECTION, re.MULTILINE)
+    missing = [row for row in rows if not all(part.strip() in plain for part in row.split("…"))]
     assert len(rows) > 8
-    assert absent == []
+    assert missing == []
 
 
-def test_every_used_key_is_on_the_page() -> None:
+def test_every_supported_key_is_documented() -> None:
     documented = set(re.findall(r"`(\w+)`", PAGE))
     used = fields.TOP_LEVEL_KEYS.union(*fields.IMPLEMENTATION_KEYS.values()) - fields.GYMSDK_MODEL_KEYS
     assert sorted(used - documented - {"disallowed_ports"}) == []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from configuration.conftest import Complaints, Write
+from config.conftest import ReadErrors, Write
 
 from gymsdk.config.read import check_environments, load_config
 from gymsdk.errors import BadConfig
@@ -10,7 +10,7 @@ MATH = "math:\n  resources_servers:\n    math:\n      port: 11001\n"
 MODEL = "m:\n  responses_api_models:\n    vllm_model:\n      base_url: http://h:1\n      model: x\n"
 AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
 
-WRONG = [
+INVALID = [
     ("lo_level: 2\n", "a.yaml:1: there is no setting 'lo_level'; did you mean 'log_level'?"),
     ("log_level: loud\n", "a.yaml:1: log_level: input should be 'debug', 'info', 'warning' or 'error'"),
     ("\ninsecure: perhaps\n", "a.yaml:2: insecure: input should be a valid boolean, unable to interpret input"),
@@ -147,67 +147,67 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line"), WRONG, ids=lambda each: each[:30])
-def test_each_error_is_one_sentence_with_its_line(complaints: Complaints, text: str, line: str) -> None:
-    [told] = complaints(text)
-    assert told.startswith(line)
+@pytest.mark.parametrize(("text", "line"), INVALID, ids=lambda each: each[:30])
+def test_each_error_is_one_sentence_with_its_line(read_errors: ReadErrors, text: str, line: str) -> None:
+    [error] = read_errors(text)
+    assert error.startswith(line)
 
 
-def test_all_errors_are_reported_at_once(complaints: Complaints) -> None:
-    lines = complaints(f"lo_level: 2\n{MATH}{AGENT}      max_steps: many\n      port: 11001\n")
+def test_all_errors_are_reported_at_once(read_errors: ReadErrors) -> None:
+    lines = read_errors(f"lo_level: 2\n{MATH}{AGENT}      max_steps: many\n      port: 11001\n")
     assert [line.split(": ")[0] for line in lines] == ["a.yaml:1", "a.yaml:9", "a.yaml:10"]
 
 
-def test_missing_required_values_are_one_sentence(complaints: Complaints) -> None:
-    [line] = complaints("log_dir: ???\ntoken_file: ???\n")
+def test_missing_required_values_are_one_sentence(read_errors: ReadErrors) -> None:
+    [line] = read_errors("log_dir: ???\ntoken_file: ???\n")
     assert "log_dir (a.yaml:1), token_file (a.yaml:2)" in line
 
 
-def test_a_name_of_two_kinds_names_both_files(write: Write, complaints: Complaints) -> None:
+def test_a_name_of_two_kinds_names_both_files(write: Write, read_errors: ReadErrors) -> None:
     write("b.yaml", "config_paths: []\n" + MATH.replace("resources_servers", "responses_api_models"))
-    [line] = complaints("config_paths: [b.yaml]\n" + MATH)
+    [line] = read_errors("config_paths: [b.yaml]\n" + MATH)
     assert "math is both resources_servers at a.yaml:3 and responses_api_models at b.yaml:3" in line
 
 
-def test_two_servers_share_a_port_only_on_different_hosts(write: Write, complaints: Complaints) -> None:
+def test_two_servers_share_a_port_only_on_different_hosts(write: Write, read_errors: ReadErrors) -> None:
     other = MATH.replace("math:\n  r", "more:\n  r")
-    [line] = complaints(MATH + other + "      host: 0.0.0.0\n")
+    [line] = read_errors(MATH + other + "      host: 0.0.0.0\n")
     assert line.startswith("a.yaml:8: more and math both have port 11001")
     write("b.yaml", MATH + other + "      host: 192.168.1.7\n")
     assert len(load_config(["b.yaml"]).servers) == 2
 
 
-def test_a_key_is_in_no_complaint(complaints: Complaints) -> None:
-    lines = complaints(f"{MODEL}      api_key: sk-12345678\n      timeout: sk-12345678\nlog_leve: sk-12345678\n")
+def test_no_error_contains_a_key(read_errors: ReadErrors) -> None:
+    lines = read_errors(f"{MODEL}      api_key: sk-12345678\n      timeout: sk-12345678\nlog_leve: sk-12345678\n")
     assert len(lines) == 2
     assert "sk-12345678" not in "".join(lines)
 
 
-def test_a_key_is_in_no_warning(write: Write) -> None:
+def test_no_warning_contains_a_key(write: Write) -> None:
     write("a.yaml", f"{MODEL}      api_key: sk-12345678\nsk-12345678: 1\n")
     assert load_config(["a.yaml"]).notes == ("a.yaml:7: *** is not known to gymsdk and is ignored",)
 
 
 def test_an_environment_that_is_not_installed_gets_a_suggestion(write: Write) -> None:
     write("a.yaml", MATH.replace("    math:", "    mth:"))
-    found = load_config(["a.yaml"])
+    deployment = load_config(["a.yaml"])
     with pytest.raises(
         BadConfig, match=r"^a.yaml:3: math: no environment named 'mth' is installed; did you mean 'math'"
     ):
-        check_environments(found, {"math", "multineedle"})
+        check_environments(deployment, {"math", "multineedle"})
     write("b.yaml", MATH.replace("    math:", "    library_judge_math:"))
     check_environments(load_config(["b.yaml"]), {"math"})
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "{a: " * 5000])
-def test_a_deeply_nested_file_is_reported(complaints: Complaints, text: str) -> None:
-    [line] = complaints(text)
+def test_a_deeply_nested_file_is_reported(read_errors: ReadErrors, text: str) -> None:
+    [line] = read_errors(text)
     assert line.startswith("a.yaml")
 
 
-def test_a_file_with_exploding_aliases_is_reported(complaints: Complaints) -> None:
+def test_a_file_with_exploding_aliases_is_reported(read_errors: ReadErrors) -> None:
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
-    [line] = complaints(f"a0: &a0 [1]\n{levels}")
+    [line] = read_errors(f"a0: &a0 [1]\n{levels}")
     assert "this repeats itself without end" in line
 
 
@@ -223,9 +223,9 @@ def test_a_file_with_exploding_aliases_is_reported(complaints: Complaints) -> No
         ("math.math.port=80a", "command line: math.resources_servers.math.port: input should be a valid integer"),
     ],
 )
-def test_an_invalid_override_is_one_sentence(complaints: Complaints, override: str, line: str) -> None:
-    [told] = complaints(MATH, override)
-    assert told.startswith(line)
+def test_an_invalid_override_is_one_sentence(read_errors: ReadErrors, override: str, line: str) -> None:
+    [error] = read_errors(MATH, override)
+    assert error.startswith(line)
 
 
 def test_a_key_on_the_command_line_causes_a_warning(write: Write) -> None:
@@ -246,20 +246,20 @@ def test_the_caller_may_provide_the_policy(write: Write, model: str) -> None:
     assert [each.name for each in load_config(["a.yaml"], played=True).servers] == ["math", "a", "policy_model"]
 
 
-def test_a_policy_that_others_refer_to_is_there_though_another_plays(write: Write) -> None:
+def test_a_policy_that_other_settings_refer_to_is_kept_when_another_policy_plays(write: Write) -> None:
     model = MODEL.replace("m:", "policy_model:", 1)
     write("a.yaml", f"{model}log_dir: ${{policy_model.responses_api_models.vllm_model.model}}\n")
-    found = load_config(["a.yaml"], played=True)
-    assert (str(found.logs.folder), found.servers[0].implementation) == ("x", "gymsdk_model")
+    deployment = load_config(["a.yaml"], played=True)
+    assert (str(deployment.logs.folder), deployment.servers[0].implementation) == ("x", "gymsdk_model")
 
 
-def test_a_misspelled_type_gets_a_suggestion(complaints: Complaints) -> None:
-    [line] = complaints(f"{MATH}{AGENT}      resources_server: {{type: resource_server, name: math}}\n")
+def test_a_misspelled_type_gets_a_suggestion(read_errors: ReadErrors) -> None:
+    [line] = read_errors(f"{MATH}{AGENT}      resources_server: {{type: resource_server, name: math}}\n")
     assert "there is no kind of server 'resource_server'; did you mean 'resources_servers'?" in line
 
 
-def test_a_missing_policy_server_error_says_how_to_add_it(complaints: Complaints) -> None:
-    [line] = complaints(f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n")
+def test_a_missing_policy_server_error_says_how_to_add_it(read_errors: ReadErrors) -> None:
+    [line] = read_errors(f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n")
     assert line.endswith(
         "add a file that has policy_model (--config FILE), or name the policy: --model scripted/oracle"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from configuration.conftest import Write, shown
+from config.conftest import Write, list_settings
 from typer.testing import CliRunner
 
 from gymsdk.cli import app
@@ -80,15 +80,15 @@ def test_values_from_variables_and_references_to_them_are_redacted(
     monkeypatch.setenv("PLACE_OF_IT", "hush-place")
     monkeypatch.setenv("MODEL_OF_IT", "hush-model")
     write("a.yaml", SERVERS.format("body"))
-    told = shown(load_config(["a.yaml"]))
-    assert not [each for each in told.items() if "hush" in str(each)]
-    assert told["policy_model_name"][0] == "***"
-    at = "policy_model.responses_api_models.openai_model"
-    assert told[f"{at}.extra_body.max_tokens"][0] == 7
-    assert told[f"{at}.openai_base_url"][0] == "http://127.0.0.1:1/v1"
+    settings = list_settings(load_config(["a.yaml"]))
+    assert not [each for each in settings.items() if "hush" in str(each)]
+    assert settings["policy_model_name"][0] == "***"
+    path = "policy_model.responses_api_models.openai_model"
+    assert settings[f"{path}.extra_body.max_tokens"][0] == 7
+    assert settings[f"{path}.openai_base_url"][0] == "http://127.0.0.1:1/v1"
 
 
-def test_what_an_environment_calls_secret_is_not_shown(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_field_of_an_environment_is_not_shown(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     from pydantic import SecretStr
 
     from gymsdk import Config

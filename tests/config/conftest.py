@@ -13,12 +13,12 @@ from gymsdk.config.model import Deployment
 from gymsdk.errors import BadConfig
 
 Write: TypeAlias = Callable[..., Path]
-Complaints: TypeAlias = Callable[..., list[str]]
+ReadErrors: TypeAlias = Callable[..., list[str]]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that is read in; nothing of the environment is set."""
+    """Return the working folder of the test, with no gymsdk variable set."""
     for variable in ("BASE_URL", "API_KEY", "MODEL", "TOKEN_FILE", "INSECURE"):
         monkeypatch.delenv(f"GYMSDK_{variable}", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -27,31 +27,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def write(folder: Path) -> Write:
-    """Write a file into the folder; nobody else may read it."""
+    """Return a function that writes a file into the folder with permissions for its owner only."""
 
-    def to(name: str, text: str) -> Path:
+    def write_file(name: str, text: str) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o600)
         return path
 
-    return to
+    return write_file
 
 
 @pytest.fixture
-def complaints(write: Write) -> Complaints:
-    """Give the lines that are told of a configuration which is wrong."""
+def read_errors(write: Write) -> ReadErrors:
+    """Return a function that gives the error messages of an invalid configuration."""
 
-    def of(text: str, *overrides: str, name: str = "a.yaml") -> list[str]:
+    def read(text: str, *overrides: str, name: str = "a.yaml") -> list[str]:
         write(name, text)
         with pytest.raises(BadConfig) as caught:
             config.load_config([name], overrides)
         return str(caught.value).splitlines()
 
-    return of
+    return read
 
 
-def shown(deployment: Deployment) -> dict[str, tuple[object, str]]:
-    """Give every setting that is shown, by its dotted name, and its place."""
+def list_settings(deployment: Deployment) -> dict[str, tuple[object, str]]:
+    """Return every shown setting by its dotted name, with its value and its place."""
     return {".".join(each.path): (each.value, str(each.place)) for each in deployment.settings}

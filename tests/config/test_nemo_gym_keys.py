@@ -1,11 +1,11 @@
-"""NeMo Gym's keys: translated, ignored with a warning, or rejected."""
+"""Keys of NeMo Gym are translated, ignored with a warning, or rejected."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from configuration.conftest import Complaints, Write
+from config.conftest import ReadErrors, Write
 
 from gymsdk.config.model import ModelServerConfig, ServerConfig
 from gymsdk.config.read import load_config
@@ -19,7 +19,7 @@ SERVER = "      judge_model_server: {type: responses_api_models, name: judge}\n"
 
 
 def options(write: Write, text: str) -> dict[str, Any]:
-    """Return the options of the one model server in *text*, all but its address."""
+    """Return the options of the only model server in *text*, except its address."""
     write("a.yaml", text)
     [block] = load_config(["a.yaml"]).servers
     assert isinstance(block.part, ModelServerConfig)
@@ -44,8 +44,8 @@ def test_a_key_with_an_equivalent_has_its_effect(write: Write, text: str, expect
 
 
 def test_default_headers_are_sent_and_never_shown(write: Write) -> None:
-    found = options(write, OPENAI + "      openai_default_headers: {X-Tenant: tell-nobody}\n")
-    assert found["headers"]["X-Tenant"].get_secret_value() == "tell-nobody"
+    model_options = options(write, OPENAI + "      openai_default_headers: {X-Tenant: tell-nobody}\n")
+    assert model_options["headers"]["X-Tenant"].get_secret_value() == "tell-nobody"
     assert "tell-nobody" not in repr(load_config(["a.yaml"]))
 
 
@@ -68,7 +68,7 @@ def test_keys_without_an_effect_are_named_once_with_their_places(write: Write) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (f"{VLLM}      endpoint_file: /shared/url\n", "a.yaml:6: m.responses_api_models.vllm_model.endpoint_file: "),
         (
@@ -90,11 +90,11 @@ def test_keys_without_an_effect_are_named_once_with_their_places(write: Write) -
         ("m: {responses_api_models: {gymsdk_model: {modell_server: x}}}\n", "a.yaml:1: m.responses_api_models.gymsdk"),
     ],
 )
-def test_what_would_change_rewards_is_an_error_that_says_what_to_do(
-    complaints: Complaints, text: str, said: str
+def test_an_unsupported_setting_that_affects_rewards_is_an_error_with_a_solution(
+    read_errors: ReadErrors, text: str, expected: str
 ) -> None:
-    [line] = complaints(text)
-    assert line.startswith(said)
+    [line] = read_errors(text)
+    assert line.startswith(expected)
     assert "; " in line
 
 
@@ -106,12 +106,12 @@ def test_what_would_change_rewards_is_an_error_that_says_what_to_do(
         "skip_verification: false\n",
     ],
 )
-def test_the_value_without_an_effect_is_accepted(write: Write, text: str) -> None:
+def test_an_unsupported_setting_without_an_effect_is_accepted(write: Write, text: str) -> None:
     write("a.yaml", text)
     assert (load_config(["a.yaml"]).notes, load_config(["a.yaml"]).ignored_keys_note) == ((), None)
 
 
-def math(write: Write, text: str) -> ServerConfig:
+def read_math_server(write: Write, text: str) -> ServerConfig:
     write("a.yaml", MATH + text + JUDGE)
     return next(each for each in load_config(["a.yaml"]).servers if each.kind == "resources_servers")
 
@@ -135,20 +135,20 @@ def math(write: Write, text: str) -> ServerConfig:
         ),
     ],
 )
-def test_a_judge_of_nemo_gym_s_is_the_environment_s(
+def test_the_judge_of_nemo_gym_becomes_the_judge_of_the_environment(
     write: Write, text: str, models: dict[str, str], settings: dict[str, Any]
 ) -> None:
-    found = math(write, text)
-    assert (found.models, found.settings) == (models, settings)
+    server = read_math_server(write, text)
+    assert (server.models, server.settings) == (models, settings)
 
 
-def test_the_only_model_server_is_not_the_policy_s_where_it_is_a_judge(write: Write) -> None:
+def test_a_judges_model_server_is_not_used_as_the_policy(write: Write) -> None:
     write("a.yaml", MATH + SERVER + JUDGE + AGENT)
     [agent] = load_config(["a.yaml"]).get_servers("responses_api_agents")
     assert agent.refers == {"resources_server": "math"}
 
 
-def test_a_file_of_an_environment_server_that_is_not_on_disk_is_built_in() -> None:
+def test_the_file_of_an_environment_server_is_built_in() -> None:
     path = "environment_servers/single_agent_turn/configs/single_agent_turn.yaml"
     [block] = load_config([], [f"config_paths=[{path}]"]).servers
     assert (block.name, block.kind) == ("single_agent_turn", "environment_servers")

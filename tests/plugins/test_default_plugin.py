@@ -1,4 +1,4 @@
-"""The default plugin. Each test's name begins with its hook: `test_floor_mutations` runs it without that hook."""
+"""The default plugin. The name of each test begins with its hook; `test_default_plugin_mutations` removes the hook."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gymsdk import Claims, Environment, Message, State, Step, Task, ToolCall, Ve
 from gymsdk.errors import BadRow, Failed, UnknownSplit
 from gymsdk.plugins.stack import DefaultPlugin
 
-Over = Callable[[object], Environment]
-"""Gives the environment of a plugin, over the floor that is tried."""
+BuildEnvironment = Callable[[object], Environment]
+"""Builds the environment of a plugin on top of the default plugin under test."""
 
 
 class Bag(State):
@@ -35,17 +35,17 @@ async def weigh(state: Bag) -> int:
 
 
 def spill() -> object:
-    """Return what JSON cannot hold."""
+    """Return a value that JSON cannot hold."""
     return object()
 
 
 def look_up(what: Annotated[str, AfterValidator(lambda value: {}[value])]) -> str:
-    """Ask for what its own check cannot find."""
+    """Look something up with a validator that raises an error."""
     return what
 
 
 class Packing:
-    """An environment that leaves all it can to the floor, but the bag and the pay."""
+    """An environment that leaves every hook to the default plugin, except the bag and the rewards."""
 
     @hookimpl
     def reset(self, task):
@@ -63,72 +63,72 @@ class Packing:
 
 
 @pytest.fixture
-def over() -> Over:
+def build() -> BuildEnvironment:
     return lambda plugin: Environment("packing", plugin)
 
 
-def asked(**params) -> Task:
+def build_task(**params) -> Task:
     return Task.model_validate({"responses_create_params": {"input": "Pack.", **params}})
 
 
-async def answered(over: Over, *calls: ToolCall, **params) -> list:
-    environment = over(Packing())
-    episode = await environment.reset(asked(**params))
+async def call_tools(build: BuildEnvironment, *calls: ToolCall, **params) -> list:
+    environment = build(Packing())
+    episode = await environment.reset(build_task(**params))
     return [(await environment.step(episode, call)).output for call in calls]
 
 
-async def test_reset_opens_with_the_rows_prompt_a_plain_state_and_every_tool(over: Over):
-    episode = await over(Packing()).reset(asked(bag=False))
+async def test_reset_starts_with_the_rows_prompt_a_plain_state_and_every_tool(build: BuildEnvironment):
+    episode = await build(Packing()).reset(build_task(bag=False))
     assert episode.transcript.opening == [{"role": "user", "content": "Pack."}]
     assert type(episode.state) is State
     assert [tool["name"] for tool in episode.tools] == ["take", "weigh", "spill", "look_up"]
 
 
-async def test_step_ends_the_episode_on_a_plain_reply(over: Over):
-    environment = over(Packing())
-    episode = await environment.reset(asked())
+async def test_step_ends_the_episode_on_a_plain_reply(build: BuildEnvironment):
+    environment = build(Packing())
+    episode = await environment.reset(build_task())
     assert await environment.step(episode, Message(content="done")) == Step(done=True)
 
 
-async def test_step_runs_the_tool_of_that_name_with_validated_arguments(over: Over):
+async def test_step_runs_the_tool_of_that_name_with_validated_arguments(build: BuildEnvironment):
     calls = ToolCall(name="take", arguments={"what": "hat", "times": "2"}), ToolCall(name="weigh")
-    assert await answered(over, *calls) == ['["hat","hat"]', "2"]
+    assert await call_tools(build, *calls) == ['["hat","hat"]', "2"]
 
 
-async def test_step_answers_wrong_arguments_with_what_is_wrong(over: Over):
-    [output] = await answered(over, ToolCall(name="take", arguments={"times": "many"}))
+async def test_step_answers_wrong_arguments_with_the_reason(build: BuildEnvironment):
+    [output] = await call_tools(build, ToolCall(name="take", arguments={"times": "many"}))
     message = json.loads(output)["error"]
     assert message.startswith("Invalid tool call arguments for take: what: Field required; times: Input should be a va")
 
 
-async def test_step_answers_a_tool_that_only_the_row_names(over: Over):
-    [output] = await answered(over, ToolCall(name="wiegh"), tools=[{"type": "function", "name": "wiegh"}])
+async def test_step_answers_a_tool_that_only_the_row_names(build: BuildEnvironment):
+    [output] = await call_tools(build, ToolCall(name="wiegh"), tools=[{"type": "function", "name": "wiegh"}])
     assert json.loads(output)["error"] == "The tool 'wiegh' cannot be run here; continue without it."
 
 
-async def test_step_says_which_tool_returned_what_json_cannot_hold(over: Over):
+async def test_step_names_the_tool_that_returned_a_value_that_is_not_json(build: BuildEnvironment):
     with pytest.raises(Failed, match="tool 'spill' returned a value that JSON does not support: ") as caught:
-        await answered(over, ToolCall(name="spill"))
+        await call_tools(build, ToolCall(name="spill"))
     assert (caught.value.stage, caught.value.kind) == ("step", "tool_bad_answer")
 
 
-async def test_step_says_which_tools_arguments_could_not_be_checked(over: Over):
+async def test_step_names_the_tool_with_a_failing_argument_validator(build: BuildEnvironment):
     with pytest.raises(Failed, match="tool 'look_up': a validator of its arguments raised KeyError: 'hat'") as caught:
-        await answered(over, ToolCall(name="look_up", arguments={"what": "hat"}))
+        await call_tools(build, ToolCall(name="look_up", arguments={"what": "hat"}))
     assert (caught.value.stage, caught.value.kind) == ("step", "tool_raised")
 
 
-async def test_verify_adds_nothing_to_what_the_steps_paid(over: Over):
-    environment = over(Packing())
-    assert await environment.verify(await environment.reset(asked())) == Verdict(reward=0.0)
+async def test_verify_adds_nothing_to_the_step_rewards(build: BuildEnvironment):
+    environment = build(Packing())
+    assert await environment.verify(await environment.reset(build_task())) == Verdict(reward=0.0)
 
 
-async def test_claims_are_a_best_reward_of_one_and_nothing_by_chance(over: Over):
-    assert await over(Packing()).claims(asked()) == Claims(maximum=1.0, chance=0.0, variants=[])
+async def test_claims_are_a_maximum_of_one_and_a_chance_of_zero(build: BuildEnvironment):
+    assert await build(Packing()).claims(build_task()) == Claims(maximum=1.0, chance=0.0, variants=[])
 
 
-def stored(tmp_path: Path, made, **splits: str) -> object:
-    """A package that keeps its tasks in files."""
+def build_package(tmp_path: Path, made, **splits: str) -> object:
+    """Return a package with its tasks in files."""
     data = tmp_path / "data"
     data.mkdir(exist_ok=True)
     for split, text in splits.items():
@@ -138,22 +138,22 @@ def stored(tmp_path: Path, made, **splits: str) -> object:
     return module
 
 
-async def test_tasks_are_the_rows_of_the_packages_files(over: Over, tmp_path: Path, made):
+async def test_tasks_are_the_rows_of_the_packages_files(build: BuildEnvironment, tmp_path: Path, made):
     row = {"responses_create_params": {"input": "Pack."}, "id": 1}
-    environment = over(stored(tmp_path, made, train=f"{json.dumps(row)}\n\n{json.dumps(row)}\n", test=""))
+    environment = build(build_package(tmp_path, made, train=f"{json.dumps(row)}\n\n{json.dumps(row)}\n", test=""))
     assert environment.splits == ("test", "train")
     assert [task.row() for task in environment.tasks("train")] == [row, row]
 
 
-def test_tasks_of_a_file_with_a_bad_line_name_the_line(over: Over, tmp_path: Path, made):
-    environment = over(stored(tmp_path, made, train='{"responses_create_params": {"input": "?"}}\n{"a": \n'))
+def test_tasks_of_a_file_with_a_bad_line_name_the_line(build: BuildEnvironment, tmp_path: Path, made):
+    environment = build(build_package(tmp_path, made, train='{"responses_create_params": {"input": "?"}}\n{"a": \n'))
     with pytest.raises(BadRow, match=r"data/train\.jsonl:2: not valid JSON"):
         list(environment.tasks("train"))
 
 
-def test_tasks_of_a_package_without_files_are_none(over: Over):
+def test_tasks_of_a_package_without_files_do_not_exist(build: BuildEnvironment):
     with pytest.raises(UnknownSplit, match="environment 'packing' has no split 'train'; its splits: none"):
-        over(Packing()).tasks("train")
+        build(Packing()).tasks("train")
 
 
 def test_every_hook_of_the_default_plugin_has_a_test():
