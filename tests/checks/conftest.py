@@ -1,4 +1,4 @@
-"""Fixtures of the checks' tests: an environment from source, installed as a healthy package, as a subject."""
+"""Fixtures of the tests of checks: an environment from source, installed as a healthy package, as a subject."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Site:
             **(files or {}),
         }
         about = self.folder / f"{package}-1.0.dist-info"
-        homes = {path: (about if path in ABOUT else self.folder / package) / path for path in given}
-        held = [home.relative_to(self.folder).as_posix() for home in homes.values()]
-        given.setdefault("RECORD", "".join(f"{path},,\n" for path in [*held, f"{about.name}/RECORD"]))
+        targets = {path: (about if path in ABOUT else self.folder / package) / path for path in given}
+        recorded = [home.relative_to(self.folder).as_posix() for home in targets.values()]
+        given.setdefault("RECORD", "".join(f"{path},,\n" for path in [*recorded, f"{about.name}/RECORD"]))
         for path, text in given.items():
-            target = homes.get(path, about / path)
+            target = targets.get(path, about / path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text.replace("{name}", name) if path in ABOUT else text)
         importlib.invalidate_caches()
@@ -101,25 +101,25 @@ def subject(site: Site) -> Make:
 
     Source without a `from gymsdk import` line gets the usual one.
     """
-    made = 0
+    created = 0
 
-    def make(source: str, /, *, count: int = 4, files: dict[str, str] | None = None, **settings: Any) -> Subject:
-        nonlocal made
-        made += 1
-        name = f"made{made}"
+    def build(source: str, /, *, count: int = 4, files: dict[str, str] | None = None, **settings: Any) -> Subject:
+        nonlocal created
+        created += 1
+        name = f"made{created}"
         site.install(name, source if "from gymsdk import" in source else HEADER + source, files)
         [entry] = (each for each in registry.installed().values() if each.module == f"gym_env_{name}")
         return Subject(entry.name, partial(load, entry.name, **settings), entry, count=count, settings=settings)
 
-    return make
+    return build
 
 
 @pytest.fixture
 def outcome() -> Outcome:
-    """What comes of the check with this id, run on a subject."""
+    """Return a function that runs the check with this id on a subject and returns its result."""
 
-    async def look(check_id: str, subject: Subject) -> Result:
+    async def run_check(check_id: str, subject: Subject) -> Result:
         [check] = run.select_checks([check_id])
         return await run.run_check(check, subject)
 
-    return look
+    return run_check

@@ -16,13 +16,13 @@ from gymsdk.errors import UsageError
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checks.md"
 
 
-async def nothing(subject: Subject) -> list[Finding]:
+async def find_nothing(subject: Subject) -> list[Finding]:
     return []
 
 
-def row(check: Check) -> str:
-    told = (text.replace("|", "\\|") for text in (check.asks, check.why, check.mend))
-    return f"| `{check.id}` | {' | '.join(told)} |"
+def build_table_row(check: Check) -> str:
+    cells = (text.replace("|", "\\|") for text in (check.asks, check.why, check.mend))
+    return f"| `{check.id}` | {' | '.join(cells)} |"
 
 
 def test_check_ids_are_unique():
@@ -30,12 +30,12 @@ def test_check_ids_are_unique():
     assert sorted(set(ids)) == sorted(ids)
 
 
-def test_the_table_of_the_documents_is_the_catalog():
-    assert re.findall(r"^\| `.*$", PAGE.read_text(), re.MULTILINE) == [row(check) for check in CHECKS]
+def test_the_table_in_the_documentation_equals_the_catalog():
+    assert re.findall(r"^\| `.*$", PAGE.read_text(), re.MULTILINE) == [build_table_row(check) for check in CHECKS]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-def test_a_check_speaks_in_clauses(check):
+def test_the_texts_of_a_check_are_clauses(check):
     assert re.fullmatch(r"(packaging|runtime|semantic)\.[a-z_]+", check.id)
     for clause in (check.asks, check.why, check.mend):
         assert clause
@@ -43,7 +43,7 @@ def test_a_check_speaks_in_clauses(check):
         assert not clause.endswith(".")
 
 
-def test_checks_are_chosen_by_id_and_by_family():
+def test_checks_are_selected_by_id_and_by_family():
     chosen = [check.id for check in run.select_checks(["packaging", "runtime.load"], ["packaging.page"])]
     assert chosen == [
         "packaging.metadata",
@@ -68,7 +68,7 @@ def test_selecting_no_check_is_a_usage_error():
         run.select_checks(["runtime.rows"], ["runtime"])
 
 
-def test_a_check_whose_package_is_missing_says_what_to_install():
-    needy = Check(id="runtime.needy", asks="", why="", mend="", run=nothing, needs=("not_there_at_all",))
+def test_a_check_with_a_missing_package_says_what_to_install():
+    check = Check(id="runtime.needy", asks="", why="", mend="", run=find_nothing, needs=("not_there_at_all",))
     with pytest.raises(UsageError, match=r'`pip install "gymsdk\[author\]"`'):
-        run.check_requirements([needy])
+        run.check_requirements([check])

@@ -20,6 +20,6 @@ async def test_a_close_that_depends_on_a_step_is_found(subject, outcome):
     assert "IndexError" in result.findings[0].seen
 
 
-async def test_the_same_complaint_is_made_once(subject, outcome):
+async def test_equal_findings_are_reported_once(subject, outcome):
     result = await outcome(CLOSING, subject(HEALTHY.replace("state.books.clear()", "raise OSError('stuck')")))
     assert len({finding.seen for finding in result.findings}) == len(result.findings)

@@ -18,49 +18,49 @@ HEALTHY = "healthy"
 CASES = sorted(path.stem for path in FOLDER.glob("*.py"))
 BROKEN = [case for case in CASES if not case.startswith(HEALTHY)]
 SETTINGS = {"healthy_setting": {"level": 8}}
-QUICK = (loading, describing, oracle)
-"""Families that cost little: each of the broken ones is held to these too."""
+CHEAP = (loading, describing, oracle)
+"""Families of checks that cost little; every broken environment runs them too."""
 
-SIZED = {"healthy_slow": ("runtime.episode_isolation", "semantic.floor_gap", "runtime.close_once")}
-"""The checks that a slow one is held to: those that used to take it for broken, and have to play less."""
+SELECTED = {"healthy_slow": ("runtime.episode_isolation", "semantic.floor_gap", "runtime.close_once")}
+"""The checks of a slow environment: these must not report slow episodes as defects, and play fewer episodes."""
 
-PATIENCE = 2.0
-"""Seconds that the episodes of one check should take here."""
+CHECK_SECONDS = 2.0
+"""The number of seconds that the episodes of one check should take here."""
 
 OPENING = re.compile(r'^"""Fails ([\w.]+)(?: \(and ([\w.,\s]+)\))?: ')
-"""How the docstring of a broken one begins: the check it fails, and those it cannot but fail with it."""
+"""The start of the docstring of a broken environment: the check that fails, and checks that may fail with it."""
 
 
 @cache
-def source_of(case: str) -> str:
+def read_source(case: str) -> str:
     return (FOLDER / f"{case}.py").read_text()
 
 
-def meant(case: str) -> tuple[str, set[str]]:
-    """Give the check that *case* fails, and those that may fail too."""
-    found = OPENING.match(source_of(case))
-    assert found, f"{case}.py begins with the check it fails"
+def parse_expected(case: str) -> tuple[str, set[str]]:
+    """Return the check that *case* fails, and the checks that may fail too."""
+    found = OPENING.match(read_source(case))
+    assert found, f"{case}.py does not begin with the check that fails"
     return found[1], set(re.findall(r"[\w.]+", found[2] or ""))
 
 
-def files_of(case: str) -> dict[str, str]:
-    """Give what stands in the folder of the same name: files of its package, and of its `.dist-info`."""
+def read_files(case: str) -> dict[str, str]:
+    """Return the files in the folder with the name of the case: files of its package and of its `.dist-info`."""
     folder = FOLDER / case
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def held_to(own: str) -> list[Check]:
-    """Give the checks that a case broken for the check *own* is held to: those of its family, and the quick ones."""
+def select_for(own: str) -> list[Check]:
+    """Return the checks to run on a case that is broken for the check *own*: its family and the cheap families."""
     [family] = (family for family in FAMILIES if own in {check.id for check in family.CHECKS})
-    ours = {check.id for each in (family, *QUICK) for check in each.CHECKS}
-    return [check for check in CHECKS if check.id in ours]
+    ids = {check.id for each in (family, *CHEAP) for check in each.CHECKS}
+    return [check for check in CHECKS if check.id in ids]
 
 
 @pytest.mark.parametrize("case", BROKEN)
 async def test_each_broken_environment_fails_its_check(case, subject):
-    own, companions = meant(case)
-    made = subject(source_of(case), files=files_of(case))
-    report = await CheckRun(made).report(held_to(own))
+    own, companions = parse_expected(case)
+    case_subject = subject(read_source(case), files=read_files(case))
+    report = await CheckRun(case_subject).report(select_for(own))
     failed = {result.id: [finding.seen for finding in result.findings] for result in report.results if result.findings}
     assert own in failed
     assert failed.keys() - {own} <= companions, failed
@@ -68,10 +68,12 @@ async def test_each_broken_environment_fails_its_check(case, subject):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith(HEALTHY)])
 async def test_healthy_environments_pass_every_check(case, subject):
-    made = subject(source_of(case), files=files_of(case), **SETTINGS.get(case, {}))
-    made.check_seconds = PATIENCE
-    # Another interpreter is started for each of the package's checks, and the packages are all made alike.
-    report = await CheckRun(made).report(select_checks(SIZED.get(case, ()), [] if case == HEALTHY else ["packaging"]))
+    case_subject = subject(read_source(case), files=read_files(case), **SETTINGS.get(case, {}))
+    case_subject.check_seconds = CHECK_SECONDS
+    # The packages are all built alike, and each packaging check starts an interpreter, so one case runs them.
+    report = await CheckRun(case_subject).report(
+        select_checks(SELECTED.get(case, ()), [] if case == HEALTHY else ["packaging"])
+    )
     assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
 
 
@@ -82,8 +84,8 @@ async def test_the_real_environments_pass_every_check(name):
 
 
 def test_every_check_has_a_broken_environment():
-    assert sorted({check.id for check in CHECKS} - {meant(case)[0] for case in BROKEN}) == []
+    assert sorted({check.id for check in CHECKS} - {parse_expected(case)[0] for case in BROKEN}) == []
 
 
-def test_there_are_many():
+def test_the_corpus_has_at_least_25_broken_environments():
     assert len(BROKEN) >= 25

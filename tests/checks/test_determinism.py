@@ -9,13 +9,13 @@ async def test_a_healthy_environment_passes(subject, outcome):
     assert (await outcome(SEED, subject(HEALTHY))).status == "passed"
 
 
-async def test_a_split_that_depends_on_the_seeds_before_is_found(subject, outcome):
+async def test_a_split_that_depends_on_earlier_seeds_is_found(subject, outcome):
     source = HEALTHY.replace('f"{split}:{seed}"', "f'{split}:{SEEN.add(seed) or len(SEEN)}'")
     result = await outcome(SEED, subject(source.replace("class Shelf", "SEEN = set()\n\n\nclass Shelf")))
     assert "with seed 0, drawn" in result.findings[0].seen
 
 
-async def test_a_verdict_by_the_clock_is_found(subject, outcome):
+async def test_a_verdict_that_depends_on_the_clock_is_found(subject, outcome):
     source = HEALTHY.replace("reward=float(", "reward=time.perf_counter() * float(").replace(
         "import random", "import random, time"
     )
@@ -23,7 +23,7 @@ async def test_a_verdict_by_the_clock_is_found(subject, outcome):
     assert "verify.verdict.reward was" in result.findings[0].seen
 
 
-async def test_a_state_drawn_anew_at_every_reset_is_found(subject, outcome):
+async def test_a_random_state_at_every_reset_is_found(subject, outcome):
     source = HEALTHY.replace("state=Shelf()", "state=Shelf(books=[str(random.random())])")
     result = await outcome(SEED, subject(source))
     assert "reset.state.books.0 was" in result.findings[0].seen

@@ -23,7 +23,7 @@ async def test_a_healthy_environment_passes(subject, outcome, source):
     assert (await outcome(FACES, subject(source))).status == "passed"
 
 
-async def test_episodes_that_fail_agree_too(subject, outcome):
+async def test_failing_episodes_agree(subject, outcome):
     source = HEALTHY.replace(
         "    state.books.append", "    if len(book) == 10:\n        raise OSError('full')\n    state.books.append"
     )
@@ -35,9 +35,9 @@ async def test_dependence_on_the_thread_is_found_on_every_interface(subject, out
         "Reset(state=Shelf())", "Reset(state=Shelf(), messages=[threading.current_thread().name])"
     ).replace("import random", "import random, threading")
     result = await outcome(FACES, subject(source))
-    faces = " ".join(finding.seen for finding in result.findings)
-    assert "through Env" in faces
-    assert "through VectorEnv" in faces
+    reported = " ".join(finding.seen for finding in result.findings)
+    assert "through Env" in reported
+    assert "through VectorEnv" in reported
 
 
 async def test_dependence_on_call_ids_is_found_over_http(subject, outcome):

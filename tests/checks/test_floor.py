@@ -1,4 +1,4 @@
-"""The panel and the canaries must not pay, beyond what chance explains."""
+"""Simple policies and canaries must not earn more than chance explains."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def claims():
 
 def attempts(*rewards: float, chance: float = 0.0, maximum: float = 1.0) -> list[Attempt]:
     attack = build_text_attack("says nothing", "")
-    seen = TaskView(Task.ask("?"), Claims(chance=chance, maximum=maximum), [], [])
-    said = [[responses.build_message("")]]
+    view = TaskView(Task.ask("?"), Claims(chance=chance, maximum=maximum), [], [])
+    turns = [[responses.build_message("")]]
     return [
-        Attempt(attack, seen, said, Rollout(id="", environment="", row={}, seed=0, outcome="scored", reward=reward))
+        Attempt(attack, view, turns, Rollout(id="", environment="", row={}, seed=0, outcome="scored", reward=reward))
         for reward in rewards
     ]
 
 
-async def test_a_chance_that_is_claimed_may_be_earned(subject, outcome):
-    made = subject(GUESSED.replace("CHANCE", "0.5"))
-    assert (await outcome("semantic.floor_gap", made)).findings == []
+async def test_a_claimed_chance_may_be_earned(subject, outcome):
+    guessed = subject(GUESSED.replace("CHANCE", "0.5"))
+    assert (await outcome("semantic.floor_gap", guessed)).findings == []
 
 
-async def test_a_chance_that_is_not_claimed_is_found(subject, outcome):
+async def test_an_unclaimed_chance_is_found(subject, outcome):
     result = await outcome("semantic.floor_gap", subject(GUESSED.replace("CHANCE", "0.01")))
     assert "always takes the first option" in " ".join(finding.seen for finding in result.findings)
 
 
-async def test_an_environment_without_tasks_is_passed_over(subject, outcome):
-    made = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
-    assert [(await outcome(f"semantic.{check}", made)).status for check in ("floor_gap", "canary_floor")] == [
+async def test_an_environment_without_tasks_is_skipped(subject, outcome):
+    guessed = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
+    assert [(await outcome(f"semantic.{check}", guessed)).status for check in ("floor_gap", "canary_floor")] == [
         "skipped",
         "skipped",
     ]
@@ -75,7 +75,7 @@ async def test_an_environment_without_tasks_is_passed_over(subject, outcome):
         ([-1.0] * 12, 0.0, False),
     ],
 )
-def test_luck_explains_some_of_it(rewards, chance, found):
+def test_only_a_gain_beyond_chance_is_found(rewards, chance, found):
     assert bool(find_gain_beyond_chance(attempts(*rewards, chance=chance))) is found
 
 
@@ -83,17 +83,17 @@ def test_rewards_are_shares_of_the_maximum():
     assert find_gain_beyond_chance(attempts(*[2.0] * 4, *[0.0] * 8, chance=1.0, maximum=10.0)) == []
 
 
-def test_a_mean_below_the_chance_is_certain():
+def test_the_bound_of_a_mean_below_the_chance_is_one():
     assert compute_hoeffding_bound(0.1, 0.2, 12) == 1.0
 
 
-def test_options_are_found_as_prompts_list_them():
+def test_options_are_found_in_the_prompt():
     prompt = "Pick:\nA) red\nB) blue\nor say 'green'. Is it hot or cold?"
     assert {"A", "red", "B", "blue", "green", "hot", "cold"} <= set(list_options(prompt))
     assert list_letters(prompt)[:2] == ["A", "B"]
 
 
-def test_numbers_are_found_once():
+def test_each_number_is_listed_once():
     assert list_numbers("3 and -4.5, then 3") == ["3", "-4.5"]
 
 
@@ -122,7 +122,7 @@ def test_a_nested_schema_is_filled():
     assert fill_values(schema, {"number": 1e308, "string": "x"}) == {"a": [1e308], "b": "x"}
 
 
-def test_a_sample_is_spread():
+def test_a_sample_is_spread_over_all_tasks():
     assert sample_tasks(range(24), 4) == [0, 6, 12, 18]
 
 

@@ -13,14 +13,14 @@ LATE = (
     .replace("state.books == [task.book]", "state.books == LAST")
     .replace("class Shelf", "LAST = []\n\n\nclass Shelf")
 )
-"""The shelf whose verifier holds a policy to the task that was opened last."""
+"""The shelf with a verifier that compares with the task that was opened last."""
 
 
 async def test_a_healthy_environment_passes(subject, outcome):
     assert (await outcome("runtime.episode_isolation", subject(HEALTHY))).status == "passed"
 
 
-async def test_module_state_is_found_with_the_steps(subject, outcome):
+async def test_module_state_is_found_with_the_steps_that_show_it(subject, outcome):
     result = await outcome("runtime.episode_isolation", subject(LATE))
     assert result.status == "failed"
     assert "reward was 1.0, then 0.0" in result.findings[0].seen
@@ -30,11 +30,11 @@ async def test_no_episode_starts_after_the_deadline(subject):
     shelf = subject(HEALTHY)
     async with shelf.enter_environment() as environment:
         played = await build_scripts(shelf, environment, tasks=1)
-        nothing_like_it = [{} for _ in played]
-        assert await _check_interleaved(_Stage(environment, played, nothing_like_it, ends=0.0), MAX_EXAMPLES) == []
+        no_records = [{} for _ in played]
+        assert await _check_interleaved(_Stage(environment, played, no_records, ends=0.0), MAX_EXAMPLES) == []
 
 
-def test_an_interleaving_is_shrunk_to_the_smallest_that_goes_wrong():
+def test_an_interleaving_is_reduced_to_the_smallest_failing_one():
     def run(picks):
         if picks.count(1) > 1 and 2 in picks:
             raise _Drift(str(picks))
@@ -47,16 +47,16 @@ def test_a_healthy_environment_has_no_isolation_findings():
 
 
 def test_a_difference_that_occurs_once_is_found():
-    wrong = iter([True])
+    failures = iter([True])
 
     def run(picks):
-        if next(wrong, False):
+        if next(failures, False):
             raise _Drift("once")
 
     assert _shrink(run, 3, MAX_EXAMPLES) == "once"
 
 
-def test_drawing_leaves_nothing_in_the_current_folder(tmp_path, monkeypatch):
+def test_shrinking_leaves_no_files_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _shrink(lambda _: None, 3, MAX_EXAMPLES)
     assert list(tmp_path.iterdir()) == []

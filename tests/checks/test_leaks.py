@@ -8,7 +8,7 @@ from gymsdk import Task, responses
 from gymsdk.checks import clues
 from gymsdk.checks.leaks import contains_words, drop_shared_secrets, is_one_of_many, list_secrets
 
-ASKED = """
+ADDITIONS = """
 from base64 import b64encode
 
 @hookimpl
@@ -46,15 +46,17 @@ CHECK = "semantic.no_solution_leakage"
     ],
 )
 async def test_an_answer_in_the_prompt_is_found(subject, outcome, prompt):
-    assert (await outcome(CHECK, subject(ASKED.replace("PROMPT", prompt)))).status == "failed"
+    assert (await outcome(CHECK, subject(ADDITIONS.replace("PROMPT", prompt)))).status == "failed"
 
 
 async def test_a_prompt_without_the_answer_passes(subject, outcome):
-    assert (await outcome(CHECK, subject(ASKED.replace("PROMPT", 'f"{one} + {other}?"')))).findings == []
+    assert (await outcome(CHECK, subject(ADDITIONS.replace("PROMPT", 'f"{one} + {other}?"')))).findings == []
 
 
-async def test_rewards_of_any_reply_are_not_a_leak(subject, outcome):
-    paying = ASKED.replace("PROMPT", 'f"{one} + {other}?"').replace("reply.strip() == str(task.total)", "reply > ''")
+async def test_rewards_for_any_reply_are_not_a_leak(subject, outcome):
+    paying = ADDITIONS.replace("PROMPT", 'f"{one} + {other}?"').replace(
+        "reply.strip() == str(task.total)", "reply > ''"
+    )
     assert (await outcome(CHECK, subject(paying))).findings == []
 
 
@@ -102,13 +104,21 @@ def test_a_listed_alternative_is_not_a_leak(text, found):
 
 def test_secrets_come_from_the_oracle_and_the_row():
     task = Task.ask("Which of red1 and blue2?", expected={"colour": "red1", "code": "XK77"}, note="unrelated")
-    way = [[responses.build_function_call("take", {"code": 1234})], [responses.build_message("Done.\nAnswer: green3")]]
-    assert list_secrets(task, way, "Which of red1 and blue2?") == {"XK77", "1234", "green3", "Done.\nAnswer: green3"}
+    solution = [
+        [responses.build_function_call("take", {"code": 1234})],
+        [responses.build_message("Done.\nAnswer: green3")],
+    ]
+    assert list_secrets(task, solution, "Which of red1 and blue2?") == {
+        "XK77",
+        "1234",
+        "green3",
+        "Done.\nAnswer: green3",
+    }
 
 
 def test_text_that_many_tasks_share_is_not_a_secret():
     assert drop_shared_secrets([{"Done.", "one1"}, {"Done.", "two2"}, {"Done."}]) == [{"one1"}, {"two2"}, set()]
 
 
-def test_a_secret_stands_as_whole_words():
+def test_a_secret_matches_whole_words_only():
     assert [contains_words("42x", text) for text in ("the 42x.", "142x", "42xy", "42X")] == [True, False, False, True]

@@ -23,46 +23,46 @@ def tools():
 
 
 @pytest.fixture
-def seen(subject, outcome):
-    async def look(check_id, source, **settings):
+def list_findings(subject, outcome):
+    async def run_check(check_id, source, **settings):
         result = await outcome(check_id, subject(source, **settings))
         return result.reason or [finding.seen for finding in result.findings]
 
-    return look
+    return run_check
 
 
-async def test_a_missing_setting_is_named(seen):
-    [told] = await seen("runtime.load", SUMS.replace("digits: int = 3", "digits: int"))
-    assert told.startswith("it does not load with its defaults: ")
-    assert "digits" in told
+async def test_a_missing_setting_is_named(list_findings):
+    [finding] = await list_findings("runtime.load", SUMS.replace("digits: int = 3", "digits: int"))
+    assert finding.startswith("it does not load with its defaults: ")
+    assert "digits" in finding
 
 
-async def test_an_environment_without_tasks_fails(seen):
+async def test_an_environment_without_tasks_fails(list_findings):
     source = SUMS.replace("while True", "while False")
-    assert await seen("runtime.load", source) == ["none of its splits has a task: train, test"]
+    assert await list_findings("runtime.load", source) == ["none of its splits has a task: train, test"]
 
 
-async def test_an_environment_without_splits_fails(seen):
+async def test_an_environment_without_splits_fails(list_findings):
     source = "@hookimpl\ndef verify():\n    return Verdict(reward=0.0)"
-    assert await seen("runtime.load", source) == ["it has no split"]
+    assert await list_findings("runtime.load", source) == ["it has no split"]
 
 
-async def test_an_environment_without_splits_is_played_with_given_tasks(subject, outcome):
+async def test_an_environment_without_splits_plays_given_tasks(subject, outcome):
     from gymsdk import Task
 
-    made = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
-    made.given = [Task.ask("What?")]
-    assert (await outcome("runtime.load", made)).status == "passed"
-    assert (await outcome("runtime.splits", made)).reason == "it has no splits; it plays files of rows"
+    given_tasks = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
+    given_tasks.given = [Task.ask("What?")]
+    assert (await outcome("runtime.load", given_tasks)).status == "passed"
+    assert (await outcome("runtime.splits", given_tasks)).reason == "it has no splits; it plays files of rows"
 
 
-async def test_an_empty_split_is_named(seen):
+async def test_an_empty_split_is_named(list_findings):
     source = SUMS.replace("while True", "while split == 'train'")
-    assert await seen("runtime.splits", source) == ["the split 'test' has no task"]
+    assert await list_findings("runtime.splits", source) == ["the split 'test' has no task"]
 
 
-async def test_a_split_without_a_name_fails(seen):
-    assert await seen("runtime.splits", SUMS.replace('"test"]', '" "]')) == ["a split is named ' '"]
+async def test_a_split_without_a_name_fails(list_findings):
+    assert await list_findings("runtime.splits", SUMS.replace('"test"]', '" "]')) == ["a split is named ' '"]
 
 
 async def test_a_slow_first_task_fails(subject):
@@ -72,43 +72,46 @@ async def test_a_slow_first_task_fails(subject):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "expected"),
     [
         ("float", "float('nan')", "a row cannot be written as JSON: ValueError"),
         ("object", "object()", "a row cannot be written as JSON: PydanticSerializationError"),
         ("str", "'\\ud800'", "a row cannot be written as JSON: UnicodeEncodeError"),
     ],
 )
-async def test_values_that_json_cannot_represent_fail(seen, field, value, told):
+async def test_values_that_json_cannot_represent_fail(list_findings, field, value, expected):
     source = SUMS.replace("    answer: int", f"    answer: int\n    more: {field} = None").replace(
         "answer=one + other)", f"answer=one + other, more={value})"
     )
-    assert {each.startswith(told) for each in await seen("runtime.rows", source)} == {True}
+    assert {each.startswith(expected) for each in await list_findings("runtime.rows", source)} == {True}
 
 
-async def test_a_row_that_changes_on_a_round_trip_fails(seen):
+async def test_a_row_that_changes_on_a_round_trip_fails(list_findings):
     source = SUMS.replace("    answer: int", "    answer: int\n    more: int = Field(0, serialization_alias='rest')")
     source = source.replace("answer=one + other)", "answer=one + other, more=2)").replace(
         "class Sum(Task):", "class Sum(Task):\n    model_config = {'serialize_by_alias': True}\n"
     )
-    assert set(await seen("runtime.rows", source)) == {"written and read back, more of a row changed"}
+    assert set(await list_findings("runtime.rows", source)) == {"written and read back, more of a row changed"}
 
 
-async def test_integers_beyond_64_bits_are_fine_until_python_refuses_to_read_them(seen):
-    assert await seen("runtime.rows", SUMS.replace("answer=one + other", "answer=2**80")) == []
-    [report, *_] = await seen("runtime.rows", SUMS.replace("answer=one + other", "answer=10**5000"))
+async def test_integers_beyond_64_bits_pass_until_python_refuses_to_read_them(list_findings):
+    assert await list_findings("runtime.rows", SUMS.replace("answer=one + other", "answer=2**80")) == []
+    [report, *_] = await list_findings("runtime.rows", SUMS.replace("answer=one + other", "answer=10**5000"))
     assert "4300" in report
 
 
-async def test_a_prompt_from_reset_counts(seen):
+async def test_a_prompt_from_reset_is_accepted(list_findings):
     source = SUMS.replace('f"What is {one} + {other}?"', '""')
-    assert await seen("runtime.prompts", source) != []
+    assert await list_findings("runtime.prompts", source) != []
     assert (
-        await seen("runtime.prompts", f"{source}\n@hookimpl\ndef reset():\n    return Reset(messages=['Add.'])") == []
+        await list_findings(
+            "runtime.prompts", f"{source}\n@hookimpl\ndef reset():\n    return Reset(messages=['Add.'])"
+        )
+        == []
     )
 
 
-async def test_a_picture_is_a_prompt(seen):
+async def test_an_image_is_a_prompt(list_findings):
     source = SUMS.replace('f"What is {one} + {other}?"', "[{'type': 'input_image', 'image_url': 'data:,'}]")
     source = source.replace("Sum.ask(", "asked(").replace(
         "@hookimpl\nasync def verify",
@@ -118,32 +121,34 @@ async def test_a_picture_is_a_prompt(seen):
         "@hookimpl\nasync def verify",
         1,
     )
-    assert await seen("runtime.prompts", source) == []
+    assert await list_findings("runtime.prompts", source) == []
 
 
-async def test_a_verdict_that_is_not_json_fails(seen):
+async def test_a_verdict_that_is_not_json_fails(list_findings):
     source = SUMS.replace("class Sum", "class Graded(Verdict):\n    junk: object\n\nclass Sum")
-    told = await seen("runtime.verdicts", source.replace("Verdict(reward=", "Graded(junk=object(), reward="))
-    assert told[0].startswith("the verdict (Graded) cannot be written as JSON: Unable to serialize unknown type")
+    reported = await list_findings(
+        "runtime.verdicts", source.replace("Verdict(reward=", "Graded(junk=object(), reward=")
+    )
+    assert reported[0].startswith("the verdict (Graded) cannot be written as JSON: Unable to serialize unknown type")
 
 
-async def test_rows_in_two_splits_are_counted(seen):
-    told = await seen("semantic.split_overlap", SUMS.replace("{split}:{seed}", "{seed}"))
-    assert told == ["100 of the first 100 rows of 'test' are in 'train' too"]
+async def test_rows_in_two_splits_are_counted(list_findings):
+    reported = await list_findings("semantic.split_overlap", SUMS.replace("{split}:{seed}", "{seed}"))
+    assert reported == ["100 of the first 100 rows of 'test' are in 'train' too"]
 
 
-async def test_a_numbering_field_does_not_distinguish_rows(seen):
+async def test_a_numbering_field_does_not_distinguish_rows(list_findings):
     source = SUMS.replace("{split}:{seed}", "{seed}").replace("answer=one + other", "answer=one + other, row_id=split")
-    assert len(await seen("semantic.split_overlap", source)) == 1
+    assert len(await list_findings("semantic.split_overlap", source)) == 1
 
 
-async def test_the_examples_may_be_of_another_split(seen):
+async def test_the_example_split_is_not_compared(list_findings):
     source = SUMS.replace('"test"]', '"example"]').replace("{split}:{seed}", "{seed}")
-    assert await seen("semantic.split_overlap", source) == "it has a single split; there is nothing to compare"
+    assert await list_findings("semantic.split_overlap", source) == "it has a single split; there is nothing to compare"
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "expected"),
     [
         ("[]", "its parameters are not the schema of an object"),
         ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
@@ -156,46 +161,46 @@ async def test_the_examples_may_be_of_another_split(seen):
         ("{'type': 'object', 'properties': {'a': {'$ref': '#/$defs/A'}}}", "parameters.a refers to '#/$defs/A'"),
     ],
 )
-async def test_a_wrong_tool_schema_in_a_row_fails(seen, shape, told):
+async def test_a_wrong_tool_schema_in_a_row_fails(list_findings, shape, expected):
     prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', 'parameters': {shape}}}]}}"
     source = SUMS.replace('Sum.ask(f"What is {one} + {other}?", ', f"Sum(responses_create_params={prompt}, ")
-    [seen_there] = await seen("runtime.tool_schemas", source)
-    assert seen_there.startswith(f"tool 'add': {told}")
+    [finding] = await list_findings("runtime.tool_schemas", source)
+    assert finding.startswith(f"tool 'add': {expected}")
 
 
-async def test_a_strict_schema_that_is_not_strict_fails(seen):
+async def test_a_strict_schema_that_is_not_strict_fails(list_findings):
     shape = "{'type': 'object', 'properties': {'a': {'type': 'string'}}}"
     tool = f"{{'type': 'function', 'name': 'add', 'strict': True, 'parameters': {shape}}}"
     source = SUMS.replace(
         'Sum.ask(f"What is {one} + {other}?", ',
         f"Sum(responses_create_params={{'input': 'Add.', 'tools': [{tool}]}}, ",
     )
-    assert await seen("runtime.tool_schemas", source) == [
+    assert await list_findings("runtime.tool_schemas", source) == [
         "tool 'add': parameters is strict but lacks `additionalProperties: false`",
         "tool 'add': parameters is strict but does not require a",
     ]
 
 
-async def test_the_schemas_gymsdk_makes_are_right(seen):
-    assert await seen("runtime.tool_schemas", TOOLS) == []
-    assert await seen("runtime.tool_schemas", SUMS) == "it has no tools"
+async def test_schemas_built_by_gymsdk_pass(list_findings):
+    assert await list_findings("runtime.tool_schemas", TOOLS) == []
+    assert await list_findings("runtime.tool_schemas", SUMS) == "it has no tools"
 
 
-async def test_words_in_a_docstring_describe_as_well(seen):
+async def test_a_docstring_can_describe_an_argument(list_findings):
     source = TOOLS.replace("digits: int = 3", 'digits: int = Field(3, description="How many digits.")')
-    assert await seen("runtime.descriptions", source) == []
+    assert await list_findings("runtime.descriptions", source) == []
 
 
-async def test_missing_descriptions_are_named(seen):
+async def test_missing_descriptions_are_named(list_findings):
     source = TOOLS.replace('"""Add two numbers, one to the other."""', "")
-    assert await seen("runtime.descriptions", source) == [
+    assert await list_findings("runtime.descriptions", source) == [
         "the tool 'add' has no description",
         "the argument 'other' of the tool 'add' has no description",
         "the setting 'digits' has no description",
     ]
 
 
-SHEET = """
+FROM_FILES = """
 class Sum(Task):
     answer: int
 
@@ -207,37 +212,39 @@ LINE = '{{"responses_create_params": {{"input": "What is {0} + {0}?"}}, "answer"
 
 
 @pytest.fixture
-def filed(subject):
-    def make(last: str, *, before: int = 12):
+def subject_from_files(subject):
+    def build(last: str, *, before: int = 12):
         train = "".join(LINE.format(number) for number in range(before)) + last
         test = "".join(LINE.format(number) for number in range(100, 112))
-        return subject(SHEET, files={"data/train.jsonl": train, "data/test.jsonl": test})
+        return subject(FROM_FILES, files={"data/train.jsonl": train, "data/test.jsonl": test})
 
-    return make
+    return build
 
 
 @pytest.mark.parametrize(
-    ("last", "told"),
+    ("last", "expected"),
     [
         ("{bad", "data/train.jsonl:13: not valid JSON"),
         ('{"responses_create_params": {"input": "What?"}}', "data/train.jsonl:13: the row does not fit environment"),
     ],
 )
-async def test_a_bad_last_row_is_reported_once_with_its_line(filed, outcome, last, told):
-    [finding] = (await outcome("runtime.rows", filed(last))).findings
-    assert finding.seen.startswith(told)
-    others = [await outcome(check, filed(last)) for check in ("semantic.split_overlap", "runtime.seed_control")]
+async def test_a_bad_last_row_is_reported_once_with_its_line(subject_from_files, outcome, last, expected):
+    [finding] = (await outcome("runtime.rows", subject_from_files(last))).findings
+    assert finding.seen.startswith(expected)
+    others = [
+        await outcome(check, subject_from_files(last)) for check in ("semantic.split_overlap", "runtime.seed_control")
+    ]
     assert [result.findings for result in others] == [[], []]
 
 
-async def test_a_bad_first_row_is_reported_with_its_line(filed, outcome):
-    [finding] = (await outcome("runtime.load", filed("{bad", before=2))).findings
+async def test_a_bad_first_row_is_reported_with_its_line(subject_from_files, outcome):
+    [finding] = (await outcome("runtime.load", subject_from_files("{bad", before=2))).findings
     assert finding.seen.startswith("data/train.jsonl:3: not valid JSON")
 
 
-async def test_a_bad_generated_row_is_reported_with_its_number(seen):
+async def test_a_bad_generated_row_is_reported_with_its_number(list_findings):
     source = SUMS.replace("while True:", "for number in range(30):").replace(
         "yield Sum.ask(", "yield {'answer': ''} if number == 19 else Sum.ask("
     )
-    told = await seen("runtime.rows", source)
-    assert told[0].startswith("row 20 of the split 'train' cannot be read: the row does not fit")
+    reported = await list_findings("runtime.rows", source)
+    assert reported[0].startswith("row 20 of the split 'train' cannot be read: the row does not fit")

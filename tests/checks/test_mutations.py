@@ -1,4 +1,4 @@
-"""The three real environments pass, and breaking a single hook of one of them is found."""
+"""The three real environments pass, and a defect in a single hook is found."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from gymsdk.checks.subject import Subject
 
 Split = Literal["train", "validation"]
 COUNT = 4
-LEFT: list[int] = []
-"""Files that an environment has left open."""
+OPEN_FILES: list[int] = []
+"""File descriptors that an environment has left open."""
 
 
 @pytest.fixture(autouse=True)
-def tidy():
+def close_left_files():
     yield
-    while LEFT:
-        os.close(LEFT.pop())
+    while OPEN_FILES:
+        os.close(OPEN_FILES.pop())
 
 
-def mutant(module: ModuleType, **hooks: Any) -> Subject:
-    """The environment *module* with some of its hooks replaced."""
+def build_mutant(module: ModuleType, **hooks: Any) -> Subject:
+    """Return the environment *module* with some of its hooks replaced."""
     changed = ModuleType(module.__name__)
     vars(changed).update({name: value for name, value in vars(module).items() if not name.startswith("__")})
     vars(changed).update(hooks)
@@ -47,15 +47,15 @@ def mutant(module: ModuleType, **hooks: Any) -> Subject:
     return Subject(name, lambda: Environment(name, changed), count=COUNT)
 
 
-def unseeded() -> Subject:
+def unseeded_tasks() -> Subject:
     @hookimpl
     def tasks(split: Split):
         return map(task_of, drawn("train", random.getrandbits(64), ("fractions", "linear"), range(1, 4)))
 
-    return mutant(gym_env_math, tasks=tasks)
+    return build_mutant(gym_env_math, tasks=tasks)
 
 
-def contains_the_gold() -> Subject:
+def reward_for_containing_the_answer() -> Subject:
     @hookimpl
     def tasks(split: Split, seed: int):
         counted = (problem for problem in drawn("train", seed, ("combinatorics",), (1,)))
@@ -65,47 +65,47 @@ def contains_the_gold() -> Subject:
     async def verify(task: MathTask, transcript: Transcript):
         return Verdict(reward=float(task.expected_answer in transcript.text()))
 
-    return mutant(gym_env_math, verify=verify, tasks=tasks)
+    return build_mutant(gym_env_math, verify=verify, tasks=tasks)
 
 
-def gold_in_the_prompt() -> Subject:
+def answer_in_the_prompt() -> Subject:
     @hookimpl
     def tasks(split: Split, seed: int):
         for each in gym_env_math.tasks(split, seed, gym_env_math.MathConfig()):
-            said = f"{each.input[0]['content']}\n(For the grader: the expected answer is {each.expected_answer})"
-            yield each.model_copy(update={"responses_create_params": {"input": said}})
+            prompt = f"{each.input[0]['content']}\n(For the grader: the expected answer is {each.expected_answer})"
+            yield each.model_copy(update={"responses_create_params": {"input": prompt}})
 
-    return mutant(gym_env_math, tasks=tasks)
+    return build_mutant(gym_env_math, tasks=tasks)
 
 
-def flips_a_coin() -> Subject:
+def random_reward() -> Subject:
     @hookimpl
     async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
         verdict = await decided(task, transcript.text(), config, shared)
         return verdict.model_copy(update={"reward": verdict.reward * random.random()})
 
-    return mutant(gym_env_math, verify=verify)
+    return build_mutant(gym_env_math, verify=verify)
 
 
-def pays_a_bonus() -> Subject:
+def reward_above_the_maximum() -> Subject:
     @hookimpl
     async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
         verdict = await decided(task, transcript.text(), config, shared)
         return verdict.model_copy(update={"reward": verdict.reward * 1.25})
 
-    return mutant(gym_env_math, verify=verify)
+    return build_mutant(gym_env_math, verify=verify)
 
 
-def refuses_a_variant() -> Subject:
+def rejected_variant() -> Subject:
     @hookimpl
     async def verify(task: MathTask, transcript: Transcript):
         right = transcript.text() == f"\\boxed{{{task.expected_answer.strip('$')}}}"
         return MathVerdict(reward=float(right), library_reward=float(right), expected_answer=task.expected_answer)
 
-    return mutant(gym_env_math, verify=verify)
+    return build_mutant(gym_env_math, verify=verify)
 
 
-def gold_in_a_tool_error() -> Subject:
+def answer_in_a_tool_error() -> Subject:
     async def get_synonym_value(synonym: str, task: SynonymTask) -> dict[str, Any]:
         """Look up the value of one synonym."""
         known = dict(zip(task.expected_synonyms, task.expected_synonym_values, strict=True))
@@ -115,43 +115,43 @@ def gold_in_a_tool_error() -> Subject:
     def tools():
         return [get_synonym_value, gym_env_multineedle.extract_synonym_values]
 
-    return mutant(gym_env_multineedle, tools=tools)
+    return build_mutant(gym_env_multineedle, tools=tools)
 
 
-def gold_in_a_schema() -> Subject:
+def answer_in_a_schema() -> Subject:
     @hookimpl
     def tasks(split: Split, seed: int):
         for each in generated("train", seed, SynonymConfig()):
-            wanted = f"Hand in the values, such as {each.expected_synonym_values}."
-            tool = {"type": "function", "name": "extract_synonym_values", "description": wanted, "parameters": {}}
+            description = f"Hand in the values, such as {each.expected_synonym_values}."
+            tool = {"type": "function", "name": "extract_synonym_values", "description": description, "parameters": {}}
             yield each.model_copy(
                 update={"responses_create_params": {**each.responses_create_params, "tools": [LOOK_UP, tool]}}
             )
 
-    return mutant(gym_env_multineedle, tasks=tasks)
+    return build_mutant(gym_env_multineedle, tasks=tasks)
 
 
 LOOK_UP = {"type": "function", "name": "get_synonym_value", "parameters": {}}
 
 
-def oracle_out_of_order() -> Subject:
+def failing_oracle() -> Subject:
     @hookimpl
     async def verify(task: SynonymTask, transcript: Transcript):
-        asked = task.model_copy(update={"expected_synonym_values": sorted(task.expected_synonym_values)})
-        return judged(asked, transcript.calls("extract_synonym_values"))
+        sorted_task = task.model_copy(update={"expected_synonym_values": sorted(task.expected_synonym_values)})
+        return judged(sorted_task, transcript.calls("extract_synonym_values"))
 
-    return mutant(gym_env_multineedle, verify=verify)
+    return build_mutant(gym_env_multineedle, verify=verify)
 
 
-def breaks_without_a_call() -> Subject:
+def error_without_a_call() -> Subject:
     @hookimpl
     async def verify(task: SynonymTask, transcript: Transcript):
         return judged(task, [transcript.calls("extract_synonym_values")[-1]])
 
-    return mutant(gym_env_multineedle, verify=verify)
+    return build_mutant(gym_env_multineedle, verify=verify)
 
 
-def breaks_on_a_strange_word() -> Subject:
+def error_for_an_unknown_word() -> Subject:
     async def get_synonym_value(synonym: str) -> dict[str, int]:
         """Look up the value of one synonym."""
         return {"synonym_value": value(synonym), "initial": ord(synonym[0])}
@@ -160,20 +160,20 @@ def breaks_on_a_strange_word() -> Subject:
     def tools():
         return [get_synonym_value, gym_env_multineedle.extract_synonym_values]
 
-    return mutant(gym_env_multineedle, tools=tools)
+    return build_mutant(gym_env_multineedle, tools=tools)
 
 
-def changes_the_state() -> Subject:
+def verifier_that_changes_the_state() -> Subject:
     @hookimpl
     async def verify(task: Request, state: Records, transcript: Transcript):
         verdict = grading.by_end(task, task.expected, state, transcript)
         state.events.append(Event(title="judged", date="2026-01-05", start="09:00", minutes=5))
         return verdict
 
-    return mutant(gym_env_tool_call, verify=verify)
+    return build_mutant(gym_env_tool_call, verify=verify)
 
 
-def shares_its_state() -> Subject:
+def state_shared_by_episodes() -> Subject:
     latest: list[Request] = []
 
     @hookimpl
@@ -185,45 +185,45 @@ def shares_its_state() -> Subject:
     async def verify(state: Records, transcript: Transcript):
         return grading.by_end(latest[0], latest[0].expected, state, transcript)
 
-    return mutant(gym_env_tool_call, reset=reset, verify=verify)
+    return build_mutant(gym_env_tool_call, reset=reset, verify=verify)
 
 
-def forgets_to_release() -> Subject:
+def file_left_open() -> Subject:
     @hookimpl
     async def reset(task: Request):
-        LEFT.append(os.open(os.devnull, os.O_RDONLY))
+        OPEN_FILES.append(os.open(os.devnull, os.O_RDONLY))
         return Reset(state=task.world.records, tools=task.offered)
 
-    return mutant(gym_env_tool_call, reset=reset)
+    return build_mutant(gym_env_tool_call, reset=reset)
 
 
-def pays_any_reply() -> Subject:
+def reward_for_any_reply() -> Subject:
     @hookimpl
     async def verify(task: Request, state: Records, transcript: Transcript):
         verdict = grading.by_end(task, task.expected, state, transcript)
         return Verdict(reward=max(verdict.reward, 0.3 * bool(transcript.reply.strip())))
 
-    return mutant(gym_env_tool_call, verify=verify)
+    return build_mutant(gym_env_tool_call, verify=verify)
 
 
 MUTATIONS: list[tuple[Callable[[], Subject], str]] = [
-    (unseeded, "runtime.seed_control"),
-    (contains_the_gold, "semantic.floor_gap"),
-    (gold_in_the_prompt, "semantic.no_solution_leakage"),
-    (flips_a_coin, "semantic.verifier_determinism"),
-    (pays_a_bonus, "semantic.reward_range"),
-    (refuses_a_variant, "semantic.variants"),
-    (gold_in_a_tool_error, "semantic.no_solution_leakage"),
-    (gold_in_a_schema, "semantic.no_solution_leakage"),
-    (oracle_out_of_order, "semantic.oracle_max"),
-    (breaks_without_a_call, "semantic.canary_floor"),
-    (breaks_on_a_strange_word, "semantic.canary_floor"),
-    (changes_the_state, "semantic.verifier_determinism"),
-    (shares_its_state, "runtime.episode_isolation"),
-    (forgets_to_release, "runtime.resources"),
-    (pays_any_reply, "semantic.floor_gap"),
+    (unseeded_tasks, "runtime.seed_control"),
+    (reward_for_containing_the_answer, "semantic.floor_gap"),
+    (answer_in_the_prompt, "semantic.no_solution_leakage"),
+    (random_reward, "semantic.verifier_determinism"),
+    (reward_above_the_maximum, "semantic.reward_range"),
+    (rejected_variant, "semantic.variants"),
+    (answer_in_a_tool_error, "semantic.no_solution_leakage"),
+    (answer_in_a_schema, "semantic.no_solution_leakage"),
+    (failing_oracle, "semantic.oracle_max"),
+    (error_without_a_call, "semantic.canary_floor"),
+    (error_for_an_unknown_word, "semantic.canary_floor"),
+    (verifier_that_changes_the_state, "semantic.verifier_determinism"),
+    (state_shared_by_episodes, "runtime.episode_isolation"),
+    (file_left_open, "runtime.resources"),
+    (reward_for_any_reply, "semantic.floor_gap"),
 ]
-HELD_TO = sorted({check for _, check in MUTATIONS})
+CHECKS = sorted({check for _, check in MUTATIONS})
 
 
 @pytest.mark.parametrize(("mutation", "check"), MUTATIONS, ids=lambda each: getattr(each, "__name__", None))
@@ -234,7 +234,7 @@ async def test_a_mutation_is_found(mutation, check, outcome):
 
 
 @pytest.mark.parametrize("module", [gym_env_math, gym_env_multineedle, gym_env_tool_call])
-@pytest.mark.parametrize("check", HELD_TO)
+@pytest.mark.parametrize("check", CHECKS)
 async def test_unchanged_environments_pass(module, check, outcome):
-    result = await outcome(check, mutant(module))
+    result = await outcome(check, build_mutant(module))
     assert result.status == "passed" or result.reason, result.findings

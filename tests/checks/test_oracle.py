@@ -32,7 +32,7 @@ def step(action):
 """
 
 
-async def test_an_oracle_that_is_right_passes(subject, outcome):
+async def test_a_correct_oracle_passes(subject, outcome):
     assert (await outcome("semantic.oracle_max", subject(ADDED + SOLVED))).status == "passed"
 
 
@@ -43,26 +43,26 @@ async def test_without_an_oracle_the_message_says_how_to_add_one(subject, outcom
     assert "add a hook `solve(task)`" in result.reason
 
 
-async def test_an_oracle_that_breaks_is_found(subject, outcome):
-    made = subject(ADDED + SOLVED.replace("task.total", "task.nothing"))
-    [first, *_] = (await outcome("semantic.oracle_max", made)).findings
+async def test_a_failing_oracle_is_found(subject, outcome):
+    added = subject(ADDED + SOLVED.replace("task.total", "task.nothing"))
+    [first, *_] = (await outcome("semantic.oracle_max", added)).findings
     assert "is not scored: model failed (hook_raised)" in first.seen
 
 
-async def test_an_oracle_that_earns_more_is_found(subject, outcome):
-    made = subject(ADDED + SOLVED + CLAIMED.format("maximum=0.5"))
-    [first, *_] = (await outcome("semantic.oracle_max", made)).findings
+async def test_an_oracle_above_the_claimed_maximum_is_found(subject, outcome):
+    added = subject(ADDED + SOLVED + CLAIMED.format("maximum=0.5"))
+    [first, *_] = (await outcome("semantic.oracle_max", added)).findings
     assert "earns 1, the claimed maximum is 0.5" in first.seen
 
 
 async def test_a_variant_replaces_the_last_reply(subject, outcome):
-    made = subject(ADDED + SOLVED + CLAIMED.format('variants=[f"{task.total}.0"]'))
-    assert (await outcome("semantic.variants", made)).status == "passed"
+    added = subject(ADDED + SOLVED + CLAIMED.format('variants=[f"{task.total}.0"]'))
+    assert (await outcome("semantic.variants", added)).status == "passed"
 
 
-async def test_a_variant_that_is_refused_is_found(subject, outcome):
-    made = subject(ADDED + SOLVED + CLAIMED.format('variants=["many"]'))
-    assert "'many', claimed to be right, earns 0" in (await outcome("semantic.variants", made)).findings[0].seen
+async def test_a_rejected_variant_is_found(subject, outcome):
+    added = subject(ADDED + SOLVED + CLAIMED.format('variants=["many"]'))
+    assert "'many', claimed to be right, earns 0" in (await outcome("semantic.variants", added)).findings[0].seen
 
 
 async def test_step_rewards_count(subject, outcome):
@@ -71,8 +71,8 @@ async def test_step_rewards_count(subject, outcome):
 
 
 async def test_a_chance_above_the_maximum_is_found(subject, outcome):
-    made = subject(ADDED + SOLVED + CLAIMED.format("chance=2.0"))
-    assert "chance 2 is above the claimed maximum 1" in (await outcome("semantic.reward_range", made)).findings[0].seen
+    added = subject(ADDED + SOLVED + CLAIMED.format("chance=2.0"))
+    assert "chance 2 is above the claimed maximum 1" in (await outcome("semantic.reward_range", added)).findings[0].seen
 
 
 async def test_components_that_do_not_add_up_are_found(subject, outcome):

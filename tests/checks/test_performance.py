@@ -6,7 +6,7 @@ from gymsdk.checks.performance import GARBAGE_TURNS, Performance, Script, build_
 from .healthy import HEALTHY
 
 
-async def test_a_performance_is_seen_phase_by_phase(subject):
+async def test_a_performance_records_each_phase(subject):
     shelf = subject(HEALTHY)
     async with shelf.enter_environment() as environment:
         script = await record_turns(shelf, environment, shelf.tasks[0], "oracle")
@@ -18,15 +18,15 @@ async def test_a_performance_is_seen_phase_by_phase(subject):
     assert performance.seen["verify"]["verdict"]["reward"] == 1.0
 
 
-async def test_a_failure_is_part_of_the_performance(subject):
+async def test_a_failure_is_part_of_the_record(subject):
     source = HEALTHY.replace("return Reset(state=Shelf())", "raise OSError('no shelf')")
     shelf = subject(source)
     async with shelf.enter_environment() as environment:
-        seen = await Performance(Script("garbage", shelf.tasks[0], 0, GARBAGE_TURNS), environment).play_all()
-    assert seen == {"reset": {"failure": "hook_raised"}}
+        recorded = await Performance(Script("garbage", shelf.tasks[0], 0, GARBAGE_TURNS), environment).play_all()
+    assert recorded == {"reset": {"failure": "hook_raised"}}
 
 
-async def test_who_cannot_play_a_task_leaves_no_script(subject):
+async def test_a_policy_that_cannot_play_a_task_gives_no_script(subject):
     shelf = subject(HEALTHY[: HEALTHY.rindex("@hookimpl")])
     async with shelf.enter_environment() as environment:
         assert await record_turns(shelf, environment, shelf.tasks[0], "oracle") is None
@@ -34,13 +34,13 @@ async def test_who_cannot_play_a_task_leaves_no_script(subject):
     assert names == ["scripted/random", "scripted/random", "garbage"]
 
 
-async def test_a_state_that_json_cannot_hold_is_seen(subject):
+async def test_a_state_that_json_cannot_hold_is_recorded(subject):
     source = HEALTHY.replace("books: list[str] = []", 'books: list[str] = []\n    cover: bytes = b"\\x89PNG"')
     shelf = subject(source)
     async with shelf.enter_environment() as environment:
         script = await record_turns(shelf, environment, shelf.tasks[0], "oracle")
-        seen = await Performance(script, environment).play_all()
-    assert seen["reset"]["state"]["cover"] == "89504e47"
+        recorded = await Performance(script, environment).play_all()
+    assert recorded["reset"]["state"]["cover"] == "89504e47"
 
 
 async def test_a_script_of_a_task_without_a_prompt_is_named_by_its_fields(subject):

@@ -13,8 +13,8 @@ from .healthy import HEALTHY
 RESOURCES, EFFECTS = "runtime.resources", "runtime.side_effects"
 
 
-def opening(line: str) -> str:
-    """The shelf with *line* at the start of every reset."""
+def opening_with(line: str) -> str:
+    """Return the shelf with *line* at the start of every reset."""
     return HEALTHY.replace("async def reset():\n", f"async def reset(seed):\n    {line}\n").replace(
         "import random", "import asyncio, os, random, signal, subprocess, sys, tempfile, threading, warnings"
     )
@@ -26,7 +26,7 @@ async def test_a_healthy_environment_passes(subject, outcome, check):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("threading.Thread(target=threading.Event().wait, args=(10,), name='w', daemon=True).start()", "threads"),
         ("KEPT.append(open(os.devnull))", "open files"),
@@ -35,25 +35,25 @@ async def test_a_healthy_environment_passes(subject, outcome, check):
         ("KEPT.append(asyncio.ensure_future(asyncio.sleep(10)))", "asyncio tasks"),
     ],
 )
-async def test_leaked_resources_are_named(subject, outcome, line, said):
-    shelf = subject(opening(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
+async def test_leaked_resources_are_named(subject, outcome, line, expected):
+    shelf = subject(opening_with(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
     try:
         result = await outcome(RESOURCES, shelf)
     finally:
         for each in vars(shelf.environment.plugin)["KEPT"]:
             for release in ("kill", "wait", "cancel", "close"):
                 getattr(each, release, lambda: None)()
-    assert f"24 {said} behind" in result.findings[0].seen
+    assert f"24 {expected} behind" in result.findings[0].seen
 
 
 async def test_a_single_new_resource_is_not_a_leak(subject, outcome):
     line = "KEPT or KEPT.append(tempfile.mkdtemp())"
-    shelf = subject(opening(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
+    shelf = subject(opening_with(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
     assert (await outcome(RESOURCES, shelf)).status == "passed"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("os.environ['SHELF'] = str(random.Random().random())", "os.environ"),
         ("os.environ['BOOKS'] = 'none'", "os.environ"),
@@ -65,12 +65,12 @@ async def test_a_single_new_resource_is_not_a_leak(subject, outcome):
         ("print('a shelf')", "printed 'a shelf"),
     ],
 )
-async def test_changed_process_state_is_named(subject, outcome, monkeypatch, line, said):
+async def test_changed_process_state_is_named(subject, outcome, monkeypatch, line, expected):
     monkeypatch.setenv("SHELF", "empty")
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     with __import__("warnings").catch_warnings():
-        result = await outcome(EFFECTS, subject(opening(line)))
-    assert said in result.findings[0].seen
+        result = await outcome(EFFECTS, subject(opening_with(line)))
+    assert expected in result.findings[0].seen
 
 
 async def test_process_state_is_restored(subject):
@@ -82,13 +82,13 @@ async def test_process_state_is_restored(subject):
     assert (Path.cwd(), "BOOKS" in os.environ, "shelf" in sys.path) == (folder, False, False)
 
 
-async def test_threads_of_a_pool_are_named_without_their_numbers(subject, outcome):
+async def test_pool_threads_are_named_without_their_numbers(subject, outcome):
     line = "threading.Thread(target=threading.Event().wait, args=(10,), daemon=True).start()"
-    result = await outcome(RESOURCES, subject(opening(line)))
+    result = await outcome(RESOURCES, subject(opening_with(line)))
     assert "such as thread 'Thread (wait)'" in result.findings[0].seen
 
 
-async def test_a_check_leaves_the_process_as_it_was(subject, outcome):
+async def test_a_check_does_not_change_process_state(subject, outcome):
     before = random.getstate(), tempfile.tempdir
     await outcome(RESOURCES, subject(HEALTHY))
     await outcome(EFFECTS, subject(HEALTHY))

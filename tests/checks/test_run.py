@@ -42,24 +42,24 @@ async def solve(task: Sum):
 """
 
 
-def asking(look: Callable[[Subject], Awaitable[list[Finding]]], **given) -> Check:
+def build_check(look: Callable[[Subject], Awaitable[list[Finding]]], **given) -> Check:
     return Check(id="runtime.made", asks="all is well", why="it matters", mend="mend it", run=look, **given)
 
 
-async def nothing(subject):
+async def find_nothing(subject):
     return []
 
 
-async def something(subject):
+async def find_something(subject):
     return [Finding(seen="a crack")]
 
 
-async def test_a_check_that_finds_nothing_has_passed(subject):
-    assert (await CheckRun(subject(SUMS)).run_check(asking(nothing))).status == "passed"
+async def test_a_check_without_findings_passes(subject):
+    assert (await CheckRun(subject(SUMS)).run_check(build_check(find_nothing))).status == "passed"
 
 
 async def test_a_check_with_findings_fails_with_reason_and_fix(subject):
-    result = await CheckRun(subject(SUMS)).run_check(asking(something))
+    result = await CheckRun(subject(SUMS)).run_check(build_check(find_something))
     assert (result.status, result.findings[0].seen, result.why, result.mend) == (
         "failed",
         "a crack",
@@ -68,65 +68,65 @@ async def test_a_check_with_findings_fails_with_reason_and_fix(subject):
     )
 
 
-async def test_a_check_with_nothing_to_look_at_is_skipped_with_its_reason(subject):
+async def test_a_check_with_nothing_to_examine_is_skipped_with_its_reason(subject):
     async def look(subject):
         raise NotApplicable("it has no tools")
 
-    result = await CheckRun(subject(SUMS)).run_check(asking(look))
+    result = await CheckRun(subject(SUMS)).run_check(build_check(look))
     assert (result.status, result.reason) == ("skipped", "it has no tools")
 
 
-async def test_a_check_that_takes_too_long_has_failed(subject):
+async def test_a_check_that_takes_too_long_fails(subject):
     async def look(subject):
         await asyncio.sleep(60)
 
-    result = await CheckRun(subject(SUMS)).run_check(asking(look, seconds=0.05))
+    result = await CheckRun(subject(SUMS)).run_check(build_check(look, seconds=0.05))
     assert [each.seen for each in result.findings] == ["it did not end within 0.05 seconds"]
 
 
 async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subject):
-    made = subject(SUMS)
-    made.episode_seconds = 30.0
+    sums = subject(SUMS)
+    sums.episode_seconds = 30.0
 
     async def look(subject):
         async with subject.enter_environment() as environment:
             await subject.count_affordable(environment, 9, each=8)
         return [Finding(seen="it went on")]
 
-    result = await CheckRun(made).run_check(asking(look))
+    result = await CheckRun(sums).run_check(build_check(look))
     assert result.status == "skipped"
     assert result.reason.startswith(
         "an episode takes 30.0 s, so the required 8 episodes take about 240 s; the check had 1"
     )
 
 
-async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
-    made = subject(SUMS)
-    made.episode_seconds = 2.0
+async def test_a_check_that_is_late_because_of_slow_episodes_is_skipped(subject):
+    sums = subject(SUMS)
+    sums.episode_seconds = 2.0
 
     async def look(subject):
         await asyncio.sleep(60)
 
-    result = await CheckRun(made).run_check(asking(look, seconds=0.05))
+    result = await CheckRun(sums).run_check(build_check(look, seconds=0.05))
     assert (result.status, result.reason.partition(";")[0]) == (
         "skipped",
         "an episode takes 2.0 s, so the check did not end within 0.05 s",
     )
 
 
-async def test_slow_episodes_are_played_less_often(subject):
-    made = subject(SUMS)
-    made.episode_seconds = 3.0
-    async with made.enter_environment() as environment:
-        assert await made.count_affordable(environment, 100, each=2) == made.check_seconds // 6
+async def test_fewer_slow_episodes_are_played(subject):
+    sums = subject(SUMS)
+    sums.episode_seconds = 3.0
+    async with sums.enter_environment() as environment:
+        assert await sums.count_affordable(environment, 100, each=2) == sums.check_seconds // 6
 
 
-async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
+async def test_code_that_blocks_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
     async def look(subject):
         stuck.wait()
 
     run = CheckRun(subject(SUMS), grace=0.2)
-    results = [await run.run_check(asking(each, seconds=0.05)) for each in (look, nothing)]
+    results = [await run.run_check(build_check(each, seconds=0.05)) for each in (look, find_nothing)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "could not be stopped" in results[0].findings[0].seen
 
@@ -135,7 +135,7 @@ async def test_an_episode_error_names_its_stage(subject):
     async def look(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
-    result = await CheckRun(subject(SUMS)).run_check(asking(look))
+    result = await CheckRun(subject(SUMS)).run_check(build_check(look))
     assert result.findings[0].seen == "it failed in step (tool_raised): the tool broke"
 
 
@@ -147,22 +147,22 @@ async def test_an_error_in_a_task_group_is_unwrapped(subject):
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
 
-    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(asking(look))).findings[0].seen
+    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings[0].seen
 
 
 async def test_an_exception_of_the_environment_is_a_finding(subject):
     async def look(subject):
         subject.environment.plugin.tasks("train", 0, None).send(None)
 
-    [finding] = (await CheckRun(subject(SUMS)).run_check(asking(look))).findings
+    [finding] = (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings
     assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.seen
 
 
-async def test_a_check_that_breaks_itself_has_failed_and_the_others_go_on(subject):
+async def test_an_internal_error_fails_the_check_and_the_others_continue(subject):
     async def look(subject):
         raise ZeroDivisionError("by nought")
 
-    report = await CheckRun(subject(SUMS)).report([asking(look), asking(nothing)])
+    report = await CheckRun(subject(SUMS)).report([build_check(look), build_check(find_nothing)])
     assert [result.status for result in report.results] == ["failed", "passed"]
     [finding] = report.results[0].findings
     assert re.fullmatch(r"the check itself failed: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
@@ -173,17 +173,17 @@ async def test_lone_surrogates_are_escaped(subject):
     async def look(subject):
         return [Finding(seen="it said \ud800")]
 
-    report = await CheckRun(subject(SUMS)).report([asking(look)])
+    report = await CheckRun(subject(SUMS)).report([build_check(look)])
     assert r"it said \\ud800" in report.model_dump_json()
 
 
-async def test_warnings_are_kept_once(subject):
+async def test_equal_warnings_are_kept_once(subject):
     async def look(subject):
         for _ in range(3):
             logging.getLogger("gymsdk").warning("the hook %s raised", "close")
         return []
 
-    assert (await CheckRun(subject(SUMS)).run_check(asking(look))).warnings == ["the hook close raised"]
+    assert (await CheckRun(subject(SUMS)).run_check(build_check(look))).warnings == ["the hook close raised"]
 
 
 async def test_warnings_of_earlier_checks_are_not_repeated(subject):
@@ -192,13 +192,13 @@ async def test_warnings_of_earlier_checks_are_not_repeated(subject):
         return []
 
     run = CheckRun(subject(SUMS))
-    told = [(await run.run_check(asking(look))).warnings for _ in range(2)]
-    assert told == [["an episode: it does not close"], []]
+    warnings = [(await run.run_check(build_check(look))).warnings for _ in range(2)]
+    assert warnings == [["an episode: it does not close"], []]
 
 
 async def test_if_loading_fails_the_remaining_checks_are_skipped(subject):
     run = CheckRun(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
-    results = [await run.run_check(asking(nothing)) for _ in range(2)]
+    results = [await run.run_check(build_check(find_nothing)) for _ in range(2)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "hook 'tasks' raised IndexError" in results[0].findings[0].seen
     assert results[1].reason == "it does not load"
@@ -207,35 +207,39 @@ async def test_if_loading_fails_the_remaining_checks_are_skipped(subject):
 async def test_checks_without_loading_run_anyway(subject):
     run = CheckRun(subject("1 / 0"))
     report = await run.report(catalog.select_checks(["packaging", "runtime.load", "runtime.splits"]))
-    told = {result.id: result.status for result in report.results}
-    assert (told["packaging.metadata"], told["runtime.load"], told["runtime.splits"]) == ("passed", "failed", "skipped")
+    statuses = {result.id: result.status for result in report.results}
+    assert (statuses["packaging.metadata"], statuses["runtime.load"], statuses["runtime.splits"]) == (
+        "passed",
+        "failed",
+        "skipped",
+    )
 
 
 async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
-    made = subject(SUMS.replace("while True:", "while WAIT.wait():"))
-    made.environment.plugin.WAIT = stuck
-    result = await CheckRun(made, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
-        asking(nothing)
+    sums = subject(SUMS.replace("while True:", "while WAIT.wait():"))
+    sums.environment.plugin.WAIT = stuck
+    result = await CheckRun(sums, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
+        build_check(find_nothing)
     )
     assert "were not drawn within 0.2 seconds" in result.findings[0].seen
 
 
-async def test_a_setting_the_caller_misspelt_is_the_callers_mistake(subject):
+async def test_a_misspelt_setting_raises_an_error_for_the_caller(subject):
     with pytest.raises(BadConfig, match="digts"):
-        await CheckRun(subject(SUMS, digts=2)).run_check(asking(nothing))
+        await CheckRun(subject(SUMS, digts=2)).run_check(build_check(find_nothing))
 
 
-async def test_a_split_the_caller_misspelt_is_the_callers_mistake(subject):
-    made = subject(SUMS)
-    made.split = "tset"
+async def test_a_misspelt_split_raises_an_error_for_the_caller(subject):
+    sums = subject(SUMS)
+    sums.split = "tset"
     with pytest.raises(UnknownSplit, match="did you mean 'test'"):
-        await CheckRun(made).run_check(asking(nothing))
+        await CheckRun(sums).run_check(build_check(find_nothing))
 
 
 async def test_a_named_split_is_the_only_one_checked(subject):
-    made = subject(SUMS, count=3)
-    made.split = "test"
-    assert len(made.tasks) == 3
+    sums = subject(SUMS, count=3)
+    sums.split = "test"
+    assert len(sums.tasks) == 3
 
 
 def test_run_in_thread_works_with_and_without_a_running_loop():
@@ -257,7 +261,7 @@ def test_run_in_thread_raises_the_error_of_the_work():
 
 
 async def test_a_report_shows_findings_reason_and_fix(subject):
-    report = await CheckRun(subject(SUMS)).report([asking(something), asking(nothing)])
+    report = await CheckRun(subject(SUMS)).report([build_check(find_something), build_check(find_nothing)])
     lines = format_report(report).splitlines()
     assert lines[:4] == [
         "FAIL  runtime.made                      all is well",
@@ -272,5 +276,5 @@ async def test_findings_are_shown_without_control_characters(subject):
     async def look(subject):
         return [Finding(seen="it said \x1b[2J\u202e")]
 
-    shown = format_report(await CheckRun(subject(SUMS)).report([asking(look)]))
-    assert r"it said \x1b[2J\u202e" in shown
+    text = format_report(await CheckRun(subject(SUMS)).report([build_check(look)]))
+    assert r"it said \x1b[2J\u202e" in text

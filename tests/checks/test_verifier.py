@@ -1,10 +1,10 @@
-"""Repeated judgements of one transcript."""
+"""Repeated verdicts on one transcript."""
 
 from __future__ import annotations
 
 import pytest
 
-ASKED = """
+SOURCE = """
 COUNT = {"asked": 0}
 
 class Memory(State):
@@ -32,7 +32,7 @@ CHECK = "semantic.verifier_determinism"
 
 
 @pytest.mark.parametrize(
-    ("body", "seen"),
+    ("body", "expected"),
     [
         ("state.seen.sort()", "changes its arguments: state.seen"),
         ("task.parts.sort()", "changes its arguments: task.parts"),
@@ -46,15 +46,15 @@ CHECK = "semantic.verifier_determinism"
         ("COUNT['asked'] += 1; 1 / (COUNT['asked'] % 3)", "the verdict changes"),
     ],
 )
-async def test_changes_are_found(subject, outcome, body, seen):
-    [first, *_] = (await outcome(CHECK, subject(ASKED.replace("BODY", body)))).findings
-    assert seen in first.seen
+async def test_changes_by_the_verifier_are_found(subject, outcome, body, expected):
+    [first, *_] = (await outcome(CHECK, subject(SOURCE.replace("BODY", body)))).findings
+    assert expected in first.seen
 
 
 async def test_a_verifier_that_only_reads_passes(subject, outcome):
-    assert (await outcome(CHECK, subject(ASKED.replace("BODY", "sorted(state.seen)")))).status == "passed"
+    assert (await outcome(CHECK, subject(SOURCE.replace("BODY", "sorted(state.seen)")))).status == "passed"
 
 
 async def test_a_verifier_that_always_fails_is_not_compared(subject, outcome):
-    result = await outcome(CHECK, subject(ASKED.replace("BODY", "raise ValueError")))
+    result = await outcome(CHECK, subject(SOURCE.replace("BODY", "raise ValueError")))
     assert (result.status, result.reason.startswith("no play of a task was scored")) == ("skipped", True)

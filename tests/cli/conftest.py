@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests: the command in this process, and as a separate process."""
+"""Fixtures of the command-line tests: run a command in this process, or start it as a separate process."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gymsdk.cli import main
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
+class Result:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
     err: str
 
 
-Command = Callable[..., Ended]
+Command = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder the commands run in."""
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty working directory of the test."""
     folder = tmp_path / "there"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -38,36 +38,36 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def gymsdk(
-    installed: Callable[..., Path], there: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    installed: Callable[..., Path], workdir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Command:
-    """Run the command line in this process, the environment `sums` installed."""
+    """Return a function that runs the command line in this process, with the environment `sums` installed."""
     installed()
 
-    def run(*words: object) -> Ended:
-        arguments = [str(word) for word in words]
-        monkeypatch.setattr(sys, "argv", ["gymsdk", *arguments])
+    def run(*arguments: object) -> Result:
+        argv = [str(word) for word in arguments]
+        monkeypatch.setattr(sys, "argv", ["gymsdk", *argv])
         with pytest.raises(SystemExit) as caught:
-            main(arguments)
+            main(argv)
         code = caught.value.code
-        return Ended(code if isinstance(code, int) else 0, *capfd.readouterr())
+        return Result(code if isinstance(code, int) else 0, *capfd.readouterr())
 
     return run
 
 
 @pytest.fixture
-def start(installed: Callable[..., Path], there: Path) -> Iterator[Start]:
-    """Start the command line as a process, the environment `sums` installed; it is killed when the test is over."""
+def start(installed: Callable[..., Path], workdir: Path) -> Iterator[Start]:
+    """Yield a function that starts the command line as a process with `sums` installed, and kills it at the end."""
     installed()
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: object, **options: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gymsdk", *map(str, words)]
+    def start_process(*arguments: object, **options: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]  # options by name
         started.append(process)
         return process
 
-    yield begin
+    yield start_process
     for process in started:
         process.kill()
         process.communicate()

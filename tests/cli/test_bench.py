@@ -16,22 +16,22 @@ from gymsdk.bench import stage
 SMALL = ("--rollouts", 8, "--concurrency", "1,3", "--split", "train")
 
 
-def test_a_program_reads_a_line_of_json_for_each_environment(gymsdk: Callable[..., Any]) -> None:
-    ended = gymsdk("bench", "sums", "tool_call", *SMALL, "--model", "scripted/oracle", "--json")
-    assert ended.code == 0, ended.err
-    found = [json.loads(line) for line in ended.out.splitlines()]
-    assert [each["environment"] for each in found] == ["sums", "tool_call"]
-    for each in found:
+def test_json_output_has_one_line_per_environment(gymsdk: Callable[..., Any]) -> None:
+    result = gymsdk("bench", "sums", "tool_call", *SMALL, "--model", "scripted/oracle", "--json")
+    assert result.code == 0, result.err
+    reports = [json.loads(line) for line in result.out.splitlines()]
+    assert [each["environment"] for each in reports] == ["sums", "tool_call"]
+    for each in reports:
         counts = [(load["concurrency"], load["rollouts"], load["wrong"]) for load in each["loads"]]
         assert counts == [(1, 8, 0), (3, 8, 0)]
         assert each["ready"] > 0
         assert each["ready_memory"] > 20
 
 
-def test_people_read_a_table(gymsdk: Callable[..., Any]) -> None:
-    ended = gymsdk("bench", "sums", *SMALL)
-    assert ended.code == 0, ended.err
-    first, second, header, *lines = ended.out.splitlines()
+def test_text_output_is_a_table(gymsdk: Callable[..., Any]) -> None:
+    result = gymsdk("bench", "sums", *SMALL)
+    assert result.code == 0, result.err
+    first, second, header, *lines = result.out.splitlines()
     assert first == "sums: played by endpoint/policy, which replays scripted/oracle"
     assert second.startswith("ready in ")
     assert header.split() == ["at", "once", "1", "3"]
@@ -39,7 +39,7 @@ def test_people_read_a_table(gymsdk: Callable[..., Any]) -> None:
     assert any(line.split() == ["mean", "reward", "1.000", "1.000"] for line in lines)
 
 
-def _head(start: Callable[..., subprocess.Popen[str]], model: str) -> str:
+def _start_head(start: Callable[..., subprocess.Popen[str]], model: str) -> str:
     process = start("serve", "sums", "--port", 0, "--json", "--model", model)
     return str(json.loads(process.stdout.readline())["head"])
 
@@ -47,32 +47,34 @@ def _head(start: Callable[..., subprocess.Popen[str]], model: str) -> str:
 def test_bench_measures_the_servers_of_a_head(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/oracle:0.5"), "--json")
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
-    assert (found["model"], found["ready"]) == ("scripted/oracle:0.5", None)
-    assert all(load["wrong"] == 0 and "servers" in load["memory"] for load in found["loads"])
+    result = gymsdk("bench", "sums", *SMALL, "--head", _start_head(start, "scripted/oracle:0.5"), "--json")
+    assert result.code == 0, result.err
+    reports = json.loads(result.out)
+    assert (reports["model"], reports["ready"]) == ("scripted/oracle:0.5", None)
+    assert all(load["wrong"] == 0 and "servers" in load["memory"] for load in reports["loads"])
 
 
 def test_wrong_rewards_are_reported_with_exit_code_1(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/null"), "--model", "scripted/oracle")
-    assert ended.code == 1
-    assert "WRONG REWARDS: with 3 at once, 8 of 8 rewards differ from the recording" in ended.out
-    assert "the mean is 0.0000, expected 1.0000" in ended.out
+    result = gymsdk(
+        "bench", "sums", *SMALL, "--head", _start_head(start, "scripted/null"), "--model", "scripted/oracle"
+    )
+    assert result.code == 1
+    assert "WRONG REWARDS: with 3 at once, 8 of 8 rewards differ from the recording" in result.out
+    assert "the mean is 0.0000, expected 1.0000" in result.out
 
 
-def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
-    ended = gymsdk("bench", "sums", "--minutes", 0.02, "--concurrency", 2, "--model", "scripted/oracle", "--json")
-    assert ended.code == 0, ended.err
-    [load] = json.loads(ended.out)["loads"]
+def test_a_load_can_last_a_number_of_minutes(gymsdk: Callable[..., Any]) -> None:
+    result = gymsdk("bench", "sums", "--minutes", 0.02, "--concurrency", 2, "--model", "scripted/oracle", "--json")
+    assert result.code == 0, result.err
+    [load] = json.loads(result.out)["loads"]
     assert load["seconds"] >= 1.2
     assert load["wrong"] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         (["nosuch"], "no environment named 'nosuch'"),
         (["sums", "--concurrency", "0"], "--concurrency 0: write positive integers"),
@@ -82,10 +84,10 @@ def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
         (["sums", "--split", "tran"], "has no split 'tran'; did you mean 'train'?"),
     ],
 )
-def test_wrong_input_is_refused(gymsdk: Callable[..., Any], words: list[str], complaint: str) -> None:
-    ended = gymsdk("bench", *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert complaint in ended.err
+def test_wrong_input_is_rejected(gymsdk: Callable[..., Any], arguments: list[str], message: str) -> None:
+    result = gymsdk("bench", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
 
 
 def test_a_signal_stops_all_started_processes(start: Callable[..., subprocess.Popen[str]]) -> None:

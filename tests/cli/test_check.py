@@ -12,40 +12,40 @@ LOAD = ("--only", "runtime.load")
 
 
 def test_a_check_that_passes_is_a_line_and_exit_code_0(gymsdk):
-    ended = gymsdk("check", "sums", *LOAD)
-    first, line, _, last = ended.out.splitlines()
-    assert (ended.code, first) == (0, "sums (env_sums 1.0), seed 0")
+    result = gymsdk("check", "sums", *LOAD)
+    first, line, _, last = result.out.splitlines()
+    assert (result.code, first) == (0, "sums (env_sums 1.0), seed 0")
     assert line.split(maxsplit=2)[:2] == ["ok", "runtime.load"]
     assert last.startswith("1 passed in ")
 
 
 def test_findings_are_printed_with_reason_and_fix_and_exit_code_1(gymsdk):
-    ended = gymsdk("check", "sums", "--only", "packaging.metadata")
-    assert ended.code == 1
-    assert "FAIL  packaging.metadata" in ended.out
-    assert "      seen: it does not depend on `gymsdk`" in ended.out
-    assert "      why:  " in ended.out
-    assert '      mend: add `dependencies = ["gymsdk"]`' in ended.out
+    result = gymsdk("check", "sums", "--only", "packaging.metadata")
+    assert result.code == 1
+    assert "FAIL  packaging.metadata" in result.out
+    assert "      seen: it does not depend on `gymsdk`" in result.out
+    assert "      why:  " in result.out
+    assert '      mend: add `dependencies = ["gymsdk"]`' in result.out
 
 
 def test_json_is_the_whole_report(gymsdk):
-    ended = gymsdk("check", "sums", "--only", "packaging.metadata", *LOAD, "--json", "--seed", 3)
-    told = json.loads(ended.out)
-    assert (told["environment"], told["version"], told["seed"]) == ("sums", "1.0", 3)
-    assert [(each["id"], each["status"]) for each in told["results"]] == [
+    result = gymsdk("check", "sums", "--only", "packaging.metadata", *LOAD, "--json", "--seed", 3)
+    output = json.loads(result.out)
+    assert (output["environment"], output["version"], output["seed"]) == ("sums", "1.0", 3)
+    assert [(each["id"], each["status"]) for each in output["results"]] == [
         ("packaging.metadata", "failed"),
         ("runtime.load", "passed"),
     ]
-    assert {"seen", "mend"} <= told["results"][0]["findings"][0].keys()
+    assert {"seen", "mend"} <= output["results"][0]["findings"][0].keys()
 
 
 def test_output_of_the_environment_stays_out_of_the_results(gymsdk, installed):
     installed(
         "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
     )
-    ended = gymsdk("check", "loud", *LOAD, "--json")
-    assert json.loads(ended.out)["results"][0]["findings"][0]["seen"] == "it has no split"
-    assert "hello" in ended.err
+    result = gymsdk("check", "loud", *LOAD, "--json")
+    assert json.loads(result.out)["results"][0]["findings"][0]["seen"] == "it has no split"
+    assert "hello" in result.err
 
 
 def test_output_while_reading_rows_stays_out_of_the_results(gymsdk, installed, tmp_path):
@@ -54,12 +54,12 @@ def test_output_while_reading_rows_stays_out_of_the_results(gymsdk, installed, t
     )
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"responses_create_params": {"input": "?"}}\n')
-    ended = gymsdk("check", "loud", *LOAD, "--json", "--tasks", rows)
-    assert json.loads(ended.out)["results"][0]["status"] == "passed"
-    assert "hello" in ended.err
+    result = gymsdk("check", "loud", *LOAD, "--json", "--tasks", rows)
+    assert json.loads(result.out)["results"][0]["status"] == "passed"
+    assert "hello" in result.err
 
 
-def test_a_budget_too_small_for_the_best_play_is_blamed_for_it(gymsdk, installed):
+def test_a_turn_budget_too_small_for_the_oracle_is_named_as_the_cause(gymsdk, installed):
     installed(
         "long",
         "from typing import Literal\nfrom gymsdk import *\n"
@@ -70,11 +70,11 @@ def test_a_budget_too_small_for_the_best_play_is_blamed_for_it(gymsdk, installed
         "    said = sum(item.get('role') == 'assistant' for item in transcript.items)\n"
         "    return Message(content=str(said + 1))\n",
     )
-    words = ("check", "long", "--only", "semantic.oracle_max")
-    told = " ".join(gymsdk(*words).out.split())
-    assert "its budget of turns ended the episode after 32 turns" in told
-    assert "allow more with --turns" in told
-    assert gymsdk(*words, "--turns", 40).code == 0
+    arguments = ("check", "long", "--only", "semantic.oracle_max")
+    output = " ".join(gymsdk(*arguments).out.split())
+    assert "its budget of turns ended the episode after 32 turns" in output
+    assert "allow more with --turns" in output
+    assert gymsdk(*arguments, "--turns", 40).code == 0
 
 
 def test_settings_reach_the_environment(gymsdk):
@@ -82,7 +82,7 @@ def test_settings_reach_the_environment(gymsdk):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "expected"),
     [
         (["smus"], "no environment named 'smus'; did you mean 'sums'?"),
         ([], "name the environment to check"),
@@ -93,27 +93,27 @@ def test_settings_reach_the_environment(gymsdk):
         (["sums", *LOAD, "--tasks", "rows.jsonl"], "name a JSONL file that can be read"),
     ],
 )
-def test_wrong_usage_is_a_sentence_and_exit_code_2(gymsdk, words, told):
-    ended = gymsdk("check", *words)
-    assert (ended.code, told in ended.err) == (2, True), ended.err
+def test_wrong_usage_is_reported_in_a_sentence_with_exit_code_2(gymsdk, arguments, expected):
+    result = gymsdk("check", *arguments)
+    assert (result.code, expected in result.err) == (2, True), result.err
 
 
-def test_the_rows_of_a_file_are_looked_at(gymsdk, there):
-    (there / "rows.jsonl").write_text('{"responses_create_params": {"input": ""}, "answer": 3}\n')
-    ended = gymsdk("check", "sums", "--only", "runtime.prompts", "--tasks", "rows.jsonl")
-    assert "an episode opens without text for the policy" in ended.out
+def test_the_rows_of_a_file_are_checked(gymsdk, workdir):
+    (workdir / "rows.jsonl").write_text('{"responses_create_params": {"input": ""}, "answer": 3}\n')
+    result = gymsdk("check", "sums", "--only", "runtime.prompts", "--tasks", "rows.jsonl")
+    assert "an episode opens without text for the policy" in result.out
 
 
 def test_split_and_limit_restrict_the_checked_tasks(gymsdk):
-    ended = gymsdk("check", "sums", "--only", "runtime.rows", "--split", "test", "--limit", 1, "--json")
-    assert (ended.code, json.loads(ended.out)["results"][0]["status"]) == (0, "passed")
+    result = gymsdk("check", "sums", "--only", "runtime.rows", "--split", "test", "--limit", 1, "--json")
+    assert (result.code, json.loads(result.out)["results"][0]["status"]) == (0, "passed")
 
 
 def test_the_list_shows_every_check(gymsdk):
-    shown = [line.split()[0] for line in gymsdk("check", "--list").out.splitlines()]
-    assert shown == [check.id for check in CHECKS]
-    told = json.loads(gymsdk("check", "--list", "--json", "--skip", "packaging").out)
-    assert [each["id"] for each in told] == [each for each in shown if not each.startswith("packaging.")]
+    ids = [line.split()[0] for line in gymsdk("check", "--list").out.splitlines()]
+    assert ids == [check.id for check in CHECKS]
+    output = json.loads(gymsdk("check", "--list", "--json", "--skip", "packaging").out)
+    assert [each["id"] for each in output] == [each for each in ids if not each.startswith("packaging.")]
 
 
 def test_skipped_checks_do_not_run(gymsdk):

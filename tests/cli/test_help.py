@@ -28,18 +28,18 @@ def test_the_help_begins_with_the_commands_to_start_with(gymsdk: Command) -> Non
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_ends_its_help_with_examples_of_its_own_options(gymsdk: Command, name: str) -> None:
+def test_the_help_of_every_command_ends_with_valid_examples(gymsdk: Command, name: str) -> None:
     examples = gymsdk(*name.split(), "--help").out.partition("\nExamples:\n")[2].splitlines()
     assert 1 <= len(examples) <= 3
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
     for example in examples:
-        words = shlex.split(example)
-        assert " ".join(words).startswith(f"gymsdk {name}")
-        assert {word for word in words if word.startswith("--")} <= options
+        arguments = shlex.split(example)
+        assert " ".join(arguments).startswith(f"gymsdk {name}")
+        assert {word for word in arguments if word.startswith("--")} <= options
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_with_many_options_groups_all_of_them_but_help(gymsdk: Command, name: str) -> None:
+def test_a_command_with_many_options_groups_all_options_except_help(gymsdk: Command, name: str) -> None:
     out = gymsdk(*name.split(), "--help").out
     headings = re.findall(r"^(\S[\w ]*):$", out, re.MULTILINE)
     if "Options" in headings:
@@ -59,9 +59,9 @@ def test_the_help_of_every_option_starts_with_a_capital_and_ends_with_a_full_sto
             assert text.endswith("."), parameter.name
 
 
-def test_a_wrong_choice_is_answered_with_the_nearest_one(gymsdk: Command) -> None:
-    ended = gymsdk("new", "maze", "--kind", "tool")
-    assert (ended.code, "did you mean 'tools'?" in ended.err) == (2, True)
+def test_an_invalid_choice_is_answered_with_the_nearest_one(gymsdk: Command) -> None:
+    result = gymsdk("new", "maze", "--kind", "tool")
+    assert (result.code, "did you mean 'tools'?" in result.err) == (2, True)
 
 
 def test_the_help_is_plain_text(gymsdk: Command) -> None:

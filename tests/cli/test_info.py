@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli.conftest import Command
 
-SHOWN = '''
+SOURCE = '''
 from __future__ import annotations
 from typing import Annotated, Literal
 from pydantic import Field
@@ -43,7 +43,7 @@ def verify(task: Row):
 
 
 def test_info_prints_types_as_source_code(gymsdk: Command, installed: Callable[..., Path]) -> None:
-    installed("shown", SHOWN)
+    installed("shown", SOURCE)
     out = gymsdk("info", "shown").out
     assert out.startswith("shown (env_shown 1.0)\nMade.\n\nsplits: train, test\n")
     for line in (
@@ -59,27 +59,29 @@ def test_info_prints_types_as_source_code(gymsdk: Command, installed: Callable[.
     assert out.endswith("… (1200 characters)\n")
 
 
-def test_programs_get_json(gymsdk: Command, installed: Callable[..., Path]) -> None:
-    installed("shown", SHOWN)
-    told = json.loads(gymsdk("info", "shown", "--json").out)
-    assert told["splits"] == ["train", "test"]
-    assert told["settings"][1] == {
+def test_json_output_has_splits_settings_tools_and_the_first_task(
+    gymsdk: Command, installed: Callable[..., Path]
+) -> None:
+    installed("shown", SOURCE)
+    output = json.loads(gymsdk("info", "shown", "--json").out)
+    assert output["splits"] == ["train", "test"]
+    assert output["settings"][1] == {
         "name": "sizes",
         "type": "tuple[int, ...]",
         "required": False,
         "default": [1, 2],
         "description": None,
     }
-    assert told["tools"][0]["name"] == "find"
-    assert told["first task"][0]["role"] == "user"
+    assert output["tools"][0]["name"] == "find"
+    assert output["first task"][0]["role"] == "user"
 
 
-def test_settings_decide_the_first_task(gymsdk: Command) -> None:
+def test_settings_affect_the_first_task(gymsdk: Command) -> None:
     short, long = (gymsdk("info", "sums", "--set", f"digits={digits}").out for digits in (1, 9))
     assert short.split("first task")[1] != long.split("first task")[1]
 
 
-def test_an_environment_without_tasks_or_tools_is_shown(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_an_environment_without_tasks_or_tools_is_described(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("bare", "from gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     out = gymsdk("info", "bare").out
     assert "splits: none\n\nsettings: none\n" in out
@@ -87,13 +89,13 @@ def test_an_environment_without_tasks_or_tools_is_shown(gymsdk: Command, install
 
 
 def test_an_unknown_environment_is_reported_in_one_sentence(gymsdk: Command) -> None:
-    ended = gymsdk("info", "summs")
-    assert ended.err.startswith("Error: no environment named 'summs'; did you mean 'sums'?")
-    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    result = gymsdk("info", "summs")
+    assert result.err.startswith("Error: no environment named 'summs'; did you mean 'sums'?")
+    assert (result.code, result.err.count("\n")) == (2, 1)
 
 
 def test_a_broken_environment_is_reported_in_one_sentence(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("torn", "import nothing_of_that_name\n")
-    ended = gymsdk("info", "torn")
-    assert "nothing_of_that_name" in ended.err
-    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    result = gymsdk("info", "torn")
+    assert "nothing_of_that_name" in result.err
+    assert (result.code, result.err.count("\n")) == (1, 1)

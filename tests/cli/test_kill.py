@@ -17,7 +17,7 @@ from cli.conftest import Command, Start
 
 TASKS, REPEATS, KILLS = 80, 6, 20
 
-WORDS = (
+ARGUMENTS = (
     "rollout",
     "sums",
     "--model",
@@ -48,28 +48,28 @@ sys.addaudithook(count)
 from gymsdk.cli import main
 main()
 """
-"""The command line, killed just before it changes something in a folder for the given time."""
+"""A program that runs the command line and is killed before it changes a folder for the given time."""
 
 
-def _told(out: Path) -> dict[tuple[int, int], Any]:
-    """What the rollouts of a folder say, but for ids and times; a place told twice is an error."""
-    found: dict[tuple[int, int], Any] = {}
+def _read_comparable(out: Path) -> dict[tuple[int, int], Any]:
+    """Return the rollouts of a folder by task and repeat, without ids and times; a duplicate is an error."""
+    rollouts: dict[tuple[int, int], Any] = {}
     for line in map(json.loads, (out / "rollouts.jsonl").read_bytes().splitlines()):
         key = line["_ng_task_index"], line["_ng_rollout_index"]
-        assert key not in found
+        assert key not in rollouts
         del line["gymsdk"]["timing"]
         line["response"] = [item["content"] for item in line["response"]["output"]]
-        found[key] = line
-    return found
+        rollouts[key] = line
+    return rollouts
 
 
-def _figures(out: Path) -> Any:
+def _metrics(out: Path) -> Any:
     (summary,) = json.loads((out / "metrics.json").read_bytes())
     return summary["agent_metrics"]
 
 
-def _grown(process: subprocess.Popen[str], path: Path, by: int) -> None:
-    """Wait until a file has grown by that many lines, or its writer has ended."""
+def _wait_for_lines(process: subprocess.Popen[str], path: Path, by: int) -> None:
+    """Wait until a file has *by* more lines, or its writer has ended."""
     lines = path.read_bytes().count(b"\n") if path.exists() else 0
     while process.poll() is None:
         if path.exists() and path.read_bytes().count(b"\n") >= lines + by:
@@ -78,35 +78,37 @@ def _grown(process: subprocess.Popen[str], path: Path, by: int) -> None:
 
 
 def _tear(path: Path, rng: random.Random) -> None:
-    """Leave part of the last line only, as a machine that goes down with its process may."""
+    """Cut the last line, as a machine that goes down together with its process may do."""
     if path.exists() and (size := path.stat().st_size):
         with path.open("rb+") as file:
             file.truncate(max(0, size - rng.randrange(80)))
 
 
-def test_twenty_kills_neither_repeat_nor_drop_a_rollout(start: Start, gymsdk: Command, there: Path) -> None:
+def test_twenty_kills_neither_repeat_nor_drop_a_rollout(start: Start, gymsdk: Command, workdir: Path) -> None:
     rng = random.Random(20)
-    rollouts = there / "out" / "rollouts.jsonl"
+    path = workdir / "out" / "rollouts.jsonl"
     for number in range(KILLS):
-        process = start(*WORDS, "-o", "out", "--resume")
+        process = start(*ARGUMENTS, "-o", "out", "--resume")
         if number % 4 == 0:
             time.sleep(rng.uniform(0.0, 0.5))
         else:
-            _grown(process, rollouts, rng.randrange(1, 14))
+            _wait_for_lines(process, path, rng.randrange(1, 14))
         process.send_signal(signal.SIGKILL)
         assert process.wait(timeout=30) == -signal.SIGKILL
         if number % 3 == 0:
-            _tear(rollouts, rng)
+            _tear(path, rng)
 
-    assert gymsdk(*WORDS, "-o", "out", "--resume").code == 0
-    assert gymsdk(*WORDS, "-o", "whole").code == 0
-    assert _told(there / "out").keys() == {(task, repeat) for task in range(TASKS) for repeat in range(REPEATS)}
-    assert _told(there / "out") == _told(there / "whole")
-    own, whole = _figures(there / "out"), _figures(there / "whole")
+    assert gymsdk(*ARGUMENTS, "-o", "out", "--resume").code == 0
+    assert gymsdk(*ARGUMENTS, "-o", "whole").code == 0
+    assert _read_comparable(workdir / "out").keys() == {
+        (task, repeat) for task in range(TASKS) for repeat in range(REPEATS)
+    }
+    assert _read_comparable(workdir / "out") == _read_comparable(workdir / "whole")
+    own, whole = _metrics(workdir / "out"), _metrics(workdir / "whole")
     assert {key: pytest.approx(value) for key, value in whole.items()} == own
 
 
-def test_a_run_killed_at_any_change_of_the_folder_can_be_resumed(start: Start, gymsdk: Command, there: Path) -> None:
+def test_a_run_killed_at_any_change_of_the_folder_can_be_resumed(start: Start, gymsdk: Command, workdir: Path) -> None:
     old = ("rollout", "sums", "--limit", 3, "-o", "out")
     new = ("rollout", "sums", "--limit", 4, "-o", "out")
     changes = 0
@@ -117,13 +119,13 @@ def test_a_run_killed_at_any_change_of_the_folder_can_be_resumed(start: Start, g
         if killed.returncode == 0:
             break
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        ended = gymsdk(*new, "--resume")
-        if ended.code == 0:
-            assert len(_told(there / "out")) == 4
+        result = gymsdk(*new, "--resume")
+        if result.code == 0:
+            assert len(_read_comparable(workdir / "out")) == 4
         else:
-            # Killed before the old run was touched, which then is still whole.
-            assert "--limit was 3, now 4" in ended.err
-            assert len(_told(there / "out")) == 3
+            # The process was killed before it changed the old run, so the old run is complete.
+            assert "--limit was 3, now 4" in result.err
+            assert len(_read_comparable(workdir / "out")) == 3
             assert gymsdk(*old, "--resume").code == 0
         changes += 1
     assert changes >= 15

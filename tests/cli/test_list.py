@@ -12,7 +12,7 @@ from cli.conftest import Command, Start
 
 
 @pytest.fixture(autouse=True)
-def _only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def _disable_included_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_DISABLE", "math,tool_call,multineedle")
 
 
@@ -20,7 +20,7 @@ def test_every_environment_is_listed_with_its_package(gymsdk: Command) -> None:
     assert gymsdk("list").out == "sums  env_sums 1.0  Made.\n"
 
 
-def test_programs_get_json(gymsdk: Command) -> None:
+def test_json_output_lists_environments(gymsdk: Command) -> None:
     (listed,) = json.loads(gymsdk("list", "--json").out)
     assert (listed["name"], listed["distribution"], listed["error"]) == ("sums", "env_sums", None)
 
@@ -28,11 +28,11 @@ def test_programs_get_json(gymsdk: Command) -> None:
 def test_a_broken_environment_is_listed_with_its_error(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("torn", "import nothing_of_that_name\n")
     assert "nothing_of_that_name" not in gymsdk("list").out
-    ended = gymsdk("list", "--load")
-    assert "torn" in ended.out
-    assert "broken: " in ended.out
-    assert "nothing_of_that_name" in ended.out
-    assert ended.code == 1
+    result = gymsdk("list", "--load")
+    assert "torn" in result.out
+    assert "broken: " in result.out
+    assert "nothing_of_that_name" in result.out
+    assert result.code == 1
 
 
 def test_an_environment_that_needs_a_setting_is_not_broken(gymsdk: Command, installed: Callable[..., Path]) -> None:
@@ -66,8 +66,8 @@ def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:
 def test_the_command_line_starts_without_heavy_imports() -> None:
     heavy = {"rich", "aiohttp", "matplotlib", "openai", "sympy", "numpy", "gymnasium", "pebble", "fastapi"}
     code = f"import gymsdk.cli, sys; print(sorted({heavy} & sys.modules.keys()))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "[]\n"
 
 
 def test_the_version_is_printed(gymsdk: Command) -> None:
@@ -81,6 +81,6 @@ def test_every_command_has_help_that_fits_a_terminal(
     gymsdk: Command, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    ended = gymsdk(command, "--help")
-    assert ended.code == 0
-    assert max(map(len, ended.out.splitlines())) <= 80
+    result = gymsdk(command, "--help")
+    assert result.code == 0
+    assert max(map(len, result.out.splitlines())) <= 80

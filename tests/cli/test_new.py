@@ -17,7 +17,7 @@ from cli.conftest import Command, Start
 from gymsdk.cli.new import NAME_PATTERN, parse_name
 from gymsdk.plugins import registry
 
-RIGHT = {
+VALID = {
     "my-env": "gym_env_my_env",
     "2048": "gym_env_2048",
     "CamelCase": "gym_env_camelcase",
@@ -28,7 +28,7 @@ RIGHT = {
     "a--b": "gym_env_a__b",
     "x" * 64: "gym_env_" + "x" * 64,
 }
-WRONG = {
+INVALID = {
     "math-v2": "leave out `-v<digits>`",
     "gym-env-maze": "`gymsdk new maze`",
     "Gym-Env-": "`gymsdk new NAME`",
@@ -47,75 +47,75 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_name_names_the_distribution_the_module_and_the_entry_point(
-    gymsdk: Command, there: Path, name: str
+@pytest.mark.parametrize("name", VALID)
+def test_a_valid_name_gives_the_distribution_the_module_and_the_entry_point(
+    gymsdk: Command, workdir: Path, name: str
 ) -> None:
     assert gymsdk("new", name).code == 0
-    folder = there / f"gym-env-{name}"
+    folder = workdir / f"gym-env-{name}"
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == f"gym-env-{name}"
-    assert project["entry-points"]["gymsdk.environments"] == {name: RIGHT[name]}
-    compile((folder / RIGHT[name] / "__init__.py").read_text(), name, "exec")
-    assert RIGHT[name].isidentifier()
-    assert not keyword.iskeyword(RIGHT[name])
+    assert project["entry-points"]["gymsdk.environments"] == {name: VALID[name]}
+    compile((folder / VALID[name] / "__init__.py").read_text(), name, "exec")
+    assert VALID[name].isidentifier()
+    assert not keyword.iskeyword(VALID[name])
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_name_is_refused_in_a_sentence(gymsdk: Command, there: Path, name: str) -> None:
-    ended = gymsdk("new", name)
-    assert ended.code == 2
-    assert WRONG[name] in ended.err
-    assert ended.err.count("\n") == 1
-    assert list(there.iterdir()) == []
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_name_is_rejected_in_a_sentence(gymsdk: Command, workdir: Path, name: str) -> None:
+    result = gymsdk("new", name)
+    assert result.code == 2
+    assert INVALID[name] in result.err
+    assert result.err.count("\n") == 1
+    assert list(workdir.iterdir()) == []
 
 
 @given(st.from_regex(NAME_PATTERN, fullmatch=True))
-def test_a_right_name_is_the_registrys_and_gymnasiums_too(name: str) -> None:
+def test_a_valid_name_is_accepted_by_the_registry_and_by_gymnasium(name: str) -> None:
     assert registry._NAME_PATTERN.fullmatch(name)
     assert not registry._VERSIONED_NAME_PATTERN.fullmatch(name)
     assert parse_env_id(f"nemo/{name}") == ("nemo", name, None)
     assert parse_name(name).module.isidentifier()
 
 
-def test_an_existing_folder_is_left_alone(gymsdk: Command, there: Path) -> None:
-    (there / "gym-env-maze").mkdir()
-    ended = gymsdk("new", "maze")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("Error: gym-env-maze already exists; choose another name")
-    assert list((there / "gym-env-maze").iterdir()) == []
+def test_an_existing_folder_is_not_changed(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "gym-env-maze").mkdir()
+    result = gymsdk("new", "maze")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Error: gym-env-maze already exists; choose another name")
+    assert list((workdir / "gym-env-maze").iterdir()) == []
 
 
-def test_a_broken_link_is_left_alone(gymsdk: Command, there: Path) -> None:
-    (there / "gym-env-maze").symlink_to(there / "nowhere")
+def test_a_broken_link_is_not_followed(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "gym-env-maze").symlink_to(workdir / "nowhere")
     assert gymsdk("new", "maze").code == 2
-    assert not (there / "nowhere").exists()
+    assert not (workdir / "nowhere").exists()
 
 
 @pytest.mark.parametrize("name", ["sums", "Sums"])
-def test_the_name_of_an_installed_environment_is_refused(gymsdk: Command, there: Path, name: str) -> None:
-    ended = gymsdk("new", name)
-    assert ended.code == 2
-    assert "an environment named 'sums' is already installed (env_sums 1.0); choose another name" in ended.err
-    assert list(there.iterdir()) == []
+def test_the_name_of_an_installed_environment_is_rejected(gymsdk: Command, workdir: Path, name: str) -> None:
+    result = gymsdk("new", name)
+    assert result.code == 2
+    assert "an environment named 'sums' is already installed (env_sums 1.0); choose another name" in result.err
+    assert list(workdir.iterdir()) == []
 
 
-def test_a_name_whose_distribution_is_installed_is_refused(gymsdk: Command) -> None:
+def test_a_name_with_an_installed_distribution_is_rejected(gymsdk: Command) -> None:
     assert "'tool_call' is already installed" in gymsdk("new", "tool-call").err
 
 
 @pytest.mark.parametrize("author", ["", " ", "two\nlines", "{{ 1 }}", "\udcff", "nul\0"])
-def test_an_author_that_is_no_line_of_text_is_refused(gymsdk: Command, there: Path, author: str) -> None:
-    ended = gymsdk("new", "maze", "--author", author)
-    assert ended.code == 2
-    assert "write a name on one line" in ended.err
-    assert list(there.iterdir()) == []
+def test_an_author_that_is_not_one_line_of_text_is_rejected(gymsdk: Command, workdir: Path, author: str) -> None:
+    result = gymsdk("new", "maze", "--author", author)
+    assert result.code == 2
+    assert "write a name on one line" in result.err
+    assert list(workdir.iterdir()) == []
 
 
 @pytest.mark.parametrize("author", ['Ada "L" \\ Love', "\u0141ucja \U0001f600", "O'Hara, \u8ff7\u5bab"])
-def test_an_author_stands_as_written(gymsdk: Command, there: Path, author: str) -> None:
+def test_the_author_is_written_unchanged(gymsdk: Command, workdir: Path, author: str) -> None:
     assert gymsdk("new", "maze", "--author", author, "--license", "MIT").code == 0
-    folder = there / "gym-env-maze"
+    folder = workdir / "gym-env-maze"
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["authors"] == [{"name": author}]
     assert author in (folder / "LICENSE").read_text()
@@ -129,36 +129,36 @@ def test_an_author_stands_as_written(gymsdk: Command, there: Path, author: str) 
         ("proprietary", "LicenseRef-Proprietary", "All rights reserved"),
     ],
 )
-def test_each_licence_comes_with_its_text(gymsdk: Command, there: Path, license: str, spdx: str, opening: str) -> None:
+def test_each_licence_has_its_text(gymsdk: Command, workdir: Path, license: str, spdx: str, opening: str) -> None:
     gymsdk("new", "maze", "--license", license)
-    project = tomllib.loads((there / "gym-env-maze" / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((workdir / "gym-env-maze" / "pyproject.toml").read_text())["project"]
     assert project["license"] == spdx
-    assert opening in (there / "gym-env-maze" / "LICENSE").read_text()
+    assert opening in (workdir / "gym-env-maze" / "LICENSE").read_text()
     assert ("Private :: Do Not Upload" in project["classifiers"]) is (license == "proprietary")
 
 
-def test_new_prints_the_next_commands(gymsdk: Command, there: Path) -> None:
-    told = gymsdk("new", "maze", "--output", "new folder").out
-    assert "pip install -e './new folder/gym-env-maze[dev]'" in told
-    assert "gymsdk check maze" in told
-    assert (there / "new folder" / "gym-env-maze" / "gym_env_maze" / "__init__.py").is_file()
+def test_new_prints_the_next_commands(gymsdk: Command, workdir: Path) -> None:
+    output = gymsdk("new", "maze", "--output", "new folder").out
+    assert "pip install -e './new folder/gym-env-maze[dev]'" in output
+    assert "gymsdk check maze" in output
+    assert (workdir / "new folder" / "gym-env-maze" / "gym_env_maze" / "__init__.py").is_file()
 
 
-def test_programs_get_json(gymsdk: Command, there: Path) -> None:
-    told = json.loads(gymsdk("new", "maze", "--judge", "--json").out)
-    assert (told["distribution"], told["module"]) == ("gym-env-maze", "gym_env_maze")
-    assert "gym_env_maze/judge.py" in told["files"]
-    assert all((there / told["folder"] / file).is_file() for file in told["files"])
+def test_json_output_lists_the_written_files(gymsdk: Command, workdir: Path) -> None:
+    output = json.loads(gymsdk("new", "maze", "--judge", "--json").out)
+    assert (output["distribution"], output["module"]) == ("gym-env-maze", "gym_env_maze")
+    assert "gym_env_maze/judge.py" in output["files"]
+    assert all((workdir / output["folder"] / file).is_file() for file in output["files"])
 
 
-def test_an_output_that_is_no_folder_is_refused(gymsdk: Command, there: Path) -> None:
-    (there / "file").write_text("")
-    ended = gymsdk("new", "maze", "--output", "file")
-    assert ended.code == 2
-    assert "choose another folder with --output" in ended.err
+def test_an_output_that_is_not_a_folder_is_rejected(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "file").write_text("")
+    result = gymsdk("new", "maze", "--output", "file")
+    assert result.code == 2
+    assert "choose another folder with --output" in result.err
 
 
-def test_nothing_is_read_from_or_left_in_the_home_folder(start: Start, there: Path, tmp_path: Path) -> None:
+def test_the_home_folder_is_neither_read_nor_written(start: Start, workdir: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / ".cookiecutterrc").write_text("default_context: {kind: nonsense}")
@@ -167,16 +167,16 @@ def test_nothing_is_read_from_or_left_in_the_home_folder(start: Start, there: Pa
     assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
 
 
-def test_without_cookiecutter_new_says_what_to_install(there: Path) -> None:
+def test_without_cookiecutter_new_says_what_to_install(workdir: Path) -> None:
     code = "import sys; sys.modules['cookiecutter'] = None; from gymsdk.cli import main; main(['new', 'maze'])"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=there, capture_output=True, text=True, check=False, timeout=60
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=workdir, capture_output=True, text=True, check=False, timeout=60
     )
-    assert ended.returncode == 2
-    assert 'pip install "gymsdk[author]"' in ended.stderr
-    assert list(there.iterdir()) == []
+    assert result.returncode == 2
+    assert 'pip install "gymsdk[author]"' in result.stderr
+    assert list(workdir.iterdir()) == []
 
 
-def test_its_help_fits_a_terminal(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_fits_a_terminal(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, gymsdk("new", "--help").out.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""`gymsdk play --gym`: the same episodes, through Gymnasium."""
+"""`gymsdk play --gym` plays the same episodes through Gymnasium."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from cli.conftest import Command, Start
 from .test_play import TOOLS
 
 
-def _both(gymsdk: Command, *words: object) -> list[tuple[int, str, str]]:
-    """How the command ends without and with `--gym`, but for its time; a chat calls the developer system."""
-    ended = [gymsdk("play", *words), gymsdk("play", *words, "--gym")]
-    return [(each.code, re.sub(r"\d+ ms", "", each.out).replace("developer: ", "system: "), each.err) for each in ended]
+def _run_both(gymsdk: Command, *arguments: object) -> list[tuple[int, str, str]]:
+    """Return the results without and with `--gym`, without times; a chat calls the developer role `system`."""
+    result = [gymsdk("play", *arguments), gymsdk("play", *arguments, "--gym")]
+    return [
+        (each.code, re.sub(r"\d+ ms", "", each.out).replace("developer: ", "system: "), each.err) for each in result
+    ]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("sums", "--model", "scripted/oracle"),
         ("sums", "--model", "scripted/oracle:0.5", "--seed", 3, "--split", "test", "--task", 2),
@@ -35,45 +37,45 @@ def _both(gymsdk: Command, *words: object) -> list[tuple[int, str, str]]:
         ("math", "--model", "scripted/echo", "--temperature", 0.5),
     ],
 )
-def test_the_output_is_the_same_as_without(gymsdk: Command, words: tuple[object, ...]) -> None:
-    plain, through = _both(gymsdk, *words)
-    assert plain == through
+def test_the_output_equals_the_one_without_gymnasium(gymsdk: Command, arguments: tuple[object, ...]) -> None:
+    plain, with_gym = _run_both(gymsdk, *arguments)
+    assert plain == with_gym
 
 
-def test_a_file_of_tasks_is_played_the_same(gymsdk: Command, there: Path) -> None:
-    (there / "tasks.jsonl").write_text('{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n')
-    plain, through = _both(gymsdk, "sums", "--tasks", "tasks.jsonl", "--model", "scripted/oracle")
-    assert plain == through
-    assert "user: What is 2 + 2?\nassistant: 4\n" in through[1]
+def test_a_tasks_file_gives_the_same_output(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "tasks.jsonl").write_text('{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n')
+    plain, with_gym = _run_both(gymsdk, "sums", "--tasks", "tasks.jsonl", "--model", "scripted/oracle")
+    assert plain == with_gym
+    assert "user: What is 2 + 2?\nassistant: 4\n" in with_gym[1]
 
 
-def test_programs_get_the_same_rollout(gymsdk: Command) -> None:
-    words = ("play", "multineedle", "--model", "scripted/oracle", "--seed", 4, "--json")
-    plain, through = (json.loads(gymsdk(*words, *more).out) for more in ((), ("--gym",)))
-    for each in (plain, through):
+def test_json_output_is_the_same_rollout(gymsdk: Command) -> None:
+    arguments = ("play", "multineedle", "--model", "scripted/oracle", "--seed", 4, "--json")
+    plain, with_gym = (json.loads(gymsdk(*arguments, *more).out) for more in ((), ("--gym",)))
+    for each in (plain, with_gym):
         del each["timing"], each["response"]["created_at"], each["response"]["id"]
-    assert plain == through
+    assert plain == with_gym
 
 
-def test_a_failure_is_printed_the_same(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_failure_gives_the_same_output(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
-    plain, through = _both(gymsdk, "finding", "--model", "scripted/oracle")
-    assert plain == through
-    assert through[0] == 1
-    assert "failed in model (no_solution): " in through[1]
+    plain, with_gym = _run_both(gymsdk, "finding", "--model", "scripted/oracle")
+    assert plain == with_gym
+    assert with_gym[0] == 1
+    assert "failed in model (no_solution): " in with_gym[1]
 
 
 def test_a_person_plays_through_gymnasium(start: Start, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
-    ended = []
+    result = []
     for more in ((), ("--gym",)):
         out, err = start("play", "finding", *more).communicate('/tools\n/call find {"what": "it"}\ndone', timeout=60)
-        ended.append((re.sub(r"\d+ ms", "", out), err))
-    assert ended[0] == ended[1]
-    assert "reward 1 (ended: done; 2 turns" in ended[1][0]
+        result.append((re.sub(r"\d+ ms", "", out), err))
+    assert result[0] == result[1]
+    assert "reward 1 (ended: done; 2 turns" in result[1][0]
 
 
-def test_a_person_may_leave(start: Start) -> None:
+def test_a_person_can_quit(start: Start) -> None:
     process = start("play", "sums", "--gym")
     out, _ = process.communicate("/quit\n", timeout=60)
     assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
@@ -81,7 +83,7 @@ def test_a_person_may_leave(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_person_may_interrupt(start: Start, number: int, code: int) -> None:
+def test_a_person_can_interrupt(start: Start, number: int, code: int) -> None:
     process = start("play", "sums", "--gym")
     assert process.stdout is not None
     while "user: " not in process.stdout.readline():

@@ -20,21 +20,21 @@ Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 SUM = {"messages": [{"role": "user", "content": "What is 40 + 2?"}]}
 
 
-def told(start: Start, *words: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    process = start("policy", "serve", *words, "--port", 0, "--json")
+def start_policy(start: Start, *arguments: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    process = start("policy", "serve", *arguments, "--port", 0, "--json")
     line = process.stdout.readline()
     assert line, process.stderr.read()
     return process, json.loads(line)
 
 
-def reply(url: str, body: dict[str, Any] | None = None) -> Any:
+def request_reply(url: str, body: dict[str, Any] | None = None) -> Any:
     return httpx.post(f"{url}/chat/completions", json=body or SUM).json()["choices"][0]["message"]["content"]
 
 
 def test_json_prints_one_line_and_a_signal_stops_the_endpoint(start: Start) -> None:
-    process, said = told(start, "echo", "--name", "parrot")
-    assert (said["pid"], said["model"]) == (process.pid, "parrot")
-    assert reply(said["url"]) == "What is 40 + 2?"
+    process, output = start_policy(start, "echo", "--name", "parrot")
+    assert (output["pid"], output["model"]) == (process.pid, "parrot")
+    assert request_reply(output["url"]) == "What is 40 + 2?"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
@@ -46,46 +46,48 @@ def test_text_output_suggests_commands(start: Start) -> None:
     url = lines[0].split()[1]
     assert lines[1] == f"Try: GYMSDK_BASE_URL={url} gymsdk rollout math --model vllm/policy\n"
     assert lines[3] == "Ready. Press Ctrl-C to stop.\n"
-    assert reply(url) == ""
+    assert request_reply(url) == ""
 
 
-def test_a_rollout_plays_a_script_file(start: Start, gymsdk: Command, there: Path) -> None:
-    script = there / "lines.jsonl"
+def test_a_rollout_plays_a_script_file(start: Start, gymsdk: Command, workdir: Path) -> None:
+    script = workdir / "lines.jsonl"
     script.write_text('{"text": "I pass."}\n{"text": "42", "when": "40 + 2"}\n')
-    _, said = told(start, f"scripted/script:{script}")
-    assert reply(said["url"]) == "42"
-    ended = gymsdk(
-        *("rollout", "sums", "--model", "vllm/policy", "--base-url", said["url"]),
-        *("--limit", 2, "--output", there / "out", "--json"),
+    _, output = start_policy(start, f"scripted/script:{script}")
+    assert request_reply(output["url"]) == "42"
+    result = gymsdk(
+        *("rollout", "sums", "--model", "vllm/policy", "--base-url", output["url"]),
+        *("--limit", 2, "--output", workdir / "out", "--json"),
     )
-    assert ended.code == 0, ended.err
+    assert result.code == 0, result.err
 
 
-def test_the_oracle_knows_the_tasks_of_an_environment(start: Start, gymsdk: Command, there: Path) -> None:
-    _, said = told(start, "oracle", "--env", "sums")
-    ended = gymsdk(
-        *("rollout", "sums", "--model", "vllm/policy", "--base-url", said["url"]),
-        *("--limit", 3, "--output", there / "out", "--json"),
+def test_the_oracle_plays_the_tasks_of_an_environment(start: Start, gymsdk: Command, workdir: Path) -> None:
+    _, output = start_policy(start, "oracle", "--env", "sums")
+    result = gymsdk(
+        *("rollout", "sums", "--model", "vllm/policy", "--base-url", output["url"]),
+        *("--limit", 3, "--output", workdir / "out", "--json"),
     )
-    assert ended.code == 0, ended.err
-    rewards = [json.loads(line)["reward"] for line in (there / "out" / "rollouts.jsonl").read_text().splitlines()]
+    assert result.code == 0, result.err
+    rewards = [json.loads(line)["reward"] for line in (workdir / "out" / "rollouts.jsonl").read_text().splitlines()]
     assert rewards == [1.0] * 3
 
 
-def test_the_oracle_knows_the_tasks_of_several_environments(start: Start) -> None:
-    _, said = told(start, "oracle", "--env", "sums", "--env", "multineedle", "--set", "sums.digits=1", "--limit", 40)
-    error = httpx.post(f"{said['url']}/chat/completions", json=SUM).json()["error"]
+def test_the_oracle_plays_the_tasks_of_several_environments(start: Start) -> None:
+    _, output = start_policy(
+        start, "oracle", "--env", "sums", "--env", "multineedle", "--set", "sums.digits=1", "--limit", 40
+    )
+    error = httpx.post(f"{output['url']}/chat/completions", json=SUM).json()["error"]
     assert re.search(r"\(read: [1-9]\d* of sums, [1-9]\d* of multineedle\)", error["message"])
 
 
-def test_faults_are_named_on_the_command_line(start: Start) -> None:
-    _, said = told(start, "echo", "--context", 30, "--limited", 0.5, "--latency", "exp:0.001")
-    answers = [httpx.post(f"{said['url']}/chat/completions", json=SUM) for _ in range(20)]
-    assert {answer.status_code for answer in answers} == {400, 429}
+def test_faults_can_be_set_on_the_command_line(start: Start) -> None:
+    _, output = start_policy(start, "echo", "--context", 30, "--limited", 0.5, "--latency", "exp:0.001")
+    responses = [httpx.post(f"{output['url']}/chat/completions", json=SUM) for _ in range(20)]
+    assert {answer.status_code for answer in responses} == {400, 429}
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         (["oracel"], "no scripted policy named 'oracel'"),
         (["oracle"], "name them with --env"),
@@ -102,15 +104,15 @@ def test_faults_are_named_on_the_command_line(start: Start) -> None:
         (["echo", "--reasoning", "loud"], "loud"),
     ],
 )
-def test_invalid_policies_are_rejected_in_one_sentence(gymsdk: Command, words: list[str], complaint: str) -> None:
-    ended = gymsdk("policy", "serve", *words, "--port", 0)
-    assert (ended.code, ended.out) == (2, "")
-    assert complaint in ended.err
+def test_invalid_policies_are_rejected_in_one_sentence(gymsdk: Command, arguments: list[str], message: str) -> None:
+    result = gymsdk("policy", "serve", *arguments, "--port", 0)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
 
 
 def test_a_port_in_use_is_named(gymsdk: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = gymsdk("policy", "serve", "echo", "--port", port)
-    assert ended.code == 2
-    assert f"port {port} of 127.0.0.1" in ended.err
+        result = gymsdk("policy", "serve", "echo", "--port", port)
+    assert result.code == 2
+    assert f"port {port} of 127.0.0.1" in result.err

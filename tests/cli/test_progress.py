@@ -9,7 +9,7 @@ import pytest
 from cli.conftest import Command
 from gymsdk.cli import progress
 
-HOLDING = """
+BLOCKING = """
 import time
 from typing import Literal
 from gymsdk import Message, Task, Verdict, hookimpl
@@ -37,27 +37,27 @@ def test_without_a_terminal_progress_is_printed_at_intervals(gymsdk: Command, mo
 
 
 def test_the_mean_includes_rewards_of_the_resumed_run(
-    gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch
+    gymsdk: Command, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
-    words = ("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1)
-    gymsdk(*words)
-    rollouts = there / "out" / "rollouts.jsonl"
+    arguments = ("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1)
+    gymsdk(*arguments)
+    rollouts = workdir / "out" / "rollouts.jsonl"
     first = rollouts.read_text().splitlines()[0].replace('"reward":1.0', '"reward":0.5')
     rollouts.write_text(f"{first}\n")
-    err = gymsdk(*words, "--resume").err
+    err = gymsdk(*arguments, "--resume").err
     assert err == "resumed: 1 of 2 rollouts were finished before\n2 of 2 rollouts, reward 0.750, failed 0\n"
 
 
 def test_similar_warnings_are_shown_five_times(gymsdk: Command, installed: Callable[..., Path]) -> None:
-    installed("holding", HOLDING)
+    installed("holding", BLOCKING)
     err = gymsdk("rollout", "holding", "--limit", 8, "-o", "out").err
     assert err.count("held the event loop for") == 5
     assert err.count("(further warnings of this kind are not shown)") == 1
     assert logging.getLogger("gymsdk").handlers == []
 
 
-def test_each_thing_that_is_warned_of_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_about_different_hooks_are_counted_separately(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
     with progress.show_warnings():
         for _ in range(2 * progress.MAX_SIMILAR_WARNINGS):

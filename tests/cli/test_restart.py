@@ -15,63 +15,61 @@ from gymsdk.deploy.node import Node
 from gymsdk.http import client
 from gymsdk.servers import head
 from gymsdk.servers.service import Service
-from tests.servers.nodes import heading, listening, noded, told
+from tests.servers.nodes import fetch_nodes, run_node, serve_app, serve_head
 
 
 @pytest.fixture(autouse=True)
-async def closed() -> AsyncIterator[None]:
+async def close_client() -> AsyncIterator[None]:
     yield
     await client.aclose()
 
 
 @dataclass
-class Supervised:
-    """A supervised server at *port*, as the head at *head_url* hears of it: each life has the next number."""
+class SupervisedServer:
+    """A supervised server at *port*, registered at the head at *head_url*; each restart gets the next process id."""
 
     head_url: str
     name: str
     port: int
-    seen: list[int] = field(default_factory=list)
+    instances_at_restart: list[int] = field(default_factory=list)
     pid: int = 7
 
     @asynccontextmanager
-    async def there(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             self.stack = stack
-            await self._begin()
-            tells = Node(
-                self.head_url, restart=self._restart, restarts=lambda: {"lamp": self.pid}, supervisor=self.name
-            )
-            await stack.enter_async_context(noded(tells))
+            await self._register()
+            node = Node(self.head_url, restart=self._restart, restarts=lambda: {"lamp": self.pid}, supervisor=self.name)
+            await stack.enter_async_context(run_node(node))
             yield
 
-    async def _begin(self) -> None:
+    async def _register(self) -> None:
         lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=self.port, pid=self.pid)
         self.node = Node(self.head_url, [lamp], supervisor=self.name)
-        await self.stack.enter_async_context(noded(self.node))
+        await self.stack.enter_async_context(run_node(self.node))
 
     def _restart(self, _: str) -> None:
         self.pid += 1
-        self.again = asyncio.ensure_future(self._another())
+        self.replacement = asyncio.ensure_future(self._replace())
 
-    async def _another(self) -> None:
-        self.seen.append(len((await told(self.head_url))["instances"]))
+    async def _replace(self) -> None:
+        self.instances_at_restart.append(len((await fetch_nodes(self.head_url))["instances"]))
         await self.node.leave()
-        await self._begin()
+        await self._register()
 
 
 async def test_instances_with_equal_process_ids_restart_one_by_one() -> None:
     async with (
-        heading() as head_url,
-        listening(head.create_app((), host="127.0.0.1", port=0)) as port,
+        serve_head() as head_url,
+        serve_app(head.create_app((), host="127.0.0.1", port=0)) as port,
         AsyncExitStack() as stack,
     ):
-        several = [Supervised(head_url, name, port) for name in ("s", "t")]
-        for each in several:
-            await stack.enter_async_context(each.there())
+        supervised = [SupervisedServer(head_url, name, port) for name in ("s", "t")]
+        for each in supervised:
+            await stack.enter_async_context(each.run())
         command = [sys.executable, "-m", "gymsdk", "restart", "lamp", "--head", head_url]
-        running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=os.environ)
-        said, _ = await running.communicate()
-        there = [each["pid"] for each in (await told(head_url))["instances"]]
-    assert (running.returncode, b"lamp restarted; " in said) == (0, True)
-    assert (there, [each.seen for each in several]) == ([8, 8], [[2], [2]])
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=os.environ)
+        output, _ = await process.communicate()
+        pids = [each["pid"] for each in (await fetch_nodes(head_url))["instances"]]
+    assert (process.returncode, b"lamp restarted; " in output) == (0, True)
+    assert (pids, [each.instances_at_restart for each in supervised]) == ([8, 8], [[2], [2]])

@@ -25,8 +25,8 @@ GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
 
 
 def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
-    ended = gymsdk("rollout", "sums", "--limit", 5, "-k", 2, "-o", "out")
-    lines = ended.out.splitlines()
+    result = gymsdk("rollout", "sums", "--limit", 5, "-k", 2, "-o", "out")
+    lines = result.out.splitlines()
     assert lines[0].split() == ["sums"]
     assert lines[1].split() == ["scored", "10", "of", "10"]
     assert lines[2].split() == ["mean", "reward", "±", "standard", "error", "1.000", "±", "0.000"]
@@ -37,10 +37,10 @@ def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
         f"seconds in {stage}" for stage in ("reset", "model", "step", "verify", "close")
     ]
     assert lines[-4:] == [f"out/{name}" for name in FILES if name != "failures.jsonl"]
-    assert (ended.code, ended.err) == (0, "")
+    assert (result.code, result.err) == (0, "")
 
 
-def test_several_environments_have_a_column_each(gymsdk: Command, installed: object) -> None:
+def test_several_environments_have_one_column_each(gymsdk: Command, installed: object) -> None:
     assert callable(installed)
     installed("more")
     lines = gymsdk("rollout", "sums", "more", "--limit", 2, "-o", "out").out.splitlines()
@@ -48,35 +48,35 @@ def test_several_environments_have_a_column_each(gymsdk: Command, installed: obj
     assert lines[1].split() == ["scored", "2", "of", "2", "2", "of", "2"]
 
 
-def test_programs_get_json_and_nothing_else(gymsdk: Command) -> None:
-    ended = gymsdk("rollout", "sums", "--limit", 3, "-o", "out", "--json")
-    told = json.loads(ended.out)
-    assert told["output"] == "out"
-    assert told["environments"][0]["agent_metrics"]["mean/reward"] == 1.0
+def test_json_output_is_one_object(gymsdk: Command) -> None:
+    result = gymsdk("rollout", "sums", "--limit", 3, "-o", "out", "--json")
+    output = json.loads(result.out)
+    assert output["output"] == "out"
+    assert output["environments"][0]["agent_metrics"]["mean/reward"] == 1.0
 
 
-def test_a_model_that_never_answers_earns_no_reward_of_0(gymsdk: Command, there: Path) -> None:
+def test_a_model_that_never_answers_gives_failures_instead_of_rewards_of_0(gymsdk: Command, workdir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         model = ("--model", "endpoint/silent", "--base-url", url, "--deadline", 0.5, "--attempts", 1)
-        ended = gymsdk("rollout", "sums", "--limit", 3, *model, "-o", "out")
-    assert (ended.code, (there / "out/rollouts.jsonl").read_text()) == (1, "")
-    failures = [json.loads(line) for line in (there / "out/failures.jsonl").read_text().splitlines()]
+        result = gymsdk("rollout", "sums", "--limit", 3, *model, "-o", "out")
+    assert (result.code, (workdir / "out/rollouts.jsonl").read_text()) == (1, "")
+    failures = [json.loads(line) for line in (workdir / "out/failures.jsonl").read_text().splitlines()]
     assert [(line["_ng_failure_class"], line["_ng_failure_terminal"]) for line in failures] == [
         ("model_timeout", False)
     ] * 3
 
 
-def test_failures_are_reported_with_exit_code_1(gymsdk: Command, there: Path) -> None:
-    (there / "tasks.jsonl").write_text(GOOD)
-    ended = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)
-    assert "no reward: hook_raised" in ended.out
-    assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
-    assert ended.err == (
+def test_failures_are_reported_with_exit_code_1(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "tasks.jsonl").write_text(GOOD)
+    result = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)
+    assert "no reward: hook_raised" in result.out
+    assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in result.out
+    assert result.err == (
         "1 of 1 rollouts without a reward: the environment's own code raised an exception; fix the lines that the table"
         " names, then the same command with --output out --resume plays them again\n"
     )
-    assert ended.code == 1
+    assert result.code == 1
 
 
 SPLITS = """
@@ -98,17 +98,17 @@ def solve(task):
 """
 
 
-def test_a_split_with_fewer_tasks_than_the_limit_is_named_first_and_last(
+def test_a_split_with_fewer_tasks_than_the_limit_is_reported_first_and_last(
     gymsdk: Command, installed: Callable[..., Path]
 ) -> None:
     installed("splits", SPLITS)
     others = "its other splits: 'train', 'test' (choose with --split)"
-    ended = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
-    assert ended.err.splitlines() == [
+    result = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
+    assert result.err.splitlines() == [
         f"split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5; {others}",
         "splits: 3 tasks, fewer than --limit 5",
     ]
-    assert ended.code == 0
+    assert result.code == 0
     assert gymsdk("rollout", "splits", "--limit", 5, "--split", "train", "-o", "train").err == ""
 
 
@@ -131,36 +131,36 @@ def solve(task):
 """
 
 
-def test_a_failure_inside_a_library_names_the_authors_own_line_first(
+def test_a_failure_inside_a_library_names_the_authors_line_first(
     gymsdk: Command, installed: Callable[..., Path]
 ) -> None:
     site = installed("calling", CALLS_A_LIBRARY)
     (site / "lib_of_sums.py").write_text("def share(one, other):\n    return one / other\n")
-    words = ("rollout", "calling", "--attempts", 1, "--overwrite", "-o", "out")
-    ended = gymsdk(*words)
-    where = "(env_calling.py:12, in a call that ended at lib_of_sums.py:2)"
-    assert f"raised ZeroDivisionError: division by zero {where}" in ended.out
-    assert "Traceback" not in ended.err
-    shown = gymsdk(*words, "--traceback")
+    arguments = ("rollout", "calling", "--attempts", 1, "--overwrite", "-o", "out")
+    result = gymsdk(*arguments)
+    position = "(env_calling.py:12, in a call that ended at lib_of_sums.py:2)"
+    assert f"raised ZeroDivisionError: division by zero {position}" in result.out
+    assert "Traceback" not in result.err
+    shown = gymsdk(*arguments, "--traceback")
     assert "Traceback (most recent call last):" in shown.err
     assert 'lib_of_sums.py", line 2, in share' in shown.err
-    assert "Traceback" not in gymsdk(*words).err
+    assert "Traceback" not in gymsdk(*arguments).err
 
 
-def test_a_run_without_output_gets_a_new_folder(gymsdk: Command, there: Path) -> None:
+def test_a_run_without_output_gets_a_new_folder(gymsdk: Command, workdir: Path) -> None:
     gymsdk("rollout", "sums", "--limit", 1)
-    (folder,) = (there / "rollouts").iterdir()
+    (folder,) = (workdir / "rollouts").iterdir()
     assert folder.name.startswith("sums-20")
 
 
-def test_a_finished_run_that_is_resumed_prints_its_table_again(gymsdk: Command) -> None:
-    words = ("rollout", "sums", "--limit", 3, "-o", "out")
-    first, again = gymsdk(*words), gymsdk(*words, "--resume")
+def test_resuming_a_finished_run_prints_its_table_again(gymsdk: Command) -> None:
+    arguments = ("rollout", "sums", "--limit", 3, "-o", "out")
+    first, again = gymsdk(*arguments), gymsdk(*arguments, "--resume")
     assert again.out == first.out
     assert again.err == "resumed: 3 of 3 rollouts were finished before\n"
 
 
-WRONG = {
+ERRORS = {
     "no environment named 'summs'; did you mean 'sums'?": ["summs"],
     "no split 'trian'; did you mean 'train'?": ["sums", "--split", "trian"],
     "no setting 'digit'; did you mean 'digits'?": ["sums", "--set", "digit=3"],
@@ -189,22 +189,22 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("told", WRONG)
-def test_wrong_input_is_reported_and_leaves_no_files(gymsdk: Command, there: Path, told: str) -> None:
-    (there / "bad.jsonl").write_text(f"{GOOD}{{broken\n")
-    (there / "empty.jsonl").touch()
-    ended = gymsdk("rollout", *WRONG[told], "-o", "out")
-    last = ended.err.splitlines()[-1]
+@pytest.mark.parametrize("expected", ERRORS)
+def test_wrong_input_is_reported_and_leaves_no_files(gymsdk: Command, workdir: Path, expected: str) -> None:
+    (workdir / "bad.jsonl").write_text(f"{GOOD}{{broken\n")
+    (workdir / "empty.jsonl").touch()
+    result = gymsdk("rollout", *ERRORS[expected], "-o", "out")
+    last = result.err.splitlines()[-1]
     assert last.startswith("Error: ")
-    assert told in last
-    assert (ended.code, ended.out) == (2, "")
-    assert not (there / "out").exists()
+    assert expected in last
+    assert (result.code, result.out) == (2, "")
+    assert not (workdir / "out").exists()
 
 
 def test_a_file_system_that_refuses_folders_is_reported(gymsdk: Command) -> None:
-    ended = gymsdk("rollout", "sums", "--model", "scripted/oracle", "-o", "/proc/out")
-    assert ended.code == 2
-    assert ended.err == ("Error: cannot write to /proc/out: No such file or directory; choose another --output\n")
+    result = gymsdk("rollout", "sums", "--model", "scripted/oracle", "-o", "/proc/out")
+    assert result.code == 2
+    assert result.err == ("Error: cannot write to /proc/out: No such file or directory; choose another --output\n")
 
 
 def test_without_a_model_the_run_names_the_policy_that_plays(gymsdk: Command) -> None:
@@ -214,104 +214,117 @@ def test_without_a_model_the_run_names_the_policy_that_plays(gymsdk: Command) ->
     assert note not in gymsdk(*command, "-o", "named", "--model", "scripted/oracle").out.splitlines()
 
 
-def test_an_output_that_is_a_file_is_reported(gymsdk: Command, there: Path) -> None:
-    (there / "out").write_text("mine")
-    ended = gymsdk("rollout", "sums", "-o", "out")
-    assert (ended.code, ended.err) == (2, "Error: out is a file; name a folder with --output\n")
-    assert (there / "out").read_text() == "mine"
+def test_an_output_that_is_a_file_is_reported(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "out").write_text("mine")
+    result = gymsdk("rollout", "sums", "-o", "out")
+    assert (result.code, result.err) == (2, "Error: out is a file; name a folder with --output\n")
+    assert (workdir / "out").read_text() == "mine"
 
 
 def test_an_existing_run_is_reported(gymsdk: Command) -> None:
     gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
-    ended = gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
-    assert ended.err == "Error: out holds a run; continue it with --resume, or replace it with --overwrite\n"
-    assert ended.code == 2
+    result = gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
+    assert result.err == "Error: out holds a run; continue it with --resume, or replace it with --overwrite\n"
+    assert result.code == 2
     assert gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--overwrite").code == 0
 
 
-def test_skipped_bad_rows_are_reported(gymsdk: Command, there: Path) -> None:
-    (there / "bad.jsonl").write_text(f"{GOOD}{{broken\n{GOOD}")
-    ended = gymsdk("rollout", "sums", "--tasks", "bad.jsonl", "-o", "out", "--skip-bad-rows")
-    assert ended.err.startswith("skipped bad.jsonl:2: not valid JSON")
-    assert (ended.code, ended.err.count("\n")) == (0, 1)
+def test_skipped_bad_rows_are_reported(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "bad.jsonl").write_text(f"{GOOD}{{broken\n{GOOD}")
+    result = gymsdk("rollout", "sums", "--tasks", "bad.jsonl", "-o", "out", "--skip-bad-rows")
+    assert result.err.startswith("skipped bad.jsonl:2: not valid JSON")
+    assert (result.code, result.err.count("\n")) == (0, 1)
 
 
 def test_settings_of_several_environments_are_named(gymsdk: Command, installed: object) -> None:
     assert callable(installed)
     installed("more.sums")
-    words = ("rollout", "sums", "more.sums", "--limit", 1, "-o", "out")
-    assert "write it as NAME.KEY=VALUE with NAME one of sums, more.sums" in gymsdk(*words, "--set", "digits=1").err
-    assert gymsdk(*words, "--set", "more.sums.digits=1", "--set", "sums.digits=2").code == 0
+    arguments = ("rollout", "sums", "more.sums", "--limit", 1, "-o", "out")
+    assert "write it as NAME.KEY=VALUE with NAME one of sums, more.sums" in gymsdk(*arguments, "--set", "digits=1").err
+    assert gymsdk(*arguments, "--set", "more.sums.digits=1", "--set", "sums.digits=2").code == 0
 
 
-def test_no_key_is_written_to_disk(gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_written_to_disk(gymsdk: Command, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "hush-1")
     address = f"http://127.0.0.1:{_free_port()}/v1"
     model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.2, "--attempts", 1)
-    ended = gymsdk("rollout", "sums", "--limit", 1, "-o", "out", "--set", "key=hush-2", *model)
-    told = ended.out + ended.err + "".join(path.read_text() for path in (there / "out").iterdir())
-    assert "model_unreachable" in told
-    assert "hush" not in told
+    result = gymsdk("rollout", "sums", "--limit", 1, "-o", "out", "--set", "key=hush-2", *model)
+    written = result.out + result.err + "".join(path.read_text() for path in (workdir / "out").iterdir())
+    assert "model_unreachable" in written
+    assert "hush" not in written
 
 
 def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
-    with _heard() as (address, bodies):
+    with _serve_rejections() as (address, bodies):
         servers = ("--base-url", f"http://127.0.0.1:{_free_port()}/v1", "--base-url", address)
         pins = ("--pin", "temperature=0.5", "--pin", "stop=END", "--pin", "top_p=null", "--token-ids")
-        words = ("rollout", "sums", "--limit", 4, "-o", "out", "--model", "vllm/x", "--attempts", 1, *servers, *pins)
-        gymsdk(*words, "--temperature", 0.9)
+        arguments = (
+            "rollout",
+            "sums",
+            "--limit",
+            4,
+            "-o",
+            "out",
+            "--model",
+            "vllm/x",
+            "--attempts",
+            1,
+            *servers,
+            *pins,
+        )
+        gymsdk(*arguments, "--temperature", 0.9)
     assert len(bodies) == 4
-    kept = ("temperature", "stop", "top_p", "return_token_ids")
-    assert {tuple(body.get(key) for key in kept) for body in bodies} == {(0.5, "END", None, True)}
+    finished = ("temperature", "stop", "top_p", "return_token_ids")
+    assert {tuple(body.get(key) for key in finished) for body in bodies} == {(0.5, "END", None, True)}
 
 
 @pytest.mark.parametrize(
-    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "every request sets 'stream' itself")]
+    ("pin", "expected"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "every request sets 'stream' itself")]
 )
-def test_an_invalid_pin_is_reported_in_one_sentence(gymsdk: Command, pin: str, told: str) -> None:
-    ended = gymsdk("rollout", "sums", "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--pin", pin)
-    assert (ended.code, told in ended.err) == (2, True)
+def test_an_invalid_pin_is_reported_in_one_sentence(gymsdk: Command, pin: str, expected: str) -> None:
+    result = gymsdk("rollout", "sums", "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--pin", pin)
+    assert (result.code, expected in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["rollout", "profile", "play", "serve"])
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "expected"),
     [(["--pin", "top_k=1"], "leave out pinned (--pin)"), (["--token-ids"], "leave out tokens (--token")],
 )
-def test_a_scripted_policy_takes_no_pins(gymsdk: Command, command: str, option: list[str], told: str) -> None:
-    ended = gymsdk(command, "sums", "--model", "scripted/null", *option)
-    assert (ended.code, told in ended.err) == (2, True)
+def test_a_scripted_policy_takes_no_pins(gymsdk: Command, command: str, option: list[str], expected: str) -> None:
+    result = gymsdk(command, "sums", "--model", "scripted/null", *option)
+    assert (result.code, expected in result.err) == (2, True)
 
 
 def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     address = f"http://127.0.0.1:{_free_port()}/v1"
     model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.5, "--attempts", 1)
-    ended = gymsdk("rollout", "sums", "--limit", 1000, "-o", "out", *model)
-    assert ended.err.startswith(
+    result = gymsdk("rollout", "sums", "--limit", 1000, "-o", "out", *model)
+    assert result.err.startswith(
         "Error: stopped: the last 16 rollouts failed for the same reason (cannot reach 127.0.0.1"
     )
-    assert ended.err.endswith("the finished rollouts are in out; correct the cause, then use --resume\n")
-    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert result.err.endswith("the finished rollouts are in out; correct the cause, then use --resume\n")
+    assert (result.code, result.err.count("\n")) == (1, 1)
 
 
 def test_a_setup_error_is_not_reported_as_retryable(gymsdk: Command) -> None:
-    with _heard() as (address, _):
-        ended = gymsdk(
+    with _serve_rejections() as (address, _):
+        result = gymsdk(
             *("rollout", "sums", "--limit", 2, "-o", "out", "--attempts", 1),
             *("--model", "endpoint/x", "--base-url", address),
         )
-    assert ended.err.endswith(
+    assert result.err.endswith(
         "2 of 2 rollouts without a reward fail again until the cause is fixed;"
         " then the same command with --output out --resume plays them again\n"
     )
 
 
 @contextmanager
-def _heard() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The address of a model server that refuses everything, and the bodies it has been sent."""
+def _serve_rejections() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the URL of a model server that rejects every request, and the list of request bodies."""
     bodies: list[dict[str, Any]] = []
 
-    class Refusing(BaseHTTPRequestHandler):
+    class RejectingHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(400)
@@ -319,37 +332,37 @@ def _heard() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), RejectingHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1", bodies
         server.shutdown()
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    with socket.socket() as find_free_port:
+        find_free_port.bind(("127.0.0.1", 0))
+        port: int = find_free_port.getsockname()[1]
         return port
 
 
-def _playing(process: subprocess.Popen[str], out: Path, rollouts: int = 1) -> None:
-    """Wait until a process has put that many rollouts on disk."""
+def _wait_for_rollouts(process: subprocess.Popen[str], out: Path, rollouts: int = 1) -> None:
+    """Wait until a process has written that many rollouts."""
     for _ in range(6000):
         if (out / "rollouts.jsonl").exists() and (out / "rollouts.jsonl").read_bytes().count(b"\n") >= rollouts:
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
-    raise AssertionError("it plays nothing")
+    raise AssertionError("the process has played too few rollouts")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, number: signal.Signals) -> None:
-    words = ("rollout", "sums", "--limit", 40, "-o", "out", "--concurrency", 4, "--set", "pause=0.2")
-    process = start(*words, "--set", "notes=notes")
-    _playing(process, there / "out", 5)
-    # The next ones have begun together by then, and are being judged: what is stopped there is closed.
+def test_a_signal_leaves_a_folder_that_can_be_resumed(start: Start, workdir: Path, number: signal.Signals) -> None:
+    arguments = ("rollout", "sums", "--limit", 40, "-o", "out", "--concurrency", 4, "--set", "pause=0.2")
+    process = start(*arguments, "--set", "notes=notes")
+    _wait_for_rollouts(process, workdir / "out", 5)
+    # By then the next rollouts have started together and are being verified; the run closes the ones it stops.
     time.sleep(0.1)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -357,26 +370,27 @@ def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, numbe
     assert "Traceback" not in err
     assert "stopped; the finished rollouts are in out; resume with:\n  python -m gymsdk rollout sums --limit 40" in err
     assert err.endswith("--resume\n")
-    kept = (there / "out" / "rollouts.jsonl").read_text().count("\n")
-    assert 5 <= kept < 40
-    opened, closed = (notes(there, word) for word in ("opened", "closed"))
-    # On a busy machine some of the four may be stopped between their `reset` and the host's hearing of it, never all.
-    assert kept <= closed
+    finished = (workdir / "out" / "rollouts.jsonl").read_text().count("\n")
+    assert 5 <= finished < 40
+    opened, closed = (count_notes(workdir, word) for word in ("opened", "closed"))
+    # On a busy machine the signal may arrive before the host sees the `reset` of some of the four episodes, never of
+    # all.
+    assert finished <= closed
     assert opened - 3 <= closed <= opened
 
-    out, err = start(*words, "--set", "notes=notes", "--resume").communicate(timeout=60)
-    assert err == f"resumed: {kept} of 40 rollouts were finished before\n"
+    out, err = start(*arguments, "--set", "notes=notes", "--resume").communicate(timeout=60)
+    assert err == f"resumed: {finished} of 40 rollouts were finished before\n"
     assert out.splitlines()[1].split() == ["scored", "40", "of", "40"]
 
 
-def notes(there: Path, word: str) -> int:
-    return (there / "notes").read_text().split().count(word)
+def count_notes(workdir: Path, word: str) -> int:
+    return (workdir / "notes").read_text().split().count(word)
 
 
-def test_a_second_signal_exits_if_the_work_does_not_stop(start: Start, there: Path) -> None:
+def test_a_second_signal_exits_if_the_work_does_not_stop(start: Start, workdir: Path) -> None:
     process = start("rollout", "sums", "--limit", 4, "-o", "out", "--set", "hangs=true")
     for _ in range(6000):
-        if (there / "out" / "inputs.jsonl").exists():
+        if (workdir / "out" / "inputs.jsonl").exists():
             break
         time.sleep(0.005)
     time.sleep(0.3)
@@ -391,16 +405,16 @@ def test_a_second_signal_exits_if_the_work_does_not_stop(start: Start, there: Pa
     assert err.endswith("-o out --set hangs=true --resume\n")
 
 
-def test_a_second_process_is_refused(start: Start, gymsdk: Command, there: Path) -> None:
-    words = ("rollout", "sums", "--limit", 100, "-o", "out", "--concurrency", 1, "--set", "pause=0.05")
-    process = start(*words)
-    _playing(process, there / "out")
-    ended = gymsdk(*words, "--resume")
-    assert ended.err == "Error: another run is writing to out; wait for it or choose another --output\n"
-    assert ended.code == 2
+def test_a_second_process_is_rejected(start: Start, gymsdk: Command, workdir: Path) -> None:
+    arguments = ("rollout", "sums", "--limit", 100, "-o", "out", "--concurrency", 1, "--set", "pause=0.05")
+    process = start(*arguments)
+    _wait_for_rollouts(process, workdir / "out")
+    result = gymsdk(*arguments, "--resume")
+    assert result.err == "Error: another run is writing to out; wait for it or choose another --output\n"
+    assert result.code == 2
 
 
-def test_how_to_go_on_is_the_same_command_with_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resume_command_is_the_same_command_with_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/gymsdk"])
     named = format_resume_command(["rollout", "sums", "--set", "a=b c", "-o", "out", "--overwrite"], Path("out"))
     assert named == "gymsdk rollout sums --set 'a=b c' -o out --resume"
@@ -408,13 +422,13 @@ def test_how_to_go_on_is_the_same_command_with_resume(monkeypatch: pytest.Monkey
     assert format_resume_command(["rollout", "sums", "-oout"], Path("out")) == "gymsdk rollout sums -oout --resume"
 
 
-def test_two_runs_in_one_second_get_a_folder_each(there: Path) -> None:
+def test_two_runs_in_one_second_get_different_folders(workdir: Path) -> None:
     first = name_dated_folder(["sums"])
     first.mkdir(parents=True)
     assert name_dated_folder(["sums"]) != first
 
 
-def test_a_terminal_shows_a_live_bar(installed: object, there: Path) -> None:
+def test_a_terminal_shows_a_live_bar(installed: object, workdir: Path) -> None:
     assert callable(installed)
     installed()
     reader, writer = pty.openpty()
@@ -426,7 +440,7 @@ def test_a_terminal_shows_a_live_bar(installed: object, there: Path) -> None:
     try:
         while chunk := os.read(reader, 65536):
             shown += chunk
-    except OSError:  # what a terminal says when its other end has gone
+    except OSError:  # the read error of a terminal whose other end is closed
         pass
     os.close(reader)
     assert process.wait(timeout=30) == 0
@@ -463,17 +477,17 @@ def verify():
     return Verdict(reward=1.0)
 """,
     )
-    words = ("--limit", 1, "-o", "out", "--model", "scripted/echo", "--turns", 3)
-    assert "out of turns" in gymsdk("rollout", "talkative", *words).out
+    arguments = ("--limit", 1, "-o", "out", "--model", "scripted/echo", "--turns", 3)
+    assert "out of turns" in gymsdk("rollout", "talkative", *arguments).out
 
 
-def test_a_resume_needs_to_know_its_folder(gymsdk: Command) -> None:
-    ended = gymsdk("rollout", "sums", "--limit", 1, "--resume")
-    assert ended.err == "Error: --resume continues the run of a folder; name the folder with --output\n"
-    assert ended.code == 2
+def test_a_resume_requires_a_folder(gymsdk: Command) -> None:
+    result = gymsdk("rollout", "sums", "--limit", 1, "--resume")
+    assert result.err == "Error: --resume continues the run of a folder; name the folder with --output\n"
+    assert result.code == 2
 
 
-def test_what_an_environment_prints_does_not_mix_with_the_figures(gymsdk: Command, installed: object) -> None:
+def test_output_of_an_environment_does_not_mix_with_the_metrics(gymsdk: Command, installed: object) -> None:
     assert callable(installed)
     installed(
         "loud",
@@ -490,6 +504,6 @@ def verify():
     return Verdict(reward=1.0)
 """,
     )
-    ended = gymsdk("rollout", "loud", "--limit", 1, "-o", "out", "--model", "scripted/null", "--json")
-    assert json.loads(ended.out)["output"] == "out"
-    assert "debugging" in ended.err
+    result = gymsdk("rollout", "loud", "--limit", 1, "-o", "out", "--model", "scripted/null", "--json")
+    assert json.loads(result.out)["output"] == "out"
+    assert "debugging" in result.err

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
-Served: TypeAlias = "Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]"
+Serve: TypeAlias = "Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]"
 
 NOISY = """
 from contextlib import asynccontextmanager
@@ -47,32 +47,32 @@ def solve():
 
 
 @pytest.fixture
-def served(start: Start) -> Served:
-    """Start `gymsdk serve` on free ports and give what it says of itself once it is ready."""
+def serve(start: Start) -> Serve:
+    """Return a function that starts `gymsdk serve` on free ports and returns the process and its JSON line."""
 
-    def begin(*words: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        process = start("serve", *words, *([] if "--port" in words else ["--port", 0]), "--json")
+    def start_server(*arguments: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        process = start("serve", *arguments, *([] if "--port" in arguments else ["--port", 0]), "--json")
         line = process.stdout.readline()
         assert line, process.stderr.read()
         return process, json.loads(line)
 
-    return begin
+    return start_server
 
 
-def row(question: str = "What is 40 + 2?", answer: int = 42) -> dict[str, Any]:
-    return {"responses_create_params": {"input": [{"role": "user", "content": question}]}, "answer": answer}
+def row(question: str = "What is 40 + 2?", response: int = 42) -> dict[str, Any]:
+    return {"responses_create_params": {"input": [{"role": "user", "content": question}]}, "answer": response}
 
 
-def agent(told: dict[str, Any]) -> str:
-    return str(told["servers"]["sums_simple_agent"]["url"])
+def get_agent_url(output: dict[str, Any]) -> str:
+    return str(output["servers"]["sums_simple_agent"]["url"])
 
 
-def test_json_prints_one_line_when_all_servers_are_ready(served: Served) -> None:
-    process, told = served("sums")
-    assert httpx.get(f"{told['head']}/readyz").json() == {"status": "ok"}
-    assert told["pid"] == process.pid
-    assert told["model"] == "scripted/oracle"
-    assert {name: each["type"] for name, each in told["servers"].items()} == {
+def test_json_prints_one_line_when_all_servers_are_ready(serve: Serve) -> None:
+    process, output = serve("sums")
+    assert httpx.get(f"{output['head']}/readyz").json() == {"status": "ok"}
+    assert output["pid"] == process.pid
+    assert output["model"] == "scripted/oracle"
+    assert {name: each["type"] for name, each in output["servers"].items()} == {
         "sums": "resources_servers",
         "sums_simple_agent": "responses_api_agents",
         "sums_environment_server": "environment_servers",
@@ -80,25 +80,25 @@ def test_json_prints_one_line_when_all_servers_are_ready(served: Served) -> None
     }
 
 
-def test_the_oracle_plays_by_default(served: Served) -> None:
-    _, told = served("sums")
-    assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
+def test_the_oracle_plays_by_default(serve: Serve) -> None:
+    _, output = serve("sums")
+    assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 1.0
 
 
-def test_a_key_in_a_model_address_is_redacted(served: Served) -> None:
-    _, told = served("sums", "--model", "endpoint/x@http://127.0.0.1:9/v1?key=hush")
-    assert told["model"] == "endpoint/x@http://127.0.0.1:9/v1"
-    assert "hush" not in httpx.get(f"{told['head']}/global_config_dict_yaml").text
+def test_a_key_in_a_model_address_is_redacted(serve: Serve) -> None:
+    _, output = serve("sums", "--model", "endpoint/x@http://127.0.0.1:9/v1?key=hush")
+    assert output["model"] == "endpoint/x@http://127.0.0.1:9/v1"
+    assert "hush" not in httpx.get(f"{output['head']}/global_config_dict_yaml").text
 
 
-def test_the_model_that_is_named_plays(served: Served) -> None:
-    _, told = served("sums", "--model", "scripted/null")
-    assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 0.0
-    config = yaml.safe_load(httpx.get(f"{told['head']}/global_config_dict_yaml").json())
+def test_the_model_option_chooses_the_model(serve: Serve) -> None:
+    _, output = serve("sums", "--model", "scripted/null")
+    assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 0.0
+    config = yaml.safe_load(httpx.get(f"{output['head']}/global_config_dict_yaml").json())
     assert config["policy_model_name"] == "scripted/null"
 
 
-THEIRS = """\
+NEMO_GYM_FILE = """\
 sums:
   resources_servers:
     sums:
@@ -112,91 +112,93 @@ sums_simple_agent:
 """
 
 
-@pytest.mark.parametrize("words", [("scripted/oracle",), ("vllm/x", "--base-url", "http://127.0.0.1:9/v1")])
+@pytest.mark.parametrize("arguments", [("scripted/oracle",), ("vllm/x", "--base-url", "http://127.0.0.1:9/v1")])
 def test_a_file_without_a_model_is_served_with_the_model_option(
-    served: Served, there: Path, words: tuple[str, ...]
+    serve: Serve, workdir: Path, arguments: tuple[str, ...]
 ) -> None:
-    (there / "sums.yaml").write_text(THEIRS)
-    _, told = served("--config", "sums.yaml", "--model", *words)
-    assert told["model"] == words[0]
-    if words == ("scripted/oracle",):
-        assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
+    (workdir / "sums.yaml").write_text(NEMO_GYM_FILE)
+    _, output = serve("--config", "sums.yaml", "--model", *arguments)
+    assert output["model"] == arguments[0]
+    if arguments == ("scripted/oracle",):
+        assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 1.0
 
 
-def test_a_secret_setting_is_redacted(served: Served) -> None:
-    _, told = served("sums", "--set", "key=s3cr3t")
-    said = [httpx.get(f"{told['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
-    assert "s3cr3t" not in "".join([json.dumps(told), *said])
+def test_a_secret_setting_is_redacted(serve: Serve) -> None:
+    _, output = serve("sums", "--set", "key=s3cr3t")
+    responses = [httpx.get(f"{output['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
+    assert "s3cr3t" not in "".join([json.dumps(output), *responses])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_server_with_exit_code_0(served: Served, number: signal.Signals) -> None:
-    process, told = served("sums")
+def test_a_signal_stops_the_server_with_exit_code_0(serve: Serve, number: signal.Signals) -> None:
+    process, output = serve("sums")
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(told["head"])
+        httpx.get(output["head"])
 
 
-def test_running_episodes_are_reported_and_closed_on_exit(served: Served, tmp_path: Path) -> None:
+def test_running_episodes_are_reported_and_closed_on_exit(serve: Serve, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    process, told = served("sums", "--set", "pause=60", "--set", f"notes={notes}")
-    answers: list[httpx.Response] = []
-    ask = threading.Thread(target=lambda: answers.append(httpx.post(f"{agent(told)}/run", json=row(), timeout=30)))
-    ask.start()
-    until_there(notes, process)
+    process, output = serve("sums", "--set", "pause=60", "--set", f"notes={notes}")
+    responses: list[httpx.Response] = []
+    request = threading.Thread(
+        target=lambda: responses.append(httpx.post(f"{get_agent_url(output)}/run", json=row(), timeout=30))
+    )
+    request.start()
+    wait_for_file(notes, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
-    ask.join(5)
+    request.join(5)
     assert process.returncode == 0
-    assert [(each.status_code, "reward" in each.json()) for each in answers] == [(503, False)]
+    assert [(each.status_code, "reward" in each.json()) for each in responses] == [(503, False)]
     assert notes.read_text() == "opened\nclosed\n"
     assert "Traceback" not in err
 
 
-def test_a_second_signal_exits_immediately(served: Served, tmp_path: Path) -> None:
+def test_a_second_signal_exits_immediately(serve: Serve, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    process, told = served("sums", "--set", "hangs=true", "--set", f"notes={notes}")
-    asking = threading.Thread(target=_cut_off, args=(f"{agent(told)}/run",))
-    asking.start()
-    until_there(notes, process)
+    process, output = serve("sums", "--set", "hangs=true", "--set", f"notes={notes}")
+    request = threading.Thread(target=_expect_disconnect, args=(f"{get_agent_url(output)}/run",))
+    request.start()
+    wait_for_file(notes, process)
     process.send_signal(signal.SIGINT)
     assert [process.stderr.readline() for _ in range(2)] == ["\n", "stopping; press Ctrl-C again to stop at once\n"]
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 128 + signal.SIGINT
-    asking.join(10)
+    request.join(10)
 
 
-def _cut_off(url: str) -> None:
+def _expect_disconnect(url: str) -> None:
     with pytest.raises(httpx.HTTPError):
         httpx.post(url, json=row(), timeout=30)
 
 
-def until_there(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
     while not path.exists():
         assert process.poll() is None
         time.sleep(0.02)
 
 
-def test_after_a_kill_its_ports_are_free_at_once(served: Served, start: Start) -> None:
-    process, told = served("math")
-    urls = {name: each["url"] for name, each in told["servers"].items()}
+def test_after_a_kill_its_ports_are_free_at_once(serve: Serve, start: Start) -> None:
+    process, output = serve("math")
+    urls = {name: each["url"] for name, each in output["servers"].items()}
     body = {**row(), "expected_answer": "42", "question": ""}
-    with httpx.Client() as keeping:
-        assert keeping.post(f"{urls['math_simple_agent']}/run", json=body, timeout=60).status_code == 200
-        assert keeping.get(told["head"]).status_code == 200
+    with httpx.Client() as connection:
+        assert connection.post(f"{urls['math_simple_agent']}/run", json=body, timeout=60).status_code == 200
+        assert connection.get(output["head"]).status_code == 200
         process.kill()
         process.wait()
         ports = [f"--server-port={name}={url.rpartition(':')[2]}" for name, url in urls.items()]
-        _, again = served("math", "--port", told["head"].rpartition(":")[2], *ports)
-    assert again["head"] == told["head"]
-    assert again["servers"] == told["servers"]
+        _, again = serve("math", "--port", output["head"].rpartition(":")[2], *ports)
+    assert again["head"] == output["head"]
+    assert again["servers"] == output["servers"]
 
 
 def test_a_port_in_use_is_reported(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         process = start("serve", "sums", "--port", port)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (2, "")
@@ -207,7 +209,7 @@ def test_a_port_in_use_is_reported(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         (["nosuch"], "no environment named 'nosuch'"),
         (["sums", "--model", "nosuch/x"], "no model named 'nosuch/x'"),
@@ -225,23 +227,21 @@ def test_a_port_in_use_is_reported(start: Start) -> None:
         (["sums", "--log-level", "inf"], "--log-level': 'inf' is not one of 'debug', 'info', 'warning', 'error'; did"),
     ],
 )
-def test_wrong_input_is_refused_before_anything_listens(
-    gymsdk: Callable[..., Any], words: list[str], complaint: str
+def test_wrong_input_is_rejected_before_any_server_listens(
+    gymsdk: Callable[..., Any], arguments: list[str], message: str
 ) -> None:
-    ended = gymsdk("serve", "--port", 0, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert complaint in ended.err
+    result = gymsdk("serve", "--port", 0, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
 
 
-def test_what_an_environment_prints_does_not_mix_with_what_a_program_reads(
-    served: Served, installed: Callable[..., Path]
-) -> None:
+def test_output_of_an_environment_does_not_mix_with_the_json_line(serve: Serve, installed: Callable[..., Path]) -> None:
     installed("noisy", NOISY)
-    process, told = served("noisy")
-    answer = httpx.post(f"{told['servers']['noisy_simple_agent']['url']}/run", json=row())
+    process, output = serve("noisy")
+    response = httpx.post(f"{output['servers']['noisy_simple_agent']['url']}/run", json=row())
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
-    assert answer.json()["reward"] == 1.0
+    assert response.json()["reward"] == 1.0
     assert out == ""
     assert err.startswith("the engine is warm\njudging\n")
 
@@ -265,36 +265,36 @@ def test_an_unreachable_engine_is_reported_after_start(start: Start) -> None:
 
 
 @pytest.mark.parametrize("name", ["tool_call", "multineedle"])
-def test_the_lines_to_try_work_as_they_are(start: Start, name: str) -> None:
+def test_the_suggested_commands_work_unchanged(start: Start, name: str) -> None:
     process = start("serve", name, "--port", 0, "--open")
     lines = []
     while not lines or not lines[-1].endswith("/run; echo\n"):
         lines.append(process.stdout.readline())
     lines = [line for line in lines if line.startswith("curl")]
-    ended = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "".join(lines)], capture_output=True, text=True, check=True
     )
-    answers = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(answers) > 3
-    assert [each["reward"] for each in answers[-2:]] == [1.0, 1.0]
+    responses = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(responses) > 3
+    assert [each["reward"] for each in responses[-2:]] == [1.0, 1.0]
 
 
-def test_env_yaml_of_the_folder_applies_to_a_named_environment(served: Served, there: Path) -> None:
-    (there / "token.txt").write_text("0123456789abcdef" * 2)
-    (there / "env.yaml").write_text("token_file: token.txt\ndefault_host: 127.0.0.2\nsomebody_elses: 1\n")
+def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: Serve, workdir: Path) -> None:
+    (workdir / "token.txt").write_text("0123456789abcdef" * 2)
+    (workdir / "env.yaml").write_text("token_file: token.txt\ndefault_host: 127.0.0.2\nsomebody_elses: 1\n")
     for each in ("token.txt", "env.yaml"):
-        (there / each).chmod(0o600)
-    process, told = served("sums")
-    assert told["head"].startswith("http://127.0.0.2:")
-    assert httpx.get(f"{told['head']}/server_instances").status_code == 401
-    # Who plays is not said there, so that it is the oracle still.
-    assert told["model"] == "scripted/oracle"
+        (workdir / each).chmod(0o600)
+    process, output = serve("sums")
+    assert output["head"].startswith("http://127.0.0.2:")
+    assert httpx.get(f"{output['head']}/server_instances").status_code == 401
+    # The file does not name a model, so the oracle plays.
+    assert output["model"] == "scripted/oracle"
     process.terminate()
     assert "somebody_elses" not in process.communicate(timeout=30)[1]
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         (
             "insecure: true\ndefault_host: 0.0.0.0\n",
@@ -304,16 +304,16 @@ def test_env_yaml_of_the_folder_applies_to_a_named_environment(served: Served, t
     ],
 )
 def test_an_automatically_read_env_yaml_cannot_weaken_safety(
-    start: Start, there: Path, text: str, complaint: str
+    start: Start, workdir: Path, text: str, message: str
 ) -> None:
-    (there / "env.yaml").write_text(text)
+    (workdir / "env.yaml").write_text(text)
     process = start("serve", "sums", "--port", 0)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, complaint in err) == (2, "", True)
+    assert (process.returncode, out, message in err) == (2, "", True)
 
 
-def test_an_unreadable_env_yaml_is_reported_before_serving(start: Start, there: Path) -> None:
-    (there / "env.yaml").write_text("default_host: [1\n")
+def test_an_unreadable_env_yaml_is_reported_before_serving(start: Start, workdir: Path) -> None:
+    (workdir / "env.yaml").write_text("default_host: [1\n")
     process = start("serve", "sums", "--port", 0)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, "env.yaml:2: this is not valid YAML" in err) == (2, True)

@@ -16,23 +16,23 @@ from gymsdk.observability.status import ServerStatus, StatusReport
 Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 
 
-def told(start: Start, *words: object) -> tuple[int, str, str]:
-    """How `gymsdk status` ends, and what it says."""
-    process = start("status", *words)
+def run_status(start: Start, *arguments: object) -> tuple[int, str, str]:
+    """Run `gymsdk status` and return its exit code and output."""
+    process = start("status", *arguments)
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err
 
 
-def served(start: Start) -> tuple[subprocess.Popen[str], str]:
+def serve_sums(start: Start) -> tuple[subprocess.Popen[str], str]:
     process = start("serve", "sums", "--port", 0, "--json")
     return process, json.loads(process.stdout.readline())["head"]
 
 
 def test_status_is_healthy_if_every_server_answers(start: Start):
-    _, head = served(start)
-    code, out, _ = told(start, "--head", head)
+    _, head = serve_sums(start)
+    code, out, _ = run_status(start, "--head", head)
     assert (code, f"{head}: 4 of 4 expected servers registered" in out) == (0, True)
-    code, line, _ = told(start, "--head", head, "--json")
+    code, line, _ = run_status(start, "--head", head, "--json")
     servers = {each["name"]: each for each in json.loads(line)["servers"]}
     assert (code, json.loads(line)["ok"], json.loads(line)["round_trip_by"]) == (0, True, "head")
     assert {name: each["health"] for name, each in servers.items()} == dict.fromkeys(
@@ -43,48 +43,48 @@ def test_status_is_healthy_if_every_server_answers(start: Start):
 
 
 def test_without_a_head_status_says_how_to_start_one(start: Start):
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        free = one.getsockname()[1]
-    code, out, err = told(start, "--head", f"http://127.0.0.1:{free}")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    code, out, err = run_status(start, "--head", f"http://127.0.0.1:{port}")
     assert (code, out) == (1, "")
-    assert f"no head answers at http://127.0.0.1:{free}" in err
+    assert f"no head answers at http://127.0.0.1:{port}" in err
     assert "start one with `gymsdk serve NAME`" in err
 
 
-def test_a_process_that_is_killed_is_no_head_any_more(start: Start):
-    process, head = served(start)
+def test_a_killed_head_is_reported_as_missing(start: Start):
+    process, head = serve_sums(start)
     process.kill()
     process.wait()
-    code, out, _ = told(start, "--head", head)
+    code, out, _ = run_status(start, "--head", head)
     assert (code, out) == (1, "")
 
 
-def test_a_slow_way_and_an_idle_gpu_are_marked():
+def test_a_slow_round_trip_and_an_idle_gpu_are_marked():
     rows = [ServerStatus(name="math", kind="resources_servers", health="success", round_trip=0.25, wrong=["slow"])]
     rows += [ServerStatus(name="policy_model", health="success", gpus={"0": 0.97, "1": 0.12})]
-    found = StatusReport(head="http://h:1", nodes=0, expected=2, registered=2, round_trip_by="head", servers=rows)
-    assert "250.0 ms !" in format_status(found)
-    assert "97% 12% !" in format_status(found)
-    assert not found.is_healthy
-    assert found.model_copy(update={"servers": rows[1:]}).is_healthy
+    report = StatusReport(head="http://h:1", nodes=0, expected=2, registered=2, round_trip_by="head", servers=rows)
+    assert "250.0 ms !" in format_status(report)
+    assert "97% 12% !" in format_status(report)
+    assert not report.is_healthy
+    assert report.model_copy(update={"servers": rows[1:]}).is_healthy
 
 
 def test_a_single_node_is_printed_in_singular():
-    found = StatusReport(
+    report = StatusReport(
         head="http://h:1", nodes=1, expected=0, registered=0, round_trip_by="head", servers=[ServerStatus(name="a")]
     )
-    assert format_status(found).endswith("registered, plus 1 node")
-    assert format_status(found.model_copy(update={"nodes": 2})).endswith("registered, plus 2 nodes")
+    assert format_status(report).endswith("registered, plus 1 node")
+    assert format_status(report.model_copy(update={"nodes": 2})).endswith("registered, plus 2 nodes")
 
 
 def test_an_exit_is_described_in_words():
     row = ServerStatus(name="math", exit_code=-9, exit_at=time.time() - 5, restarts=3, wrong=["exit"])
-    found = StatusReport(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
-    assert "killed by SIGKILL 5 s ago, 3 restarts !" in format_status(found)
+    report = StatusReport(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
+    assert "killed by SIGKILL 5 s ago, 3 restarts !" in format_status(report)
 
 
 def test_watch_refreshes_until_a_signal(start: Start):
-    _, head = served(start)
+    _, head = serve_sums(start)
     process = start("status", "--head", head, "--json", "--watch")
     lines = [process.stdout.readline() for _ in range(2)]
     process.send_signal(signal.SIGINT)

@@ -18,13 +18,13 @@ def test_a_process_that_continues_after_a_stop_stays_alive() -> None:
     with pytest.raises(Stopped) as caught:
         run_until_signal(work())
     assert caught.value.code == 128 + signal.SIGINT
-    clocks = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
-    for each in clocks:
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    for each in timers:
         each.join(5)
-    assert not any(each.is_alive() for each in clocks)
+    assert not any(each.is_alive() for each in timers)
 
 
-def test_a_cancellation_by_no_signal_does_not_pass_for_a_stop() -> None:
+def test_a_cancellation_without_a_signal_is_not_a_stop() -> None:
     async def work() -> None:
         raise asyncio.CancelledError
 

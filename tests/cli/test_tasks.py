@@ -13,15 +13,15 @@ from gymsdk import load
 GOOD = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "sums_simple_agent"}}\n'
 
 
-def test_rows_name_their_agent_and_play_unchanged(gymsdk: Command, there: Path) -> None:
-    ended = gymsdk("tasks", "sums", "--split", "train", "-n", 3, "--seed", 7, "-o", "rows.jsonl")
-    assert (ended.code, ended.out, ended.err) == (0, "3 rows in rows.jsonl\n", "")
-    rows = [json.loads(line) for line in (there / "rows.jsonl").read_text().splitlines()]
+def test_rows_name_their_agent_and_play_unchanged(gymsdk: Command, workdir: Path) -> None:
+    result = gymsdk("tasks", "sums", "--split", "train", "-n", 3, "--seed", 7, "-o", "rows.jsonl")
+    assert (result.code, result.out, result.err) == (0, "3 rows in rows.jsonl\n", "")
+    rows = [json.loads(line) for line in (workdir / "rows.jsonl").read_text().splitlines()]
     assert {row["agent_ref"]["name"] for row in rows} == {"sums_simple_agent"}
     assert gymsdk("rollout", "sums", "--tasks", "rows.jsonl", "--seed", 7, "-o", "file").code == 0
     assert gymsdk("rollout", "sums", "--limit", 3, "--seed", 7, "-o", "split").code == 0
-    sent = [(there / name / "inputs.jsonl").read_text() for name in ("file", "split")]
-    assert sent[0] == sent[1]
+    inputs = [(workdir / name / "inputs.jsonl").read_text() for name in ("file", "split")]
+    assert inputs[0] == inputs[1]
 
 
 @pytest.mark.parametrize("name", ["math", "tool_call", "multineedle"])
@@ -29,21 +29,21 @@ async def test_python_gives_the_rows_that_the_command_writes(start: Start, name:
     process = start("tasks", name, "-n", 2, "--split", "train", "--seed", 3)
     written = [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines()]
     environment = load(name)
-    drawn = list(islice(environment.tasks("train", seed=3), 2))
+    tasks = list(islice(environment.tasks("train", seed=3), 2))
     async with environment:
-        assert [await environment.row(task, seed=3) for task in drawn] == written
+        assert [await environment.row(task, seed=3) for task in tasks] == written
     for row in written:
-        # The environment adds these; everything else is the task's own.
+        # The environment adds these; every other field comes from the task.
         assert row.pop("agent_ref")["name"] == f"{name}_simple_agent"
         if environment.tools:
             assert row["responses_create_params"].pop("tools")
-    assert [task.row() for task in drawn] == written
+    assert [task.row() for task in tasks] == written
 
 
 def test_rows_go_to_standard_output_by_default(gymsdk: Command) -> None:
-    ended = gymsdk("tasks", "sums", "-n", 2, "--set", "digits=1")
-    assert [json.loads(line)["number"] < 10 for line in ended.out.splitlines()] == [True, True]
-    assert ended.err == ""
+    result = gymsdk("tasks", "sums", "-n", 2, "--set", "digits=1")
+    assert [json.loads(line)["number"] < 10 for line in result.out.splitlines()] == [True, True]
+    assert result.err == ""
 
 
 def test_rows_of_several_environments_alternate(gymsdk: Command, installed: Callable[..., Path]) -> None:
@@ -61,24 +61,22 @@ def verify():
     return Verdict(reward=1.0)
 """
     installed("short", short)
-    ended = gymsdk("tasks", "sums", "short", "-n", 3, "--set", "sums.digits=2")
-    names = [json.loads(line)["agent_ref"]["name"].removesuffix("_simple_agent") for line in ended.out.splitlines()]
+    result = gymsdk("tasks", "sums", "short", "-n", 3, "--set", "sums.digits=2")
+    names = [json.loads(line)["agent_ref"]["name"].removesuffix("_simple_agent") for line in result.out.splitlines()]
     assert names == ["sums", "short", "sums", "sums"]
-    assert ended.err == "mind the rows\n"
+    assert result.err == "mind the rows\n"
 
 
-def test_an_existing_file_is_replaced_only_with_overwrite(gymsdk: Command, there: Path) -> None:
-    (there / "rows.jsonl").write_text("mine")
-    ended = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")
-    assert (ended.code, (there / "rows.jsonl").read_text()) == (2, "mine")
-    assert ended.err == "Error: rows.jsonl exists; replace it with --overwrite, or choose another --output\n"
+def test_an_existing_file_is_replaced_only_with_overwrite(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "rows.jsonl").write_text("mine")
+    result = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")
+    assert (result.code, (workdir / "rows.jsonl").read_text()) == (2, "mine")
+    assert result.err == "Error: rows.jsonl exists; replace it with --overwrite, or choose another --output\n"
     assert gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl", "--overwrite").code == 0
-    assert len((there / "rows.jsonl").read_text().splitlines()) == 1
+    assert len((workdir / "rows.jsonl").read_text().splitlines()) == 1
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_finished(
-    gymsdk: Command, installed: Callable[..., Path], there: Path
-) -> None:
+def test_an_unfinished_file_is_removed(gymsdk: Command, installed: Callable[..., Path], workdir: Path) -> None:
     breaking = """
 from typing import Literal
 from gymsdk import Task, Verdict, hookimpl
@@ -93,16 +91,16 @@ def verify():
     return Verdict(reward=1.0)
 """
     installed("breaking", breaking)
-    ended = gymsdk("tasks", "breaking", "-o", "rows.jsonl")
-    assert (ended.code, list(there.iterdir())) == (1, [])
-    assert "hook 'tasks' raised KeyError: 'the second'" in ended.err
+    result = gymsdk("tasks", "breaking", "-o", "rows.jsonl")
+    assert (result.code, list(workdir.iterdir())) == (1, [])
+    assert "hook 'tasks' raised KeyError: 'the second'" in result.err
     assert gymsdk("tasks", "sums", "-o", "no/rows.jsonl").code == 2
 
 
 def test_the_default_limit_is_reported(gymsdk: Command) -> None:
-    ended = gymsdk("tasks", "sums")
-    assert len(ended.out.splitlines()) == 100
-    assert ended.err == "at most 100 rows of each environment; pass another number with -n N\n"
+    result = gymsdk("tasks", "sums")
+    assert len(result.out.splitlines()) == 100
+    assert result.err == "at most 100 rows of each environment; pass another number with -n N\n"
 
 
 def test_a_closed_pipe_ends_the_command_quietly(start: Start) -> None:
@@ -111,18 +109,18 @@ def test_a_closed_pipe_ends_the_command_quietly(start: Start) -> None:
     assert json.loads(process.stdout.readline())["answer"] > 0
     process.stdout.close()
     process.stdout = None
-    _, told = process.communicate(timeout=60)
-    assert told == ""
+    _, errors = process.communicate(timeout=60)
+    assert errors == ""
 
 
-def test_a_check_names_each_bad_line_with_its_reason(gymsdk: Command, there: Path) -> None:
+def test_validation_names_each_bad_line_with_its_reason(gymsdk: Command, workdir: Path) -> None:
     bad = ['{"broken', '{"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}}']
     bad += ['{"agent_ref": {"name": "summs_simple_agent"}}', "[1]", '{"responses_create_params": {"input": "?"}}']
-    (there / "rows.jsonl").write_text(GOOD + "\n".join(bad) + "\n\n" + GOOD)
-    ended = gymsdk("tasks", "--validate", "rows.jsonl")
-    reasons = [line.partition(": ")[::2] for line in ended.out.splitlines()]
-    assert [place for place, _ in reasons[:-1]] == [f"rows.jsonl:{number}" for number in range(2, 7)]
-    for (_, reason), words in zip(
+    (workdir / "rows.jsonl").write_text(GOOD + "\n".join(bad) + "\n\n" + GOOD)
+    result = gymsdk("tasks", "--validate", "rows.jsonl")
+    reasons = [line.partition(": ")[::2] for line in result.out.splitlines()]
+    assert [position for position, _ in reasons[:-1]] == [f"rows.jsonl:{number}" for number in range(2, 7)]
+    for (_, reason), expected in zip(
         reasons,
         [
             "not valid JSON",
@@ -133,31 +131,31 @@ def test_a_check_names_each_bad_line_with_its_reason(gymsdk: Command, there: Pat
         ],
         strict=False,
     ):
-        assert words in reason
-    assert ended.out.splitlines()[-1] == "2 rows are valid, 2 of sums; 5 are not"
-    assert ended.code == 1
+        assert expected in reason
+    assert result.out.splitlines()[-1] == "2 rows are valid, 2 of sums; 5 are not"
+    assert result.code == 1
 
 
-def test_a_row_without_an_agent_belongs_to_the_named_environment(gymsdk: Command, there: Path) -> None:
-    (there / "rows.jsonl").write_text('{"responses_create_params": {"input": "?"}, "answer": 4}\n')
+def test_a_row_without_an_agent_belongs_to_the_named_environment(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "rows.jsonl").write_text('{"responses_create_params": {"input": "?"}, "answer": 4}\n')
     assert gymsdk("tasks", "sums", "--validate", "rows.jsonl").out == "1 rows are valid, 1 of sums; 0 are not\n"
 
 
-def test_a_finished_runs_lines_are_rows_that_fit(gymsdk: Command) -> None:
+def test_rollouts_of_a_finished_run_are_valid_rows(gymsdk: Command) -> None:
     gymsdk("rollout", "sums", "--limit", 3, "-o", "out")
     assert gymsdk("tasks", "--validate", "out/rollouts.jsonl").code == 0
 
 
-def test_programs_get_a_check_as_json(gymsdk: Command, there: Path) -> None:
-    (there / "rows.jsonl").write_text(f"{GOOD}null\n")
-    told = json.loads(gymsdk("tasks", "--validate", "rows.jsonl", "--json").out)
-    assert (told["good"], told["environments"], told["bad"][0]["line"]) == (1, {"sums": 1}, 2)
-    told = json.loads(gymsdk("tasks", "sums", "-n", 2, "-o", "new.jsonl", "--json").out)
-    assert told == {"output": "new.jsonl", "rows": 2, "environments": ["sums"]}
+def test_validation_and_writing_print_json(gymsdk: Command, workdir: Path) -> None:
+    (workdir / "rows.jsonl").write_text(f"{GOOD}null\n")
+    output = json.loads(gymsdk("tasks", "--validate", "rows.jsonl", "--json").out)
+    assert (output["good"], output["environments"], output["bad"][0]["line"]) == (1, {"sums": 1}, 2)
+    output = json.loads(gymsdk("tasks", "sums", "-n", 2, "-o", "new.jsonl", "--json").out)
+    assert output == {"output": "new.jsonl", "rows": 2, "environments": ["sums"]}
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "expected"),
     [
         ([], "Missing argument 'NAME'"),
         (["summs"], "no environment named 'summs'"),
@@ -168,13 +166,13 @@ def test_programs_get_a_check_as_json(gymsdk: Command, there: Path) -> None:
         (["sums", "-o", "."], "is a folder"),
     ],
 )
-def test_wrong_input_is_reported_in_one_sentence(gymsdk: Command, words: list[str], told: str) -> None:
-    ended = gymsdk("tasks", *words)
-    assert ended.code == 2
-    assert told in ended.err.splitlines()[-1]
+def test_wrong_input_is_reported_in_one_sentence(gymsdk: Command, arguments: list[str], expected: str) -> None:
+    result = gymsdk("tasks", *arguments)
+    assert result.code == 2
+    assert expected in result.err.splitlines()[-1]
 
 
-def test_rows_carry_the_tools_their_episodes_offer(gymsdk: Command) -> None:
+def test_rows_carry_the_tools_of_their_episodes(gymsdk: Command) -> None:
     rows = map(json.loads, gymsdk("tasks", "multineedle", "math", "-n", 1).out.splitlines())
     assert [[tool["name"] for tool in row["responses_create_params"].get("tools", [])] for row in rows] == [
         ["get_synonym_value", "extract_synonym_values"],

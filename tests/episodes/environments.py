@@ -42,14 +42,14 @@ class Notebook:
 
 
 class Paying(Notebook):
-    """An environment whose steps return rewards and messages, and end the episode on request."""
+    """An environment with a `step` hook that returns rewards and messages, and ends the episode on request."""
 
     @hookimpl
     def step(self, state, action):
-        said = action.parsed()["what"] if isinstance(action, ToolCall) else action.text
-        state.done.append(said)
-        output = f"heard {said}" if isinstance(action, ToolCall) else None
-        return Step(output=output, messages=[f"next after {said}"], reward=0.5, done=said == "stop")
+        text = action.parsed()["what"] if isinstance(action, ToolCall) else action.text
+        state.done.append(text)
+        output = f"heard {text}" if isinstance(action, ToolCall) else None
+        return Step(output=output, messages=[f"next after {text}"], reward=0.5, done=text == "stop")
 
 
 def notes(*what):
@@ -61,7 +61,7 @@ def outputs(rollout):
 
 
 class Slow:
-    """A model that answers its first request, and never the second."""
+    """A model that answers its first request and never answers the second."""
 
     def __init__(self, first) -> None:
         self.first = first

@@ -15,7 +15,7 @@ from gymsdk.responses import NOT_RUN_OUTPUT
 from .environments import Log, Notebook, Paying, Slow, notes, outputs
 
 
-async def test_an_episode_goes_from_reset_over_turns_to_a_verdict(notebook, policy, task):
+async def test_an_episode_runs_from_reset_through_turns_to_a_verdict(notebook, policy, task):
     model = policy(notes("a", "b"), notes("c"), "done")
     rollout = await play(Environment("notebook", notebook), model, task, seed=3, repeat=1, id="7:1")
     assert (rollout.outcome, rollout.reward, rollout.ended, rollout.turns) == ("scored", 3.0, "done", 3)
@@ -26,7 +26,7 @@ async def test_an_episode_goes_from_reset_over_turns_to_a_verdict(notebook, poli
     assert notebook.closed == 1
 
 
-async def test_the_response_holds_every_item_of_the_episode_and_the_usage_summed(notebook, policy, task):
+async def test_the_response_holds_every_item_of_the_episode_and_the_total_usage(notebook, policy, task):
     rollout = await play(Environment("notebook", notebook), policy(notes("a"), "done"), task)
     kinds = [item["type"] for item in rollout.response["output"]]
     assert kinds == ["function_call", "function_call_output", "message"]
@@ -34,23 +34,25 @@ async def test_the_response_holds_every_item_of_the_episode_and_the_usage_summed
     assert rollout.response["usage"]["total_tokens"] == rollout.usage["policy"].total_tokens > 0
 
 
-async def test_milliseconds_are_kept_per_stage_and_per_model_call(notebook, policy, task):
+async def test_milliseconds_are_recorded_per_stage_and_per_model_call(notebook, policy, task):
     rollout = await play(Environment("notebook", notebook), policy(notes("a"), "done"), task)
     assert list(rollout.timing.stages) == ["reset", "model", "step", "verify", "close"]
     assert len(rollout.timing.model_calls) == 2
     assert rollout.timing.total == pytest.approx(sum(rollout.timing.stages.values()), abs=0.01)
 
 
-async def test_the_policy_is_shown_the_history_the_tools_and_the_rows_own_parameters(notebook):
+async def test_the_policy_receives_the_history_the_tools_and_the_rows_parameters(notebook):
     requests = []
 
-    class Keeps:
+    class RecordingModel:
         async def respond(self, request, *, episode=None):
             requests.append(request)
             return responses.build_response([responses.build_message("done")], model="keeps")
 
     row = {"responses_create_params": {"input": "Hi", "temperature": 0.5, "top_p": None, "tool_choice": "auto"}}
-    await play(Environment("notebook", notebook), Keeps(), row, sampling={"temperature": 1.0, "max_output_tokens": 9})
+    await play(
+        Environment("notebook", notebook), RecordingModel(), row, sampling={"temperature": 1.0, "max_output_tokens": 9}
+    )
     [request] = requests
     assert request.pop("tools")[0]["name"] == "note"
     assert request == {
@@ -61,23 +63,23 @@ async def test_the_policy_is_shown_the_history_the_tools_and_the_rows_own_parame
     }
 
 
-async def test_tools_without_a_name_are_not_shown(notebook, policy):
-    shown = []
+async def test_tools_without_a_name_are_not_sent_to_the_policy(notebook, policy):
+    requests = []
 
-    class Keeps:
+    class RecordingModel:
         async def respond(self, request, *, episode=None):
-            shown.append(request)
+            requests.append(request)
             return responses.build_response([responses.build_message("done")], model="keeps")
 
     row = {"responses_create_params": {"input": "Hi", "tools": [{"type": "web_search"}]}}
-    await play(Environment("notebook", notebook), Keeps(), row)
-    assert "tools" not in shown[0]
+    await play(Environment("notebook", notebook), RecordingModel(), row)
+    assert "tools" not in requests[0]
 
 
 async def test_messages_of_a_turns_steps_come_after_all_its_outputs(policy, task):
     rollout = await play(Environment("paying", Paying()), policy(notes("a", "b"), "stop"), task)
-    said = [item.get("output") or item["content"] for item in rollout.response["output"][2:6]]
-    assert said == ["heard a", "heard b", "next after a", "next after b"]
+    texts = [item.get("output") or item["content"] for item in rollout.response["output"][2:6]]
+    assert texts == ["heard a", "heard b", "next after a", "next after b"]
 
 
 async def test_after_done_the_remaining_calls_of_a_turn_are_not_run(policy, task):
@@ -87,25 +89,25 @@ async def test_after_done_the_remaining_calls_of_a_turn_are_not_run(policy, task
     assert (rollout.ended, rollout.reward) == ("done", 2.0 + 1.0)
 
 
-async def test_the_rewards_of_steps_are_a_component_of_the_reward(policy, task):
+async def test_step_rewards_are_a_component_of_the_reward(policy, task):
     rollout = await play(Environment("paying", Paying()), policy("go", "stop"), task)
     assert rollout.verdict.reward == 2.0
     assert rollout.reward == 3.0
     assert rollout.components == {"noted": 2.0, "steps": 1.0}
 
 
-async def test_a_verdict_without_components_is_a_component_beside_the_steps(policy, task):
-    class Paid:
+async def test_a_verdict_without_components_becomes_a_component_beside_the_steps(policy, task):
+    class StepReward:
         @hookimpl
         def step(self):
             return Step(reward=0.25, done=True)
 
-    rollout = await play(Environment("paid", Paid()), policy("go"), task)
+    rollout = await play(Environment("paid", StepReward()), policy("go"), task)
     assert (rollout.reward, rollout.components) == (0.25, {"verdict": 0.0, "steps": 0.25})
 
 
 @pytest.mark.parametrize("output", [[], [responses.build_reasoning("hm")], [responses.build_message("")]])
-async def test_a_turn_with_neither_text_nor_call_ends_the_episode(notebook, policy, task, output):
+async def test_a_turn_without_text_or_calls_ends_the_episode(notebook, policy, task, output):
     rollout = await play(Environment("notebook", notebook), policy(output), task)
     assert (rollout.outcome, rollout.ended, rollout.turns) == ("scored", "done", 1)
 
@@ -115,19 +117,19 @@ async def test_an_episode_that_the_turn_budget_ends_is_verified(notebook, policy
     assert (rollout.ended, rollout.reward, rollout.turns) == ("turns", 3.0, 3)
 
 
-async def test_the_tool_budget_ends_an_episode_and_answers_the_rest(notebook, policy, task):
+async def test_the_tool_budget_ends_an_episode_and_answers_the_remaining_calls(notebook, policy, task):
     rollout = await play(Environment("notebook", notebook), policy(notes("a", "b")), task, budget=Budget(tools=3))
     assert (rollout.ended, rollout.reward, rollout.turns) == ("tools", 3.0, 2)
     assert outputs(rollout) == ["noted a", "noted b", "noted a", NOT_RUN_OUTPUT]
 
 
-async def test_a_tool_budget_of_none_runs_no_tool(notebook, policy, task):
+async def test_a_tool_budget_of_zero_runs_no_tool(notebook, policy, task):
     rollout = await play(Environment("notebook", notebook), policy(notes("a")), task, budget=Budget(tools=0))
     assert (rollout.ended, rollout.reward) == ("tools", 0.0)
 
 
 @pytest.mark.parametrize("wrong", [{"turns": 0}, {"tools": -1}, {"seconds": 0}, {"steps": 3}])
-def test_a_budget_that_makes_no_sense_is_refused(wrong):
+def test_an_invalid_budget_is_rejected(wrong):
     with pytest.raises(ValidationError):
         Budget(**wrong)
 
@@ -148,7 +150,7 @@ async def test_an_episode_without_any_response_is_not_verified(notebook, task):
     assert rollout.response is None
 
 
-async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(policy, task):
+async def test_a_deadline_that_passed_in_a_step_is_noticed_before_the_next_turn(policy, task):
     class Late(Notebook):
         @hookimpl
         async def step(self):
@@ -160,13 +162,13 @@ async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(po
     assert rollout.ended == "deadline" or rollout.failure.kind == "hook_timeout"
 
 
-@pytest.mark.parametrize("told", [{"status": "incomplete"}, {"incomplete_details": {"reason": "max_output_tokens"}}])
-async def test_a_response_that_ran_out_of_tokens_is_verified_but_not_played(notebook, task, told):
+@pytest.mark.parametrize("fields", [{"status": "incomplete"}, {"incomplete_details": {"reason": "max_output_tokens"}}])
+async def test_a_response_that_ran_out_of_tokens_is_verified_but_not_played(notebook, task, fields):
     class CutOff:
         async def respond(self, request, *, episode=None):
             return (
                 responses.build_response([responses.build_function_call("note", '{"what": "a', "c")], model="cut")
-                | told
+                | fields
             )
 
     rollout = await play(Environment("notebook", notebook), CutOff(), task)
@@ -193,7 +195,7 @@ async def test_tools_receive_the_episode_arguments_that_they_name(policy, task):
     }
 
 
-async def test_repeats_share_nothing_but_the_row(notebook, policy, task):
+async def test_repeats_share_only_the_row(notebook, policy, task):
     environment = Environment("notebook", notebook)
     plays = (play(environment, policy(notes("a"), "done"), task, repeat=repeat) for repeat in range(20))
     assert {rollout.reward for rollout in await asyncio.gather(*plays)} == {1.0}

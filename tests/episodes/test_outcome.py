@@ -1,4 +1,4 @@
-"""The three ways an episode ends: scored, unscorable or failed, never mixed."""
+"""An episode ends in one of three ways: scored, unscorable or failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gymsdk.errors import BadRow
 from .environments import Log, Notebook, Slow
 
 
-class Answers:
+class PreparedModel:
     """A model with a given response."""
 
     def __init__(self, answer) -> None:
@@ -54,8 +54,8 @@ class Answers:
         ),
     ],
 )
-async def test_a_model_that_breaks_fails_its_episode(notebook, task, answer, kind, message):
-    rollout = await play(Environment("notebook", notebook), Answers(answer), task)
+async def test_a_failing_model_fails_its_episode(notebook, task, answer, kind, message):
+    rollout = await play(Environment("notebook", notebook), PreparedModel(answer), task)
     assert (rollout.outcome, rollout.reward, rollout.verdict) == ("failed", None, None)
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", kind, True)
     assert rollout.failure.message.startswith(message)
@@ -71,8 +71,8 @@ async def test_a_model_that_breaks_fails_its_episode(notebook, task, answer, kin
         responses.build_message("a") | {"content": 5},
     ],
 )
-async def test_an_answer_with_an_unreadable_item_fails_its_episode_for_good(notebook, task, item):
-    rollout = await play(Environment("notebook", notebook), Answers({"output": [item]}), task)
+async def test_a_response_with_an_unreadable_item_is_a_terminal_failure(notebook, task, item):
+    rollout = await play(Environment("notebook", notebook), PreparedModel({"output": [item]}), task)
     failure = rollout.failure
     assert (failure.stage, failure.kind, failure.retryable) == ("model", "model_bad_answer", False)
     assert "item 0 of its output is" in failure.message
@@ -83,18 +83,18 @@ async def test_a_response_withheld_by_a_content_filter_is_a_failure(notebook, ta
     answer = responses.build_response(
         [responses.build_message("")], model="m", status="incomplete", reason="content_filter"
     )
-    rollout = await play(Environment("notebook", notebook), Answers(answer), task)
+    rollout = await play(Environment("notebook", notebook), PreparedModel(answer), task)
     assert (rollout.reward, rollout.failure.kind, rollout.failure.retryable) == (None, "model_withheld", False)
 
 
 @pytest.mark.parametrize("usage", [None, "many", {"input_tokens": 1.5}, {"input_tokens": "1", "output_tokens": None}])
-async def test_usage_that_cannot_be_read_fails_nothing(notebook, task, usage):
-    model = Answers({"output": [responses.build_message("done")], "usage": usage})
+async def test_unreadable_usage_does_not_fail_the_episode(notebook, task, usage):
+    model = PreparedModel({"output": [responses.build_message("done")], "usage": usage})
     assert (await play(Environment("notebook", notebook), model, task)).outcome == "scored"
 
 
-class Breaks(Notebook):
-    """An environment one hook of which fails as told."""
+class FailingHook(Notebook):
+    """An environment with one hook that raises a given error."""
 
     def __init__(self, hook, error) -> None:
         super().__init__()
@@ -126,19 +126,21 @@ class Breaks(Notebook):
 
 @pytest.mark.parametrize("hook", ["reset", "step", "verify"])
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), ExceptionGroup("two", [ValueError("no")])])
-async def test_a_hook_that_raises_fails_its_episode_and_is_closed(policy, task, hook, error):
-    plugin = Breaks(hook, error)
+async def test_a_hook_that_raises_fails_its_episode_which_is_closed(policy, task, hook, error):
+    plugin = FailingHook(hook, error)
     rollout = await play(Environment("breaks", plugin), policy("done"), task)
     assert (rollout.outcome, rollout.reward) == ("failed", None)
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == (hook, "hook_raised", True)
-    told = "RuntimeError: it ended with SystemExit(3)" if isinstance(error, SystemExit) else "ValueError: no"
-    assert rollout.failure.message.startswith(f"hook '{hook}' of environment 'breaks' raised {told}")
+    expected = "RuntimeError: it ended with SystemExit(3)" if isinstance(error, SystemExit) else "ValueError: no"
+    assert rollout.failure.message.startswith(f"hook '{hook}' of environment 'breaks' raised {expected}")
     assert plugin.closed == (hook != "reset")
 
 
 @pytest.mark.parametrize("hook", ["reset", "step", "verify"])
 async def test_a_failure_keeps_the_kind_that_the_author_gave(policy, task, hook):
-    rollout = await play(Environment("breaks", Breaks(hook, Failed("no sandbox", kind="sandbox"))), policy("a"), task)
+    rollout = await play(
+        Environment("breaks", FailingHook(hook, Failed("no sandbox", kind="sandbox"))), policy("a"), task
+    )
     assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", hook, "sandbox")
     assert rollout.failure.message == "no sandbox"
 
@@ -154,7 +156,7 @@ async def test_a_failure_keeps_the_kind_that_the_author_gave(policy, task, hook)
     ],
 )
 async def test_an_undecided_verdict_is_unscorable(policy, task, error, outcome, kind):
-    rollout = await play(Environment("breaks", Breaks("verify", error)), policy("done"), task)
+    rollout = await play(Environment("breaks", FailingHook("verify", error)), policy("done"), task)
     assert (rollout.outcome, rollout.reward, rollout.failure.kind) == (outcome, None, kind)
     assert rollout.failure.stage == "verify"
 
@@ -162,18 +164,18 @@ async def test_an_undecided_verdict_is_unscorable(policy, task, error, outcome, 
 @pytest.mark.parametrize("hook", ["reset", "step"])
 @pytest.mark.parametrize("error", [Unscorable("unreadable"), BudgetSpent("too much", kind="cpu_spent")])
 async def test_unscorable_before_verify_is_a_failure(policy, task, hook, error):
-    rollout = await play(Environment("breaks", Breaks(hook, error)), policy("done"), task)
+    rollout = await play(Environment("breaks", FailingHook(hook, error)), policy("done"), task)
     assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", hook, error.kind)
 
 
 async def test_a_grader_that_exceeds_its_budget_gives_a_reward_of_0(policy, task):
-    plugin = Breaks("verify", BudgetSpent("too much", kind="cpu_spent"))
+    plugin = FailingHook("verify", BudgetSpent("too much", kind="cpu_spent"))
     rollout = await play(Environment("breaks", plugin), policy("done"), task)
     assert (rollout.outcome, rollout.reward, rollout.verdict.grader_timeout) == ("scored", 0.0, True)
 
 
 async def test_a_close_that_fails_does_not_change_the_verdict(policy, task, caplog):
-    plugin = Breaks("close", ValueError("no"))
+    plugin = FailingHook("close", ValueError("no"))
     rollout = await play(Environment("breaks", plugin), policy("done"), task, id="7:1")
     assert (rollout.outcome, rollout.reward, plugin.closed) == ("scored", 1.0, 1)
     assert "episode 7:1: hook 'close' of environment 'breaks' raised ValueError: no" in caplog.text
@@ -188,7 +190,7 @@ async def test_a_cancelled_episode_is_closed_and_stays_cancelled(notebook, task)
     assert notebook.closed == 1
 
 
-async def test_a_row_that_does_not_fit_is_raised_since_it_is_no_episode(notebook, policy):
+async def test_a_row_that_does_not_fit_is_raised_instead_of_failing_an_episode(notebook, policy):
     with pytest.raises(BadRow, match="responses_create_params: Field required"):
         await play(Environment("notebook", notebook), policy("done"), {"question": "?"})
     assert issubclass(BadRow, UsageError)
@@ -206,8 +208,8 @@ async def test_a_tool_that_raises_fails_the_episode_and_is_named(policy, task):
 
     plugin = Digs()
     rollout = await play(Environment("digs", plugin), policy([("dig", {"where": "here"})]), task)
-    said, _, line = rollout.failure.message.partition(" (test_outcome.py:")
-    assert said == "tool 'dig' of environment 'digs' raised KeyError: 'here'"
+    message, _, line = rollout.failure.message.partition(" (test_outcome.py:")
+    assert message == "tool 'dig' of environment 'digs' raised KeyError: 'here'"
     assert int(line.rstrip(")")) == dig.__code__.co_firstlineno + 1
     assert (rollout.failure.stage, rollout.failure.kind, plugin.closed) == ("step", "tool_raised", 1)
     assert [item["type"] for item in rollout.response["output"]] == ["function_call"]
@@ -240,25 +242,25 @@ async def test_an_unrequested_cancellation_fails_only_its_episode(task):
     assert (rollout.outcome, rollout.failure.kind) == ("failed", "model_raised")
 
 
-async def test_an_episode_cannot_change_the_row_it_opens_with(task):
+async def test_an_episode_cannot_change_its_row(task):
     class Scribbles(Notebook):
         @hookimpl
         def verify(self, transcript):
             transcript.opening[0]["content"] = "changed"
             return Verdict(reward=1.0)
 
-    await play(Environment("scribbles", Scribbles()), policy_that_says_nothing(), task)
+    await play(Environment("scribbles", Scribbles()), build_null_policy(), task)
     assert task.input[0]["content"] != "changed"
 
 
-async def test_names_are_refused_in_place_of_objects(task):
+async def test_names_in_place_of_objects_are_rejected(task):
     with pytest.raises(UsageError, match=r"write gymsdk.load\('math'\)"):
-        await play("math", policy_that_says_nothing(), task)
+        await play("math", build_null_policy(), task)
     with pytest.raises(UsageError, match=r"write gymsdk.model\('scripted/oracle'\)"):
         await play(Environment("notes", Notebook()), "scripted/oracle", task)
 
 
-def policy_that_says_nothing():
+def build_null_policy():
     from gymsdk.models.scripted import build
 
     return build("null")

@@ -1,4 +1,4 @@
-"""Calls that are wrong, in every way a policy can think of: they are answered, never raised."""
+"""Every kind of wrong tool call gets an error output and never raises an exception."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_an_invalid_call_gets_an_error_output(notebook, policy, task, call
     assert (rollout.outcome, rollout.reward) == ("scored", 1.0)
 
 
-def odd(
+def unusual(
     state: Log,
     nested: list[dict[str, list[int]]],
     either: int | str | None,
@@ -44,7 +44,7 @@ def odd(
 class Spam:
     """A policy that calls random tools with random arguments, and sometimes replies."""
 
-    NAMES = ("note", "odd", "", "nope", "__class__", "\ud800", "note ")
+    NAMES = ("note", "unusual", "", "nope", "__class__", "\ud800", "note ")
     VALUES = (None, 0, -1, 10**30, 1.5, "", "\ud800", "x" * 999, [], [[]], {}, {"a": [1]}, True)
     TEXTS = ("", "{", "[1]", "null", '"a"', "NaN", '{"what": NaN}', "[" * 5000, "\ud800", '{"what": 1e999}')
 
@@ -72,7 +72,7 @@ async def test_a_policy_that_spams_tools_never_breaks_the_host(task, seed):
     class Odd(Notebook):
         @hookimpl
         def tools(self):
-            return [note, odd]
+            return [note, unusual]
 
     rollout = await play(Environment("odd", Odd()), Spam(seed), task, budget=Budget(turns=9, tools=40))
     assert rollout.outcome == "scored"
@@ -80,7 +80,7 @@ async def test_a_policy_that_spams_tools_never_breaks_the_host(task, seed):
     assert rollout.model_dump(mode="json")["response"]["output"]
 
 
-async def test_a_row_with_odd_tools_breaks_nothing(notebook):
+async def test_a_row_with_unusual_tools_breaks_nothing(notebook):
     tools = [
         {"type": "function", "name": "note", "parameters": parameters}
         for parameters in (None, {}, {"type": "object", "properties": None}, {"anyOf": []}, {"enum": []}, {"type": []})

@@ -1,4 +1,4 @@
-"""What the tests of Gymnasium's faces share: an environment of many habits, and Gymnasium's registry filled."""
+"""Shared fixtures of the Gymnasium tests: an environment that uses every hook, and Gymnasium's registry."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ async def verify(state: Memory, config: Settings):
 async def close(state: Memory):
     log.append("closed")
 """
-"""Counts to three, with every hook in use; it writes a log of what it opens and closes."""
+"""Source of an environment that asks the policy to count to three. It uses every hook and logs what it opens and
+closes.
+"""
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -100,14 +102,14 @@ def host(made: Callable[..., ModuleType]) -> ModuleType:
 
 @pytest.fixture
 def env(host: ModuleType, request: pytest.FixtureRequest) -> Callable[..., Env]:
-    """Makes an `Env` of the environment that counts, closed after the test."""
+    """Return a function that builds an `Env` of the counting environment, closed after the test."""
 
-    def make(*, settings: dict[str, Any] | None = None, **given: Any) -> Env:
+    def build(*, settings: dict[str, Any] | None = None, **given: Any) -> Env:
         env = Env(Environment("host", host, settings), **given)
         request.addfinalizer(lambda: (host.gate.set(), env.close()))
         return env
 
-    return make
+    return build
 
 
 @pytest.fixture

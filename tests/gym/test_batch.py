@@ -1,4 +1,4 @@
-"""Batches of observations and actions: object arrays, whatever is in them."""
+"""Batched observations and actions are object arrays for every kind of value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPACES = [Messages(), Prose(), Tokens(300), Turns()]
 
 
 @pytest.mark.parametrize("single", SPACES)
-def test_gymnasium_batches_our_spaces_as_we_do(single: Space[Any]) -> None:
+def test_gymnasium_batches_our_spaces_as_batch_does(single: Space[Any]) -> None:
     space = batch_space(single, 3)
     values = [single.sample() for _ in range(3)]
     together = concatenate(single, values, create_empty_array(single, 3))
@@ -27,7 +27,7 @@ def test_gymnasium_batches_our_spaces_as_we_do(single: Space[Any]) -> None:
 
 
 @pytest.mark.parametrize("single", SPACES)
-def test_a_sample_is_in_the_space_and_its_seed_decides_it(single: Space[Any]) -> None:
+def test_a_sample_is_in_the_space_and_depends_only_on_the_seed(single: Space[Any]) -> None:
     space, other = Batch(single, 3), Batch(single, 3)
     space.seed(4)
     other.seed(4)
@@ -37,35 +37,35 @@ def test_a_sample_is_in_the_space_and_its_seed_decides_it(single: Space[Any]) ->
 
 
 @pytest.mark.parametrize("batch", [["a"], "ab", 3, ["a", 4], np.array(4), {"a": 1, "b": 2}, b"ab"])
-def test_what_is_no_batch_is_not_in_the_space(batch: Any) -> None:
+def test_a_value_that_is_not_a_batch_is_not_in_the_space(batch: Any) -> None:
     assert batch not in Batch(Prose(), 2)
 
 
 @pytest.mark.parametrize("batch", [["a", "b"], ("a", "b"), np.array(["a", "b"]), build_object_array(["a", "b"])])
-def test_any_sequence_of_the_right_values_is_in_the_space(batch: Any) -> None:
+def test_any_sequence_of_valid_values_is_in_the_space(batch: Any) -> None:
     assert batch in Batch(Prose(), 2)
 
 
-def test_spaces_of_other_sizes_or_other_values_differ() -> None:
+def test_batches_of_different_sizes_or_spaces_differ() -> None:
     assert Batch(Tokens(3), 2) != Batch(Tokens(4), 2)
     assert Batch(Tokens(3), 2) != Batch(Tokens(3), 3)
     assert hash(Batch(Tokens(3), 2)) == hash(Batch(Tokens(3), 2))
     assert repr(Batch(Tokens(3), 2)) == "Batch(Tokens(3), 2)"
 
 
-def test_lists_as_long_as_each_other_stay_values() -> None:
+def test_lists_of_equal_length_are_not_merged_into_a_matrix() -> None:
     assert build_object_array([[1, 2], [3, 4]]).shape == (2,)
 
 
-def test_rows_of_an_array_are_values() -> None:
+def test_rows_of_an_array_become_separate_values() -> None:
     rows = list_values(np.array([[1, 2], [3, 4]]), 2)
     assert [row.tolist() for row in rows] == [[1, 2], [3, 4]]
 
 
-def test_numpys_strings_become_strings() -> None:
+def test_numpy_strings_become_python_strings() -> None:
     assert [type(value) for value in list_values(np.array(["a", "bb"]), 2)] == [str, str]
 
 
-def test_a_wrong_length_is_told() -> None:
+def test_a_batch_of_the_wrong_length_is_rejected() -> None:
     with pytest.raises(UsageError, match="3 values, one per slot; got 2"):
         list_values(["a", "b"], 3)

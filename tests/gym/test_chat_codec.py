@@ -1,4 +1,4 @@
-"""Chat messages: what a policy sees, and what it may say."""
+"""The chat codec: which messages a policy sees and which actions it may return."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def texts(items: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["42", "", "你好 👩‍💻", "a\0b", "\ud800"])
-def test_a_string_is_a_reply_verbatim(text: str) -> None:
+def test_a_string_action_is_a_verbatim_reply(text: str) -> None:
     assert texts(Chat().parse_action(text, turn=0)) == [text]
 
 
-def test_a_message_becomes_its_text_and_its_calls() -> None:
+def test_a_message_is_split_into_text_and_calls() -> None:
     items = Chat().parse_action({"role": "assistant", "content": "I look.", "tool_calls": [CALL]}, turn=2)
     assert [item["type"] for item in items] == ["message", "function_call"]
     assert items[1] == responses.build_function_call("look", '{"at": 1}', "mine", id="fc_2_1")
 
 
-def test_a_turn_has_the_same_ids_every_time_it_is_taken() -> None:
+def test_parsing_the_same_turn_again_gives_the_same_ids() -> None:
     bare = {"tool_calls": [{"function": {"name": "look", "arguments": {"at": 1}}}, CALL]}
     first, again = (Chat().parse_action(bare, turn=3) for _ in range(2))
     assert first == again
@@ -41,23 +41,23 @@ def test_a_turn_has_the_same_ids_every_time_it_is_taken() -> None:
     assert Chat().parse_action([{"type": "reasoning", "summary": []}], turn=3)[0]["id"] == "rs_3_0"
 
 
-def test_items_keep_their_ids_and_are_not_the_callers() -> None:
+def test_items_keep_their_ids_and_are_copied() -> None:
     given = [{"type": "function_call", "name": "look", "arguments": {}, "call_id": "c", "id": "x"}]
     (item,) = Chat().parse_action(given, turn=0)
     assert item == given[0] | {"arguments": "{}"}
     assert given[0]["arguments"] == {}
 
 
-def test_a_models_turn_stays_one() -> None:
+def test_a_turn_is_parsed_into_an_equal_copy() -> None:
     turn = Turn(responses.build_response([responses.build_message("42")], model="m"))
-    said = Chat().parse_action(turn, turn=0)
-    assert isinstance(said, Turn)
-    assert said == turn
-    assert said[0] is not turn[0]
+    parsed = Chat().parse_action(turn, turn=0)
+    assert isinstance(parsed, Turn)
+    assert parsed == turn
+    assert parsed[0] is not turn[0]
 
 
 @pytest.mark.parametrize(
-    ("action", "sentence"),
+    ("action", "message"),
     [
         (None, "got NoneType"),
         (7, "got int"),
@@ -79,20 +79,20 @@ def test_a_models_turn_stays_one() -> None:
         ([{"role": "assistant", "content": 5}], "text or a list of parts"),
     ],
 )
-def test_what_an_assistant_cannot_say_is_refused_in_a_sentence(action: Any, sentence: str) -> None:
+def test_an_invalid_action_is_rejected_with_an_explanation(action: Any, message: str) -> None:
     assert action not in Chat().action_space
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(UsageError, match=message):
         Chat().parse_action(action, turn=0)
 
 
-def test_every_sample_can_be_said() -> None:
+def test_every_sampled_action_can_be_parsed() -> None:
     chat = Chat()
     chat.action_space.seed(1)
     assert all(chat.parse_action(chat.action_space.sample(), turn=0) for _ in range(50))
 
 
-def test_an_observation_is_chat_messages_in_the_space() -> None:
-    seen = Chat().encode_opening(
+def test_an_observation_is_a_list_of_chat_messages_in_the_space() -> None:
+    observation = Chat().encode_opening(
         [
             {"role": "developer", "content": "Be brief."},
             {
@@ -102,27 +102,30 @@ def test_an_observation_is_chat_messages_in_the_space() -> None:
         ],
         [],
     )
-    assert seen in Chat().observation_space
-    assert [message["role"] for message in seen] == ["system", "user"]
-    assert seen[1]["content"][1]["type"] == "image_url"
+    assert observation in Chat().observation_space
+    assert [message["role"] for message in observation] == ["system", "user"]
+    assert observation[1]["content"][1]["type"] == "image_url"
 
 
-def test_an_answer_is_the_outputs_of_tools_and_the_messages() -> None:
+def test_a_reply_holds_tool_outputs_and_messages_as_copies() -> None:
     given = [responses.build_function_call_output("c", "42"), {"type": "message", "role": "user", "content": "Go on."}]
-    seen = Chat().encode_reply(given)
-    assert seen == [{"role": "tool", "tool_call_id": "c", "content": "42"}, {"role": "user", "content": "Go on."}]
-    seen[0]["content"] = "changed"
+    observation = Chat().encode_reply(given)
+    assert observation == [
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+        {"role": "user", "content": "Go on."},
+    ]
+    observation[0]["content"] = "changed"
     assert given[0]["output"] == "42"
 
 
 @pytest.mark.parametrize(
-    ("name", "tokenizer", "sentence"), [("chats", None, "mean 'chat'"), ("chat", "gpt2", "tokenizer")]
+    ("name", "tokenizer", "message"), [("chats", None, "mean 'chat'"), ("chat", "gpt2", "tokenizer")]
 )
-def test_a_codec_that_is_none_is_refused(name: str, tokenizer: Any, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_an_unknown_codec_or_a_tokenizer_for_chat_is_rejected(name: str, tokenizer: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         build_codec(name, tokenizer)
 
 
-def test_nan_in_arguments_is_passed_on_as_it_was_written() -> None:
+def test_nan_in_arguments_is_kept() -> None:
     (item,) = Chat().parse_action([{"type": "function_call", "name": "look", "arguments": {"at": math.nan}}], turn=0)
     assert item["arguments"] == '{"at": NaN}'

@@ -27,50 +27,50 @@ Make = Callable[..., Env]
 
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
 @pytest.mark.parametrize("name", ["math", "tool_call", "multineedle"])
-def test_gymnasiums_checker_finds_nothing(name: str, codec: str, registered: list[str]) -> None:
+def test_gymnasiums_env_checker_reports_no_problem(name: str, codec: str, registered: list[str]) -> None:
     with gymnasium.make(f"nemo/{name}", codec=codec, render_mode="ansi") as env:
         check_env(env.unwrapped)
 
 
-def test_gymnasium_makes_it_with_every_argument(registered: list[str], tmp_path: Path) -> None:
+def test_gymnasium_make_accepts_every_argument(registered: list[str], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     row = {"responses_create_params": {"input": "What is 1 + 1?"}, "question": "1 + 1", "expected_answer": "2"}
     path.write_text(json.dumps(row))
     with gymnasium.make("nemo/math", tasks=str(path), turns=3, codec="chat", settings={"families": ["linear"]}) as env:
-        seen, info = env.reset(seed=1)
-        assert (seen[0]["content"], info["task_id"]) == ("What is 1 + 1?", "(tasks):0:0")
+        observation, info = env.reset(seed=1)
+        assert (observation[0]["content"], info["task_id"]) == ("What is 1 + 1?", "(tasks):0:0")
         assert env.step("\\boxed{2}")[1] == 1.0
 
 
-def test_an_episode_is_played_to_its_verdict(env: Make) -> None:
-    counting = env()
-    seen, info = counting.reset(seed=7)
-    assert [message["role"] for message in seen] == ["user", "user"]
-    assert seen[1]["content"] == "Episode 7."
+def test_an_episode_runs_until_its_verdict(env: Make) -> None:
+    counter = env()
+    observation, info = counter.reset(seed=7)
+    assert [message["role"] for message in observation] == ["user", "user"]
+    assert observation[1]["content"] == "Episode 7."
     assert [tool["function"]["name"] for tool in info["tools"]] == ["add", "hang", "doze"]
     assert info["seed"] == 7
     assert set(info) == {"tools", "seed", "task_id"}
-    seen, reward, terminated, truncated, info = counting.step(call("add", by=3))
-    assert seen == [{"role": "tool", "tool_call_id": "call_0_0", "content": '{"count":3}'}]
+    observation, reward, terminated, truncated, info = counter.step(call("add", by=3))
+    assert observation == [{"role": "tool", "tool_call_id": "call_0_0", "content": '{"count":3}'}]
     assert (reward, terminated, truncated, info) == (0.0, False, False, {})
-    seen, reward, terminated, truncated, info = counting.step("Three.")
-    assert (seen, reward, terminated, truncated) == ([], 1.0, True, False)
+    observation, reward, terminated, truncated, info = counter.step("Three.")
+    assert (observation, reward, terminated, truncated) == ([], 1.0, True, False)
     assert (info["outcome"], info["ended"], info["reward_components"]) == ("scored", "done", {"count": 1.0})
     assert info["verdict"]["reward"] == 1.0
 
 
-def test_the_finished_rollout_is_at_hand(env: Make) -> None:
-    counting = env()
-    counting.reset(seed=7)
-    assert counting.rollout is None
-    assert counting.episode is not None
-    assert counting.episode.seed == 7
-    counting.step("Three.")
-    assert counting.rollout is not None
-    assert (counting.rollout.outcome, counting.rollout.turns, counting.rollout.environment) == ("scored", 1, "host")
+def test_the_finished_rollout_is_available(env: Make) -> None:
+    counter = env()
+    counter.reset(seed=7)
+    assert counter.rollout is None
+    assert counter.episode is not None
+    assert counter.episode.seed == 7
+    counter.step("Three.")
+    assert counter.rollout is not None
+    assert (counter.rollout.outcome, counter.rollout.turns, counter.rollout.environment) == ("scored", 1, "host")
 
 
-def test_the_seed_decides_the_episodes_that_follow(env: Make) -> None:
+def test_the_seed_determines_the_following_episodes(env: Make) -> None:
     one, other = env(), env()
     first = [one.reset(seed=5), one.reset(), one.reset()]
     assert [other.reset(seed=5), other.reset(), other.reset()] == first
@@ -79,18 +79,18 @@ def test_the_seed_decides_the_episodes_that_follow(env: Make) -> None:
     assert one.reset(seed=5) == first[0]
 
 
-def test_a_task_is_named_by_row_number_or_id_in_any_split(env: Make) -> None:
-    counting = env()
-    _, info = counting.reset(seed=1)
-    assert counting.reset(seed=2, options={"task": info["task_id"]})[1]["task_id"] == info["task_id"]
-    assert counting.reset(options={"task": 4, "split": "test"})[1]["task_id"] == "test:0:4"
-    assert counting.reset(options={"split": "test"})[1]["task_id"].startswith("test:")
-    seen, _ = counting.reset(options={"task": {"responses_create_params": {"input": "Mine."}}})
-    assert seen[0]["content"] == "Mine."
+def test_reset_options_select_a_task_by_row_index_or_id_in_any_split(env: Make) -> None:
+    counter = env()
+    _, info = counter.reset(seed=1)
+    assert counter.reset(seed=2, options={"task": info["task_id"]})[1]["task_id"] == info["task_id"]
+    assert counter.reset(options={"task": 4, "split": "test"})[1]["task_id"] == "test:0:4"
+    assert counter.reset(options={"split": "test"})[1]["task_id"].startswith("test:")
+    observation, _ = counter.reset(options={"task": {"responses_create_params": {"input": "Mine."}}})
+    assert observation[0]["content"] == "Mine."
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "sentence"),
+    ("options", "error", "message"),
     [
         ({"tsk": 1}, UsageError, "did you mean 'task'"),
         ({"task": {"goal": 1}}, BadRow, "does not fit"),
@@ -102,18 +102,18 @@ def test_a_task_is_named_by_row_number_or_id_in_any_split(env: Make) -> None:
         ([], UsageError, r"options of reset must be a dict, as in .* got \[\]"),
     ],
 )
-def test_options_that_are_wrong_are_told_and_the_episode_goes_on(
-    env: Make, options: dict[str, Any], error: type[Exception], sentence: str
+def test_invalid_reset_options_are_rejected_and_the_episode_continues(
+    env: Make, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    counting = env()
-    counting.reset(seed=1)
-    with pytest.raises(error, match=sentence):
-        counting.reset(options=options)
-    assert counting.step("Three.")[2]
+    counter = env()
+    counter.reset(seed=1)
+    with pytest.raises(error, match=message):
+        counter.reset(options=options)
+    assert counter.step("Three.")[2]
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "sentence"),
+    ("given", "error", "message"),
     [
         ({"environment": "mth"}, UnknownEnvironment, "did you mean 'math'"),
         ({"environment": 7}, UsageError, "got int"),
@@ -133,14 +133,14 @@ def test_options_that_are_wrong_are_told_and_the_episode_goes_on(
         ({"environment": "math", "tasks": []}, BadRow, "no task"),
     ],
 )
-def test_arguments_that_are_wrong_are_told_in_a_sentence(
-    given: dict[str, Any], error: type[Exception], sentence: str
+def test_invalid_arguments_are_rejected_with_an_explanation(
+    given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=message):
         Env(**given)
 
 
-def test_a_reset_does_not_look_for_a_task_without_end() -> None:
+def test_a_reset_searches_for_a_task_within_a_limit() -> None:
     endless = Env("multineedle", seconds=0.05)
     with pytest.raises(BadRow, match="the index 99999999999 exceeds the largest"):
         endless.reset(options={"task": 99_999_999_999})
@@ -150,15 +150,15 @@ def test_a_reset_does_not_look_for_a_task_without_end() -> None:
     endless.close()
 
 
-def test_a_closed_environment_may_be_reset_again(env: Make, host: ModuleType) -> None:
-    counting = env()
-    counting.reset(seed=1)
-    counting.close()
-    assert counting.reset(seed=1)[1]["task_id"]
+def test_a_closed_environment_can_be_reset_again(env: Make, host: ModuleType) -> None:
+    counter = env()
+    counter.reset(seed=1)
+    counter.close()
+    assert counter.reset(seed=1)[1]["task_id"]
     assert host.log == ["entered", "opened", "closed", "left", "entered", "opened"]
 
 
-def test_settings_that_clash_with_an_argument_have_a_place_of_their_own(installed: Any) -> None:
+def test_settings_whose_names_clash_with_arguments_go_into_the_settings_dict(installed: Any) -> None:
     from .conftest import HOST
 
     installed("host", "from gymsdk import *\nfrom typing import *\nimport asyncio\n" + HOST)
@@ -168,117 +168,117 @@ def test_settings_that_clash_with_an_argument_have_a_place_of_their_own(installe
     env.close()
 
 
-def test_settings_of_an_environment_that_is_made_belong_there() -> None:
+def test_settings_for_an_existing_environment_are_rejected() -> None:
     with pytest.raises(BadConfig, match="has its settings already"):
         Env(load("math"), families=[])
 
 
 @pytest.mark.parametrize(("stage", "kind"), [("reset", "hook_raised"), ("verify", "judge_failed")])
-def test_a_failure_is_nan_truncated_and_told(env: Make, host: ModuleType, stage: str, kind: str) -> None:
-    counting = env(settings={"breaks": stage})
-    counting.reset(seed=1)
-    seen, reward, terminated, truncated, info = counting.step("Three.")
-    assert (seen, isnan(reward), terminated, truncated) == ([], True, False, True)
+def test_a_failure_gives_nan_and_truncates_the_episode(env: Make, host: ModuleType, stage: str, kind: str) -> None:
+    counter = env(settings={"breaks": stage})
+    counter.reset(seed=1)
+    observation, reward, terminated, truncated, info = counter.step("Three.")
+    assert (observation, isnan(reward), terminated, truncated) == ([], True, False, True)
     assert (info["failure"]["kind"], info["failure"]["stage"]) == (kind, stage)
     assert "verdict" not in info
     assert host.log.count("opened") == host.log.count("closed")
     with pytest.raises(ResetNeeded):
-        counting.step("Again.")
+        counter.step("Again.")
 
 
-def test_a_reset_that_fails_shows_nothing_and_says_why(env: Make) -> None:
-    counting = env(settings={"breaks": "reset"})
-    seen, info = counting.reset(seed=1)
-    assert (seen, info["tools"]) == ([], [])
+def test_a_failed_reset_gives_an_empty_observation_and_the_reason(env: Make) -> None:
+    counter = env(settings={"breaks": "reset"})
+    observation, info = counter.reset(seed=1)
+    assert (observation, info["tools"]) == ([], [])
     assert "cannot open" in info["failure"]["message"]
 
 
-def test_an_action_that_is_none_costs_no_turn(env: Make) -> None:
-    counting = env(turns=1)
-    counting.reset(seed=1)
+def test_an_invalid_action_uses_no_turn(env: Make) -> None:
+    counter = env(turns=1)
+    counter.reset(seed=1)
     for _ in range(3):
         with pytest.raises(UsageError, match="got int"):
-            counting.step(7)
-    assert counting.step("Three.")[2]
+            counter.step(7)
+    assert counter.step("Three.")[2]
 
 
-def test_the_turn_budget_truncates_and_the_verdict_stands(env: Make) -> None:
-    counting = env(turns=2)
-    counting.reset(seed=1)
-    counting.step(call("add", by=2))
-    seen, reward, terminated, truncated, info = counting.step(call("add", by=1))
+def test_the_turn_budget_truncates_the_episode_and_keeps_the_verdict(env: Make) -> None:
+    counter = env(turns=2)
+    counter.reset(seed=1)
+    counter.step(call("add", by=2))
+    observation, reward, terminated, truncated, info = counter.step(call("add", by=1))
     assert (reward, terminated, truncated, info["ended"]) == (1.0, False, True, "turns")
-    assert seen[0]["content"] == '{"count":3}'
+    assert observation[0]["content"] == '{"count":3}'
 
 
-def test_the_tool_budget_truncates_too(env: Make) -> None:
-    counting = env(tools=1)
-    counting.reset(seed=1)
+def test_the_tool_budget_truncates_the_episode(env: Make) -> None:
+    counter = env(tools=1)
+    counter.reset(seed=1)
     both = call("add", by=1)["tool_calls"] * 2
-    seen, _, terminated, truncated, info = counting.step({"tool_calls": both})
+    observation, _, terminated, truncated, info = counter.step({"tool_calls": both})
     assert (terminated, truncated, info["ended"]) == (False, True, "tools")
-    assert [message["content"][:8] for message in seen] == ['{"count"', '{"error"']
+    assert [message["content"][:8] for message in observation] == ['{"count"', '{"error"']
 
 
 @pytest.mark.parametrize("tool", ["hang", "doze"])
-def test_a_tool_that_hangs_is_bounded(env: Make, tool: str) -> None:
-    counting = env(seconds=0.2)
-    counting.reset(seed=1)
-    *_, truncated, info = counting.step(call(tool))
+def test_a_hanging_tool_is_stopped(env: Make, tool: str) -> None:
+    counter = env(seconds=0.2)
+    counter.reset(seed=1)
+    *_, truncated, info = counter.step(call(tool))
     assert truncated
     assert info["failure"]["kind"] == "tool_timeout"
 
 
-def test_what_was_given_out_is_nobody_elses(env: Make) -> None:
-    counting = env()
-    seen, info = counting.reset(seed=1)
-    opening, tools = json.dumps(seen), json.dumps(info["tools"])
-    seen[0]["content"] = "changed"
+def test_observations_and_infos_are_copies(env: Make) -> None:
+    counter = env()
+    observation, info = counter.reset(seed=1)
+    opening, tools = json.dumps(observation), json.dumps(info["tools"])
+    observation[0]["content"] = "changed"
     info["tools"][0]["function"]["parameters"]["properties"].clear()
-    again = counting.reset(seed=1)
+    again = counter.reset(seed=1)
     assert (json.dumps(again[0]), json.dumps(again[1]["tools"])) == (opening, tools)
 
 
-def test_nothing_of_the_row_is_in_what_the_policy_gets(registered: list[str]) -> None:
+def test_the_info_contains_nothing_of_the_row(registered: list[str]) -> None:
     with gymnasium.make("nemo/math") as env:
         _, info = env.reset(seed=1)
         assert set(info) == {"tools", "seed", "task_id"}
 
 
-def test_a_step_wants_a_reset_first(env: Make) -> None:
-    counting = env()
-    for begun in (lambda: None, lambda: (counting.reset(seed=1), counting.step("Three.")), counting.close):
-        begun()
+def test_a_step_requires_a_reset(env: Make) -> None:
+    counter = env()
+    for prepare in (lambda: None, lambda: (counter.reset(seed=1), counter.step("Three.")), counter.close):
+        prepare()
         with pytest.raises(ResetNeeded, match=r"call reset\(\)"):
-            counting.step("Three.")
+            counter.step("Three.")
 
 
-def test_the_lifespan_spans_the_episodes_and_each_is_closed_once(env: Make, host: ModuleType) -> None:
-    counting = env()
-    counting.reset(seed=1)
-    counting.reset(seed=2)
-    counting.step("Three.")
-    counting.reset(seed=3)
-    counting.close()
-    counting.close()
+def test_the_lifespan_contains_all_episodes_and_each_is_closed_once(env: Make, host: ModuleType) -> None:
+    counter = env()
+    counter.reset(seed=1)
+    counter.reset(seed=2)
+    counter.step("Three.")
+    counter.reset(seed=3)
+    counter.close()
+    counter.close()
     assert host.log == ["entered", *["opened", "closed"] * 3, "left"]
-    counting.reset(seed=4)
+    counter.reset(seed=4)
     assert host.log[-2:] == ["entered", "opened"]
 
 
-def test_a_lifespan_that_breaks_is_told(env: Make) -> None:
+def test_a_failing_lifespan_is_reported(env: Make) -> None:
     with pytest.raises(BrokenEnvironment, match="no index"):
         env(settings={"breaks": "lifespan"}).reset(seed=1)
 
 
-async def test_it_works_beside_a_running_loop(env: Make) -> None:
-    counting = env()
-    counting.reset(seed=1)
+async def test_an_environment_works_inside_a_running_loop(env: Make) -> None:
+    counter = env()
+    counter.reset(seed=1)
     await asyncio.sleep(0)
-    assert counting.step("Three.")[2]
+    assert counter.step("Three.")[2]
 
 
-def test_steps_that_pay_are_paid_at_once(environment: Callable[..., Environment]) -> None:
+def test_step_rewards_are_returned_at_once(environment: Callable[..., Environment]) -> None:
     source = """
 @hookimpl
 def step(action, transcript):
@@ -293,6 +293,6 @@ def step(action, transcript):
 
 
 def test_resets_draw_different_episode_seeds(env: Make) -> None:
-    counting = env()
-    seeds = [counting.reset()[1]["seed"] for _ in range(4)]
+    counter = env()
+    seeds = [counter.reset()[1]["seed"] for _ in range(4)]
     assert all(one != other for one, other in pairwise(seeds))

@@ -1,4 +1,4 @@
-"""Infos of many seats in one dict: each can be had back."""
+"""The infos of many slots are merged into one dict, from which each info can be recovered."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ values = st.recursive(
 infos = st.dictionaries(st.sampled_from(["a", "b", "c"]), values)
 
 
-def exact(value: Any) -> str:
-    """Give the value with the types of its numbers, whatever the order of its keys."""
+def to_json(value: Any) -> str:
+    """Return the value as JSON, which keeps the types of its numbers, with sorted keys."""
     return json.dumps(value, sort_keys=True)
 
 
 @given(st.lists(infos, min_size=1, max_size=4))
-def test_every_info_can_be_had_back(told: list[dict[str, Any]]) -> None:
-    batch = merge_infos(told)
-    assert [exact(get_info(batch, index)) for index in range(len(told))] == [exact(info) for info in told]
+def test_every_info_can_be_recovered(slot_infos: list[dict[str, Any]]) -> None:
+    batch = merge_infos(slot_infos)
+    assert [to_json(get_info(batch, index)) for index in range(len(slot_infos))] == [
+        to_json(info) for info in slot_infos
+    ]
 
 
-def test_numbers_of_one_type_are_an_array_of_it() -> None:
+def test_numbers_of_one_type_become_a_typed_array() -> None:
     batch = merge_infos([{"n": 1, "x": 0.5, "b": True}, {}, {"n": 3}])
     assert [batch[key].dtype for key in ("n", "x", "b")] == [np.int64, np.float64, np.bool_]
     assert (batch["n"].tolist(), batch["_n"].tolist()) == ([1, 0, 3], [True, False, True])
 
 
-def test_lists_of_one_length_stay_lists() -> None:
+def test_lists_of_equal_length_stay_lists() -> None:
     batch = merge_infos([{"tools": [1, 2]}, {"tools": [3, 4]}])
     assert batch["tools"].shape == (2,)
     assert batch["tools"][1] == [3, 4]
 
 
-def test_dicts_are_dicts_of_arrays_with_masks_of_their_own() -> None:
+def test_dicts_become_dicts_of_arrays_with_their_own_masks() -> None:
     batch = merge_infos([{"verdict": {"reward": 1.0}}, {"verdict": {"reward": 0.5, "odd": None}}, {}])
     assert batch["verdict"]["reward"].tolist() == [1.0, 0.5, 0.0]
     assert batch["verdict"]["_odd"].tolist() == [False, True, False]
     assert batch["_verdict"].tolist() == [True, True, False]
 
 
-def test_what_a_wrapper_adds_without_masks_is_every_seats() -> None:
+def test_a_value_without_a_mask_belongs_to_every_slot() -> None:
     batch = merge_infos([{}, {}]) | {"episode": {"r": np.array([1.0, 2.0])}}
     assert get_info(batch, 1) == {"episode": {"r": 2.0}}

@@ -1,4 +1,4 @@
-"""An environment's lifespan is entered and left in one task, as clients built on anyio demand."""
+"""An environment's lifespan is entered and left in one task, as clients built on anyio require."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gymsdk.gym.env import Env
 from gymsdk.gym.vector import VectorEnv
 
 
-class Client:
-    """An environment whose lifespan holds a client with a task group, which fails if it is told to."""
+class ClientEnvironment:
+    """An environment with a client, built on a task group, in its lifespan. With `fails`, the client breaks."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.left = 0
@@ -41,25 +41,27 @@ class Client:
         return Verdict(reward=float(shared == "connected"))
 
 
-@pytest.mark.parametrize("face", ["one", "many"])
-def test_a_client_of_anyio_is_left_in_the_task_that_entered_it(face: str, caplog: pytest.LogCaptureFixture) -> None:
-    client = Client()
-    made = Environment("client", client)
+@pytest.mark.parametrize("kind", ["one", "many"])
+def test_an_anyio_client_is_left_in_the_task_that_entered_it(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    client = ClientEnvironment()
+    environment = Environment("client", client)
     rows = [{"responses_create_params": {"input": "go"}}]
-    env: Any = Env(made, tasks=rows) if face == "one" else VectorEnv(made, num_envs=2, tasks=rows)
+    env: Any = Env(environment, tasks=rows) if kind == "one" else VectorEnv(environment, num_envs=2, tasks=rows)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             env.reset()
-            _, reward, *_ = env.step("hello" if face == "one" else ["hello", "hello"])
-            assert (reward == 1.0) if face == "one" else (reward == 1.0).all()
+            _, reward, *_ = env.step("hello" if kind == "one" else ["hello", "hello"])
+            assert (reward == 1.0) if kind == "one" else (reward == 1.0).all()
             env.close()
     assert (client.left, caplog.text) == (2, "")
 
 
-def test_a_client_that_broke_fails_the_episodes_after_it(caplog: pytest.LogCaptureFixture) -> None:
-    env = Env(Environment("client", Client(fails=True)), tasks=[{"responses_create_params": {"input": "go"}}])
+def test_a_broken_client_fails_the_episodes_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    env = Env(
+        Environment("client", ClientEnvironment(fails=True)), tasks=[{"responses_create_params": {"input": "go"}}]
+    )
     kinds = []
-    # The client breaks in the background, so that a few episodes may be opened before.
+    # The client breaks in the background, so a few episodes may start before it does.
     while "lifespan_ended" not in kinds and len(kinds) < 1000:
         _, info = env.reset()
         kinds.append(info.get("failure", {}).get("kind"))

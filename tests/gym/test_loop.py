@@ -1,4 +1,4 @@
-"""The background loop."""
+"""The background event loop."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gymsdk import UsageError
 from gymsdk.gym import loop
 
 
-async def here() -> threading.Thread:
+async def get_thread() -> threading.Thread:
     return threading.current_thread()
 
 
-def test_all_that_is_run_shares_one_thread() -> None:
-    first, second = loop.run(here()), loop.run(here())
+def test_all_coroutines_run_in_one_thread() -> None:
+    first, second = loop.run(get_thread()), loop.run(get_thread())
     assert first is second is not threading.current_thread()
 
 
-async def test_a_running_loop_is_no_obstacle() -> None:
-    assert loop.run(here()) is not threading.current_thread()
+async def test_run_works_inside_a_running_loop() -> None:
+    assert loop.run(get_thread()) is not threading.current_thread()
 
 
-def test_what_is_raised_there_is_raised_here() -> None:
+def test_an_exception_is_raised_in_the_caller() -> None:
     async def fail() -> None:
         raise LookupError("there")
 
@@ -34,37 +34,37 @@ def test_what_is_raised_there_is_raised_here() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_no_exception_ends_the_loop(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+def test_no_exception_stops_the_loop(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise error
 
-    thread = loop.run(here())
+    thread = loop.run(get_thread())
     with pytest.raises(error):
         loop.run(fail())
-    assert loop.run(here()) is thread
+    assert loop.run(get_thread()) is thread
 
 
-def test_to_wait_for_itself_is_refused() -> None:
+def test_a_loop_that_would_wait_for_itself_is_rejected() -> None:
     async def inside() -> None:
-        loop.run(here())
+        loop.run(get_thread())
 
     with pytest.raises(UsageError, match=r"gymsdk\.play"):
         loop.run(inside())
 
 
-def test_an_interrupted_call_is_ended_before_it_is_given_up() -> None:
-    begun, ended = threading.Event(), threading.Event()
+def test_an_interrupted_call_finishes_its_cleanup_before_run_returns() -> None:
+    started, finished = threading.Event(), threading.Event()
 
     async def sleep() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.01)
-            ended.set()
+            finished.set()
 
     def interrupt() -> None:
-        begun.wait(30)
+        started.wait(30)
         os.kill(os.getpid(), 2)
 
     thread = threading.Thread(target=interrupt)
@@ -72,40 +72,40 @@ def test_an_interrupted_call_is_ended_before_it_is_given_up() -> None:
     with pytest.raises(KeyboardInterrupt):
         loop.run(sleep())
     thread.join()
-    assert ended.is_set()
+    assert finished.is_set()
 
 
-def test_what_is_left_to_it_is_done_by_the_time_it_settles() -> None:
+def test_detached_work_is_finished_after_waiting_for_it() -> None:
     done = threading.Event()
 
     async def work() -> None:
         await asyncio.sleep(0.01)
         done.set()
 
-    loop.run(here())
+    loop.run(get_thread())
     loop.run_detached(work())
     loop.wait_for_detached()
     assert done.is_set()
 
 
-def test_what_is_left_and_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_of_detached_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise LookupError("quietly")
 
-    loop.run(here())
+    loop.run(get_thread())
     loop.run_detached(fail())
     loop.wait_for_detached()
     assert "quietly" in caplog.text
 
 
-def test_in_a_forked_child_there_is_a_loop_of_its_own() -> None:
-    loop.run(here())
+def test_a_forked_child_has_a_new_loop() -> None:
+    loop.run(get_thread())
     child = os.fork()
     if not child:
         code = 1
         try:
-            code = 0 if loop.run(here()).is_alive() else 2
+            code = 0 if loop.run(get_thread()).is_alive() else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert loop.run(here()).is_alive()
+    assert loop.run(get_thread()).is_alive()

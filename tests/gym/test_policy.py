@@ -1,4 +1,4 @@
-"""Models as policies of Gymnasium's environments, held against `play` on the same tasks."""
+"""Models as policies of Gymnasium's environments, compared with `play` on the same tasks."""
 
 from __future__ import annotations
 
@@ -26,122 +26,130 @@ TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_l
 EXACT = [responses.build_reasoning("hm", id="rs_x"), responses.build_message("done", id="msg_x") | TOKENS]
 
 
-class Keeps:
-    """Answers with its turns one after another, the last one again and again, and keeps what it was asked."""
+class RecordingModel:
+    """A model that gives its turns in order, repeats the last one, and records the requests."""
 
     def __init__(self, *turns, **response):
         self.turns = turns
         self.response = response
-        self.asked = []
+        self.requests = []
 
     async def respond(self, request, *, episode=None):
-        self.asked.append(deepcopy(request))
-        said = self.turns[min(len(self.asked), len(self.turns)) - 1]
-        if isinstance(said, Exception):
-            raise said
+        self.requests.append(deepcopy(request))
+        without_message_types = self.turns[min(len(self.requests), len(self.turns)) - 1]
+        if isinstance(without_message_types, Exception):
+            raise without_message_types
         return (
-            responses.build_response(deepcopy(said), model="keeps", usage=responses.build_usage(3, 4), request=request)
+            responses.build_response(
+                deepcopy(without_message_types), model="keeps", usage=responses.build_usage(3, 4), request=request
+            )
             | self.response
         )
 
 
-class Deaf:
-    """Was written without knowing of episodes."""
+class ModelWithoutEpisode:
+    """A model with a `respond` method that does not accept `episode`."""
 
     async def respond(self, request):
         return responses.build_response([], model="deaf")
 
 
-class Parrot:
-    """Says what it was told last, and knows how many were asked at once."""
+class EchoModel:
+    """A model that repeats the last message and counts its concurrent calls."""
 
     def __init__(self, breaks_at=None):
-        self.at_once = self.most = self.calls = 0
+        self.at_once = self.max_at_once = self.calls = 0
         self.breaks_at = breaks_at
 
     async def respond(self, request, *, episode=None):
         self.calls += 1
         self.at_once += 1
-        self.most = max(self.most, self.at_once)
+        self.max_at_once = max(self.max_at_once, self.at_once)
         await asyncio.sleep(0.01)
         self.at_once -= 1
-        said = request["input"][-1]["content"]
-        if said == self.breaks_at:
+        without_message_types = request["input"][-1]["content"]
+        if without_message_types == self.breaks_at:
             raise Failed("out of words", kind="model_gone")
-        return responses.build_response([responses.build_message(said)], model="parrot")
+        return responses.build_response([responses.build_message(without_message_types)], model="parrot")
 
 
-def call(what, number=0):
-    return [responses.build_function_call("note", {"what": what}, f"c{number}", id=f"fc_{number}")]
+def call(text, number=0):
+    return [responses.build_function_call("note", {"what": text}, f"c{number}", id=f"fc_{number}")]
 
 
-def noting(plugin=None, **options):
+def build_note_env(plugin=None, **options):
     return Env(Environment("noting", plugin or Notebook()), tasks=TASKS, **options)
 
 
-def told(rollout):
-    """Everything of a rollout but how long it took, how it is called, and what is made up anew for each response."""
+def comparable(rollout):
+    """Return the rollout without its duration, its id, and the parts that are new in each response."""
     response = rollout.response and {key: rollout.response[key] for key in ("output", "usage", "model", "status")}
     left_out = {"timing", "id", "response"}
     return rollout.model_dump(exclude=left_out) | {"response": response}
 
 
-async def played(environment, model, rollout, **given):
+async def replay(environment, model, rollout, **given):
     return await play(environment, model, rollout.row, seed=rollout.seed, **given)
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
 @pytest.mark.parametrize("player", ["scripted/oracle:0.5", "scripted/random", "scripted/null"])
-async def test_a_rollout_through_gymnasium_is_the_one_that_play_gives(name, player):
-    found = [rollout(name, player, seed=seed) for seed in range(4)]
+async def test_a_rollout_through_gymnasium_equals_the_one_of_play(name, player):
+    result = [rollout(name, player, seed=seed) for seed in range(4)]
     async with load(name) as environment:
-        assert [told(each) for each in found] == [
-            told(await played(environment, model(player), each)) for each in found
+        assert [comparable(each) for each in result] == [
+            comparable(await replay(environment, model(player), each)) for each in result
         ]
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
-def test_a_seed_gives_the_same_rollout_again(name):
-    assert told(rollout(name, "scripted/oracle", seed=5)) == told(rollout(f"nemo/{name}", "scripted/oracle", seed=5))
+def test_the_same_seed_gives_the_same_rollout(name):
+    assert comparable(rollout(name, "scripted/oracle", seed=5)) == comparable(
+        rollout(f"nemo/{name}", "scripted/oracle", seed=5)
+    )
 
 
-def test_a_task_is_chosen_by_the_options_of_reset():
-    found = rollout("multineedle", "scripted/oracle", seed=1, options={"task": 2, "split": "example"})
-    assert found.row == [task.row() for task in load("multineedle").tasks("example")][2]
-    assert found.reward == 1
+def test_reset_options_choose_the_task():
+    result = rollout("multineedle", "scripted/oracle", seed=1, options={"task": 2, "split": "example"})
+    assert result.row == [task.row() for task in load("multineedle").tasks("example")][2]
+    assert result.reward == 1
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
-async def test_an_episode_out_of_turns_is_judged_as_play_judges_it(name):
+async def test_an_episode_out_of_turns_is_judged_as_in_play(name):
     with gymnasium.make(f"nemo/{name}", turns=1) as env:
-        found = rollout(env, "scripted/random", seed=3)
+        result = rollout(env, "scripted/random", seed=3)
     async with load(name) as environment:
-        again = await played(environment, model("scripted/random"), found, budget=Budget(turns=1))
-    assert told(found) == told(again)
+        expected = await replay(environment, model("scripted/random"), result, budget=Budget(turns=1))
+    assert comparable(result) == comparable(expected)
 
 
-async def test_an_episode_out_of_tokens_is_judged_as_play_judges_it():
-    cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    found = rollout(noting(), Keeps(call("a"), **cut), seed=1)
-    assert (found.ended, found.reward, found.outcome) == ("tokens", 0, "scored")
-    assert told(found) == told(await played(Environment("noting", Notebook()), Keeps(call("a"), **cut), found))
+async def test_an_episode_out_of_tokens_is_judged_as_in_play():
+    truncation = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    result = rollout(build_note_env(), RecordingModel(call("a"), **truncation), seed=1)
+    assert (result.ended, result.reward, result.outcome) == ("tokens", 0, "scored")
+    assert comparable(result) == comparable(
+        await replay(Environment("noting", Notebook()), RecordingModel(call("a"), **truncation), result)
+    )
 
 
-async def test_an_episode_out_of_tool_calls_is_judged_as_play_judges_it():
-    player = Keeps([*call("a", 1), *call("b", 2)])
-    found = rollout(noting(tools=1), player, seed=1)
-    assert (found.ended, found.reward) == ("tools", 1)
+async def test_an_episode_out_of_tool_calls_is_judged_as_in_play():
+    player = RecordingModel([*call("a", 1), *call("b", 2)])
+    result = rollout(build_note_env(tools=1), player, seed=1)
+    assert (result.ended, result.reward) == ("tools", 1)
     budget = Budget(tools=1)
-    assert told(found) == told(await played(Environment("noting", Notebook()), player, found, budget=budget))
+    assert comparable(result) == comparable(
+        await replay(Environment("noting", Notebook()), player, result, budget=budget)
+    )
 
 
-async def test_a_model_that_breaks_fails_the_rollout_as_in_play():
+async def test_a_failing_model_fails_the_rollout_as_in_play():
     def player():
-        return Keeps(call("a"), Failed("gone", kind="model_unreachable", retryable=True))
+        return RecordingModel(call("a"), Failed("gone", kind="model_unreachable", retryable=True))
 
-    found = rollout(noting(), player(), seed=1)
-    assert (found.outcome, found.failure.stage, found.failure.kind) == ("failed", "model", "model_unreachable")
-    assert told(found) == told(await played(Environment("noting", Notebook()), player(), found))
+    result = rollout(build_note_env(), player(), seed=1)
+    assert (result.outcome, result.failure.stage, result.failure.kind) == ("failed", "model", "model_unreachable")
+    assert comparable(result) == comparable(await replay(Environment("noting", Notebook()), player(), result))
 
 
 BROKEN = """
@@ -164,41 +172,43 @@ def {hook}({asks}):
         ("verify", "transcript", "Unscorable('no gold')"),
     ],
 )
-async def test_an_environment_that_breaks_fails_the_rollout_as_in_play(environment, hook, asks, raised):
+async def test_a_failing_environment_fails_the_rollout_as_in_play(environment, hook, asks, raised):
     verify = "" if hook == "verify" else "\n@hookimpl\ndef verify():\n    return Verdict(reward=1)\n"
     broken = environment(BROKEN.format(hook=hook, asks=asks, raised=raised) + verify)
-    player = Keeps([responses.build_message("x", id="msg_1")])
-    found = rollout(Env(broken), player, seed=1)
-    assert found.failure.stage == hook
-    assert len(player.asked) == (hook != "reset")
-    assert told(found) == told(await played(broken, player, found))
+    player = RecordingModel([responses.build_message("x", id="msg_1")])
+    result = rollout(Env(broken), player, seed=1)
+    assert result.failure.stage == hook
+    assert len(player.requests) == (hook != "reset")
+    assert comparable(result) == comparable(await replay(broken, player, result))
 
 
-async def test_rewards_paid_on_the_way_count_as_in_play():
+async def test_step_rewards_count_as_in_play():
     def player():
-        return Keeps(call("a", 1), call("b", 2), [responses.build_message("stop", id="msg_1")])
+        return RecordingModel(call("a", 1), call("b", 2), [responses.build_message("stop", id="msg_1")])
 
-    found = rollout(noting(Paying()), player(), seed=1)
-    assert found.reward == 4.5
-    assert told(found) == told(await played(Environment("noting", Paying()), player(), found))
+    result = rollout(build_note_env(Paying()), player(), seed=1)
+    assert result.reward == 4.5
+    assert comparable(result) == comparable(await replay(Environment("noting", Paying()), player(), result))
 
 
-async def test_a_model_is_asked_what_play_asks_it():
+async def test_a_model_receives_the_same_requests_as_in_play():
     row = {"responses_create_params": {"input": "Hi", "temperature": 0.5, "tool_choice": "auto", "max_tool_calls": 9}}
     turns = call("a", 1), call("b", 2), [responses.build_message("stop", id="msg_1")]
-    mine, plays = Keeps(*turns), Keeps(*turns)
+    mine, plays = RecordingModel(*turns), RecordingModel(*turns)
     sampling = {"temperature": 0.25}
-    env = noting(Paying())
-    found = rollout(env, mine, options={"task": row}, sampling=sampling)
-    again = await played(Environment("noting", Paying()), plays, found, sampling=sampling)
-    assert [said(request) for request in mine.asked] == [said(request) for request in plays.asked]
-    assert mine.asked[0]["max_tool_calls"] == 9
-    assert mine.asked[0]["temperature"] == 0.25
-    assert found.sampling == again.sampling == sampling
+    env = build_note_env(Paying())
+    result = rollout(env, mine, options={"task": row}, sampling=sampling)
+    expected = await replay(Environment("noting", Paying()), plays, result, sampling=sampling)
+    assert [without_message_types(request) for request in mine.requests] == [
+        without_message_types(request) for request in plays.requests
+    ]
+    assert mine.requests[0]["max_tool_calls"] == 9
+    assert mine.requests[0]["temperature"] == 0.25
+    assert result.sampling == expected.sampling == sampling
 
 
-def said(request):
-    """The request without `type`s that say what is plain: a chat message comes back without."""
+def without_message_types(request):
+    """Return the request without the redundant `type` of its messages, which a chat message does not carry."""
     plain = [
         {key: value for key, value in item.items() if (key, value) != ("type", "message") or "id" in item}
         for item in request["input"]
@@ -206,9 +216,9 @@ def said(request):
     return request | {"input": plain}
 
 
-def test_an_action_is_the_models_own_items():
-    env = noting()
-    policy = Policy(Keeps(EXACT))
+def test_an_action_holds_the_items_of_the_model():
+    env = build_note_env()
+    policy = Policy(RecordingModel(EXACT))
     action = policy(*env.reset(seed=1))
     assert action == EXACT
     assert env.action_space.contains(action)
@@ -216,87 +226,87 @@ def test_an_action_is_the_models_own_items():
     assert env.rollout.response["output"] == EXACT
 
 
-def test_a_conversation_begins_anew_with_a_reset():
-    player = Keeps(call("a", 1), [responses.build_message("done")])
-    env = noting()
+def test_a_reset_starts_a_new_conversation():
+    player = RecordingModel(call("a", 1), [responses.build_message("done")])
+    env = build_note_env()
     policy = Policy(player, env)
     for number in (0, 2):
-        seen, info = env.reset(options={"task": number})
-        seen, *_, info = env.step(policy(seen, info))
-    assert [item.get("content") for item in player.asked[-1]["input"]] == ["Note 2."]
+        observation, info = env.reset(options={"task": number})
+        observation, *_, info = env.step(policy(observation, info))
+    assert [item.get("content") for item in player.requests[-1]["input"]] == ["Note 2."]
 
 
-def test_a_wrapper_of_observations_is_heard():
-    def reminded(observation):
+def test_the_policy_sees_an_observation_changed_by_a_wrapper():
+    def add_reminder(observation):
         return [*observation, {"role": "user", "content": "Be brief."}]
 
-    env = gymnasium.wrappers.TransformObservation(noting(), reminded, None)
-    player = Keeps([responses.build_message("done")])
+    env = gymnasium.wrappers.TransformObservation(build_note_env(), add_reminder, None)
+    player = RecordingModel([responses.build_message("done")])
     assert rollout(env, player).outcome == "scored"
-    assert [item["content"] for item in player.asked[0]["input"]][1:] == ["Be brief."]
+    assert [item["content"] for item in player.requests[0]["input"]][1:] == ["Be brief."]
 
 
-def test_examples_in_a_prompt_are_the_environments_words_and_have_no_id():
+def test_assistant_examples_in_a_prompt_have_no_id():
     row = {
         "responses_create_params": {"input": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
     }
-    player = Keeps([responses.build_message("done")])
-    rollout(noting(), player, options={"task": row})
-    assert [("id" in item, item["role"]) for item in player.asked[0]["input"]] == [
+    player = RecordingModel([responses.build_message("done")])
+    rollout(build_note_env(), player, options={"task": row})
+    assert [("id" in item, item["role"]) for item in player.requests[0]["input"]] == [
         (False, "user"),
         (False, "assistant"),
     ]
 
 
-def test_a_model_that_fails_is_told_and_may_be_asked_again():
-    player = Keeps(call("a", 1), Failed("busy", kind="model_unreachable"), [responses.build_message("done")])
-    env = noting()
+def test_a_failing_model_raises_and_can_be_called_again():
+    player = RecordingModel(call("a", 1), Failed("busy", kind="model_unreachable"), [responses.build_message("done")])
+    env = build_note_env()
     policy = Policy(player)
-    seen, *_, info = env.step(policy(*env.reset(seed=1)))
+    observation, *_, info = env.step(policy(*env.reset(seed=1)))
     with pytest.raises(Failed, match="busy") as caught:
-        policy(seen, info)
+        policy(observation, info)
     assert caught.value.stage == "model"
-    assert policy(seen, info) == player.turns[-1]
-    assert player.asked[-1] == player.asked[-2]
+    assert policy(observation, info) == player.turns[-1]
+    assert player.requests[-1] == player.requests[-2]
 
 
-def test_a_model_that_does_not_answer_is_given_up():
-    class Hangs:
+def test_a_model_that_does_not_answer_is_abandoned():
+    class HangingModel:
         async def respond(self, request, *, episode=None):
             await asyncio.Event().wait()
 
     with pytest.raises(Failed, match=r"did not answer within 0\.02 s") as caught:
-        Policy(Hangs(), timeout=0.02)(*noting().reset())
+        Policy(HangingModel(), timeout=0.02)(*build_note_env().reset())
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
-@pytest.mark.parametrize("player", [Keeps(None, output=None), Keeps([], error="x")])
-def test_an_answer_that_is_none_is_no_action(player):
+@pytest.mark.parametrize("player", [RecordingModel(None, output=None), RecordingModel([], error="x")])
+def test_an_invalid_response_is_not_an_action(player):
     with pytest.raises(Failed, match="the model"):
-        Policy(player)(*noting().reset())
+        Policy(player)(*build_note_env().reset())
 
 
-def test_an_oracle_needs_the_environment():
+def test_an_oracle_requires_the_environment():
     with pytest.raises(Failed, match="needs an episode that is played in this process"):
         Policy("scripted/oracle")(*gymnasium.make("nemo/multineedle").reset(seed=1))
 
 
 async def test_a_served_model_plays_over_http():
     async with serve(build_app(model("scripted/echo"))) as address:
-        found = await asyncio.to_thread(rollout, "math", f"endpoint/any@{address}", seed=2)
-    assert (found.outcome, found.ended, found.turns) == ("scored", "done", 1)
-    assert found.usage["policy"].output_tokens > 0
+        result = await asyncio.to_thread(rollout, "math", f"endpoint/any@{address}", seed=2)
+    assert (result.outcome, result.ended, result.turns) == ("scored", "done", 1)
+    assert result.usage["policy"].output_tokens > 0
 
 
-async def test_a_served_model_that_breaks_fails_the_rollout():
-    async with serve(build_app(Keeps(Failed("down", kind="model_down")))) as address:
+async def test_a_failing_served_model_fails_the_rollout():
+    async with serve(build_app(RecordingModel(Failed("down", kind="model_down")))) as address:
         policy = Policy("endpoint/any", base_url=address, retries=0)
         with pytest.raises(Failed, match="down"):
-            await asyncio.to_thread(policy, *noting().reset())
+            await asyncio.to_thread(policy, *build_note_env().reset())
 
 
-def steps(env, policy, *, seed, limit):
-    """Play until *limit* episodes have ended, and give their rewards as they came."""
+def play_vector(env, policy, *, seed, limit):
+    """Play until *limit* episodes have ended and return their rewards in order of completion."""
     observations, infos = env.reset(seed=seed)
     rewards = []
     for _ in range(200):
@@ -305,42 +315,42 @@ def steps(env, policy, *, seed, limit):
         if len(rewards) >= limit:
             return rewards
         if env.metadata["autoreset_mode"] is gymnasium.vector.AutoresetMode.DISABLED and (terminated | truncated).any():
-            observations, again = env.reset(options={"reset_mask": terminated | truncated})
-            infos = again
+            observations, expected = env.reset(options={"reset_mask": terminated | truncated})
+            infos = expected
     raise AssertionError("the episodes do not end")
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("name", CODEC_NAMES)
-async def test_a_batch_plays_the_episodes_as_one_policy_each_would(name, mode):
+async def test_a_batch_plays_the_same_episodes_as_one_policy_each(name, mode):
     env = gymnasium.make_vec(f"nemo/{name}", num_envs=3, autoreset_mode=mode)
-    rewards = steps(env, Policy("scripted/oracle:0.5", env), seed=4, limit=6)
-    found = [each for each in env.unwrapped.rollouts if each]
+    rewards = play_vector(env, Policy("scripted/oracle:0.5", env), seed=4, limit=6)
+    result = [each for each in env.unwrapped.rollouts if each]
     env.close()
     async with load(name) as environment:
-        again = [await played(environment, model("scripted/oracle:0.5"), each) for each in found]
-    assert [each.reward for each in found] == [each.reward for each in again]
+        expected = [await replay(environment, model("scripted/oracle:0.5"), each) for each in result]
+    assert [each.reward for each in result] == [each.reward for each in expected]
     assert set(rewards) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-def test_no_model_is_asked_for_an_action_that_is_ignored(mode):
-    player = Parrot()
+def test_no_model_is_called_for_an_action_that_is_ignored(mode):
+    player = EchoModel()
     env = VectorEnv(Environment("noting", Notebook()), num_envs=3, tasks=TASKS, autoreset_mode=mode)
-    rewards = steps(env, Policy(player, env), seed=1, limit=9)
+    rewards = play_vector(env, Policy(player, env), seed=1, limit=9)
     assert player.calls == len(rewards) == 9
 
 
-def test_all_models_are_asked_at_once():
-    player = Parrot()
+def test_all_models_are_called_concurrently():
+    player = EchoModel()
     env = VectorEnv(Environment("noting", Notebook()), num_envs=16, tasks=TASKS)
     Policy(player, env).batch(*env.reset(seed=1))
-    assert player.most == 16
+    assert player.max_at_once == 16
 
 
-def test_a_model_that_breaks_harms_its_own_seat_only():
+def test_a_failing_model_affects_its_own_slot_only():
     env = VectorEnv(Environment("noting", Notebook()), num_envs=3, tasks=TASKS)
-    policy = Policy(Parrot(breaks_at="Note 1."), env)
+    policy = Policy(EchoModel(breaks_at="Note 1."), env)
     observations, infos = env.reset(options={"task": [0, 1, 2]})
     _, rewards, _, truncated, infos = env.step(policy.batch(observations, infos))
     assert [str(reward) for reward in rewards] == ["0.0", "nan", "0.0"]
@@ -349,19 +359,19 @@ def test_a_model_that_breaks_harms_its_own_seat_only():
 
 
 @pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
-def test_gymnasiums_own_vector_of_environments_is_played_too(mode):
-    env = gymnasium.vector.SyncVectorEnv([noting] * 2, autoreset_mode=mode, copy=False)
-    player = Parrot()
-    rewards = steps(env, Policy(player, env), seed=1, limit=4)
+def test_gymnasiums_sync_vector_is_supported(mode):
+    env = gymnasium.vector.SyncVectorEnv([build_note_env] * 2, autoreset_mode=mode, copy=False)
+    player = EchoModel()
+    rewards = play_vector(env, Policy(player, env), seed=1, limit=4)
     assert player.calls == len(rewards) == 4
 
 
-async def test_a_policy_plays_inside_a_running_loop():
-    env = noting()
+async def test_a_policy_works_inside_a_running_loop():
+    env = build_note_env()
     assert env.step(Policy("scripted/echo", env)(*env.reset(seed=1)))[2]
 
 
-def test_the_rewards_of_an_evaluation_are_those_of_play():
+def test_evaluation_rewards_equal_those_of_rollout():
     env = gymnasium.make("nemo/multineedle")
     policy = Policy("scripted/oracle:0.7", env)
     rewards = []
@@ -371,87 +381,99 @@ def test_the_rewards_of_an_evaluation_are_those_of_play():
             observation, reward, terminated, truncated, info = env.step(policy(observation, info))
             over = terminated or truncated
         rewards.append(reward)
-    again = [rollout("multineedle", "scripted/oracle:0.7", seed=seed).reward for seed in range(12)]
-    assert rewards == again
+    expected = [rollout("multineedle", "scripted/oracle:0.7", seed=seed).reward for seed in range(12)]
+    assert rewards == expected
     assert 0 < sum(rewards) < 12
 
 
-def test_a_turn_is_the_same_after_a_pickle_and_a_copy():
+def test_a_turn_survives_pickling_and_copying():
     failed = Turn(failure=Failed("no", kind="model_gone"))
-    for again in (pickle.loads(pickle.dumps(failed)), deepcopy(failed), failed.deep_copy()):
-        assert isinstance(again, Turn)
-        assert again.failure.kind == "model_gone"
+    for expected in (pickle.loads(pickle.dumps(failed)), deepcopy(failed), failed.deep_copy()):
+        assert isinstance(expected, Turn)
+        assert expected.failure.kind == "model_gone"
     whole = Turn(responses.build_response(EXACT, model="x", status="incomplete"))
-    for again in (pickle.loads(pickle.dumps(whole)), deepcopy(whole), whole.deep_copy()):
-        assert (list(again), again.response["status"]) == (EXACT, "incomplete")
+    for expected in (pickle.loads(pickle.dumps(whole)), deepcopy(whole), whole.deep_copy()):
+        assert (list(expected), expected.response["status"]) == (EXACT, "incomplete")
 
 
-class Cuts(gymnasium.Wrapper):
-    """A wrapper that truncates an episode, and that gymsdk knows nothing of."""
+class TruncatingWrapper(gymnasium.Wrapper):
+    """A wrapper unknown to gymsdk that truncates an episode."""
 
     def step(self, action):
         observation, reward, terminated, _, info = self.env.step(action)
         return observation, reward, terminated, True, info
 
 
-WRONG = [
-    (lambda: Policy(Keeps(), noting(codec="text")), "create it with codec='chat'"),
-    (lambda: Policy(Keeps([]))("Note it.", {"tools": []}), "this observation is text; create the environment with"),
-    (lambda: Policy(Keeps([]))([1, 2], {"tools": []}), "this observation is of type list"),
-    (lambda: Policy(Keeps([]))([{"content": "x"}], {"tools": []}), "cannot be read; a chat message needs a `role`"),
+WRONG_USES = [
+    (lambda: Policy(RecordingModel(), build_note_env(codec="text")), "create it with codec='chat'"),
     (
-        lambda: Policy(Keeps([]))([{"role": "user", "content": 3}], {"tools": []}),
+        lambda: Policy(RecordingModel([]))("Note it.", {"tools": []}),
+        "this observation is text; create the environment with",
+    ),
+    (lambda: Policy(RecordingModel([]))([1, 2], {"tools": []}), "this observation is of type list"),
+    (
+        lambda: Policy(RecordingModel([]))([{"content": "x"}], {"tools": []}),
+        "cannot be read; a chat message needs a `role`",
+    ),
+    (
+        lambda: Policy(RecordingModel([]))([{"role": "user", "content": 3}], {"tools": []}),
         "parts, got {'role': 'user', 'cont",
     ),
-    (lambda: Policy(Keeps([]))([], {"tools": 3}), "in the form of Chat Completions, got 3; pass the info of reset"),
-    (lambda: Policy(3, noting()), "model int has no method `respond`; write `async def respond"),
+    (
+        lambda: Policy(RecordingModel([]))([], {"tools": 3}),
+        "in the form of Chat Completions, got 3; pass the info of reset",
+    ),
+    (lambda: Policy(3, build_note_env()), "model int has no method `respond`; write `async def respond"),
     (lambda: Policy(None), "model NoneType has no method `respond`"),
     (lambda: Policy(lambda request: request), "model function has no method `respond`"),
     (
-        lambda: Policy(Deaf()),
-        "method `respond` of model Deaf cannot be called: got an unexpected keyword argument 'episode'",
+        lambda: Policy(ModelWithoutEpisode()),
+        "method `respond` of model ModelWithoutEpisode cannot be called: got an unexpected keyword argument 'episode'",
     ),
-    (lambda: Policy(Keeps), "method `respond` of model type cannot be called: missing a required argument"),
+    (lambda: Policy(RecordingModel), "method `respond` of model type cannot be called: missing a required argument"),
     (lambda: rollout("math", 3), "model int has no method `respond`"),
-    (lambda: rollout("math", Keeps(), base_url="http://127.0.0.1:1/v1"), "base_url: options apply to a model's name"),
-    (lambda: Policy(Keeps([]))([{"role": "user", "content": "x"}], {}), "must come with the info of reset"),
-    (lambda: Policy(Keeps(), base_url="http://127.0.0.1:1/v1"), "this model exists already"),
-    (lambda: Policy(Keeps(), gymnasium.make("CartPole-v1")), "plays environments of gymsdk"),
-    (lambda: rollout(gymnasium.make("CartPole-v1"), Keeps()), "got CartPoleEnv"),
-    (lambda: rollout(Cuts(noting()), Keeps(call("a"))), "turns= instead"),
+    (
+        lambda: rollout("math", RecordingModel(), base_url="http://127.0.0.1:1/v1"),
+        "base_url: options apply to a model's name",
+    ),
+    (lambda: Policy(RecordingModel([]))([{"role": "user", "content": "x"}], {}), "must come with the info of reset"),
+    (lambda: Policy(RecordingModel(), base_url="http://127.0.0.1:1/v1"), "this model exists already"),
+    (lambda: Policy(RecordingModel(), gymnasium.make("CartPole-v1")), "plays environments of gymsdk"),
+    (lambda: rollout(gymnasium.make("CartPole-v1"), RecordingModel()), "got CartPoleEnv"),
+    (lambda: rollout(TruncatingWrapper(build_note_env()), RecordingModel(call("a"))), "turns= instead"),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "words"), WRONG, ids=[str(number) for number, _ in zip(count(), WRONG)])
-def test_what_is_wrong_is_said_in_a_sentence(wrong, words):
-    with pytest.raises(UsageError, match=words.replace("[", r"\[")):
+@pytest.mark.parametrize(("wrong", "message"), WRONG_USES, ids=[str(number) for number, _ in zip(count(), WRONG_USES)])
+def test_wrong_usage_is_rejected_with_an_explanation(wrong, message):
+    with pytest.raises(UsageError, match=message.replace("[", r"\[")):
         wrong()
 
 
-def test_a_rollout_takes_the_options_of_a_models_name(unused_tcp_port):
+def test_a_rollout_accepts_the_options_of_a_models_name(unused_tcp_port):
     base_url = f"http://127.0.0.1:{unused_tcp_port}/v1"
-    found = rollout("math", "vllm/none", base_url=base_url, api_key="k", retries=0, seed=1)
-    assert (found.failure.stage, found.failure.kind) == ("model", "model_unreachable")
-    assert str(unused_tcp_port) in found.failure.message
+    result = rollout("math", "vllm/none", base_url=base_url, api_key="k", retries=0, seed=1)
+    assert (result.failure.stage, result.failure.kind) == ("model", "model_unreachable")
+    assert str(unused_tcp_port) in result.failure.message
 
 
-def test_an_oracle_without_its_environment_says_how_to_get_it():
-    with noting() as env, pytest.raises(Failed, match=r"write Policy\(model, env\)"):
+def test_an_oracle_without_its_environment_says_how_to_pass_it():
+    with build_note_env() as env, pytest.raises(Failed, match=r"write Policy\(model, env\)"):
         Policy("scripted/oracle")(*env.reset(seed=1))
 
 
-@pytest.mark.parametrize("player", [3, None, Deaf()])
-async def test_play_refuses_what_is_no_model(player):
+@pytest.mark.parametrize("player", [3, None, ModelWithoutEpisode()])
+async def test_play_rejects_an_object_that_is_not_a_model(player):
     with pytest.raises(UsageError, match="write `async def respond"):
         await play(Environment("noting", Notebook()), player, TASKS[0])
 
 
-def test_an_unknown_environment_is_said_with_the_nearest():
+def test_an_unknown_environment_is_rejected_with_the_nearest_name():
     with pytest.raises(UnknownEnvironment, match="did you mean 'math'"):
         rollout("maths", "scripted/oracle")
 
 
-def test_a_turn_is_public() -> None:
+def test_turn_is_public() -> None:
     import gymsdk.gym
 
     assert gymsdk.gym.Turn is Turn

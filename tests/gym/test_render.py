@@ -1,4 +1,4 @@
-"""An episode as text for people."""
+"""An episode rendered as text for people."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .conftest import call
 Make = Callable[..., Env]
 
 
-def test_ansi_gives_the_episode_as_text(env: Make) -> None:
-    counting = env(render_mode="ansi")
-    counting.reset(seed=1)
-    counting.step(call("add", by=3))
-    counting.step("Three.")
-    lines = (counting.render() or "").splitlines()
+def test_ansi_mode_returns_the_episode_as_text(env: Make) -> None:
+    counter = env(render_mode="ansi")
+    counter.reset(seed=1)
+    counter.step(call("add", by=3))
+    counter.step("Three.")
+    lines = (counter.render() or "").splitlines()
     assert lines[0].startswith("user: Count to train")
     assert lines[1:] == [
         "user: Episode 1.",
@@ -34,20 +34,20 @@ def test_ansi_gives_the_episode_as_text(env: Make) -> None:
     ]
 
 
-def test_human_prints_what_is_new(env: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    counting = env(render_mode="human")
-    counting.reset(seed=1)
+def test_human_mode_prints_what_is_new(env: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    counter = env(render_mode="human")
+    counter.reset(seed=1)
     assert capsys.readouterr().out.endswith("user: Episode 1.\n")
-    counting.step(call("add", by=3))
+    counter.step(call("add", by=3))
     assert capsys.readouterr().out == 'call: add {"by": 3}\noutput: {"count":3}\n'
-    counting.step("Three.")
+    counter.step("Three.")
     assert capsys.readouterr().out == "assistant: Three.\nreward: 1 (ended: done)\n"
-    assert counting.render() is None
-    counting.reset(seed=1)
+    assert counter.render() is None
+    counter.reset(seed=1)
     assert capsys.readouterr().out.startswith("user: Count to train")
 
 
-def test_what_many_seats_print_says_whose_it_is(host: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_a_vector_name_their_slot(host: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     vector = VectorEnv(Environment("host", host), num_envs=2, render_mode="human")
     vector.reset(seed=1)
     capsys.readouterr()
@@ -62,22 +62,22 @@ def test_what_many_seats_print_says_whose_it_is(host: ModuleType, capsys: pytest
     assert vector.metadata["render_fps"] == Env.metadata["render_fps"]
 
 
-def test_a_failure_is_rendered_in_its_words(env: Make) -> None:
-    counting = env(render_mode="ansi", settings={"breaks": "verify"})
-    counting.reset(seed=1)
-    counting.step("Three.")
-    assert (counting.render() or "").endswith("unscorable in verify: the judge is away")
+def test_a_failure_is_rendered_with_its_message(env: Make) -> None:
+    counter = env(render_mode="ansi", settings={"breaks": "verify"})
+    counter.reset(seed=1)
+    counter.step("Three.")
+    assert (counter.render() or "").endswith("unscorable in verify: the judge is away")
 
 
-def test_nothing_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_episode_renders_as_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
     TranscriptPrinter().print_new(None)
     assert (TranscriptPrinter().format(None), capsys.readouterr().out) == ("", "")
 
 
-def test_what_is_no_text_is_named(env: Make) -> None:
-    counting = env()
-    counting.reset(seed=1)
-    episode: Episode | None = counting.episode
+def test_a_part_that_is_not_text_is_named(env: Make) -> None:
+    counter = env()
+    counter.reset(seed=1)
+    episode: Episode | None = counter.episode
     assert episode is not None
     parts = [{"type": "input_text", "text": "Look: "}, {"type": "input_image", "image_url": "data:"}]
     episode.transcript.opening = [{"role": "user", "content": parts}]
@@ -86,6 +86,6 @@ def test_what_is_no_text_is_named(env: Make) -> None:
 
 
 def test_an_empty_task_is_shown(env: Make) -> None:
-    counting = env(render_mode="ansi", tasks=[Task.ask("")])
-    counting.reset(seed=3)
-    assert counting.render() == "user: \nuser: Episode 3."
+    counter = env(render_mode="ansi", tasks=[Task.ask("")])
+    counter.reset(seed=3)
+    assert counter.render() == "user: \nuser: Episode 3."

@@ -1,4 +1,4 @@
-"""The spaces of a policy's words."""
+"""The Gymnasium spaces for text, messages, turns and token ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymnasium.vector.utils import (
     iterate,
 )
 
-import gymsdk.gym.env  # noqa: F401  # whoever has an `Env` has it batched
+import gymsdk.gym.env  # noqa: F401  # registers how `Batch` batches the spaces
 from gymsdk.errors import UsageError
 from gymsdk.gym.codecs import Chat, build_codec
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
@@ -28,7 +28,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
 
 
 @pytest.mark.parametrize("text", PROSE)
-def test_any_text_is_in_every_space_of_words(text: str) -> None:
+def test_any_text_is_in_every_text_space(text: str) -> None:
     message = {"role": "user", "content": text}
     parts = {
         "role": "user",
@@ -76,7 +76,7 @@ def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
         ["text"],
     ],
 )
-def test_what_an_assistant_cannot_say_is_no_turn(turn: Any) -> None:
+def test_an_invalid_turn_is_not_in_the_space(turn: Any) -> None:
     assert turn not in Turns()
     with pytest.raises(UsageError):
         Chat().parse_action(turn, turn=0)
@@ -85,11 +85,11 @@ def test_what_an_assistant_cannot_say_is_no_turn(turn: Any) -> None:
 @pytest.mark.parametrize(
     "observation", ["text", {"role": "user", "content": ""}, [{"role": "robot", "content": ""}], [3]]
 )
-def test_messages_are_a_list_of_chat_messages(observation: Any) -> None:
+def test_messages_must_be_a_list_of_chat_messages(observation: Any) -> None:
     assert observation not in Messages()
 
 
-def test_what_tools_answered_is_among_the_messages() -> None:
+def test_tool_messages_are_in_the_space() -> None:
     assert [{"role": "tool", "tool_call_id": "c1", "content": "42"}] in Messages()
     assert [] in Messages()
 
@@ -100,13 +100,13 @@ class Tensor:
 
 
 @pytest.mark.parametrize("ids", [[], [0, 255], (1, 2), np.array([3, 4]), [np.int64(5)], np.array([]), Tensor()])
-def test_token_ids_are_any_sequence_of_whole_numbers(ids: Any) -> None:
+def test_any_sequence_of_integers_is_a_list_of_token_ids(ids: Any) -> None:
     assert ids in Tokens(256)
     build_codec("tokens").parse_action(ids, turn=0)
 
 
 @pytest.mark.parametrize("ids", [[256], [-1], [True], [1.0], "12", 7, np.array([1.0]), np.array([[1]]), None])
-def test_what_is_no_list_of_ids_is_not_in_the_vocabulary(ids: Any) -> None:
+def test_invalid_token_ids_are_not_in_the_space(ids: Any) -> None:
     assert ids not in Tokens(256)
     if ids != [256]:
         with pytest.raises(UsageError):
@@ -114,7 +114,7 @@ def test_what_is_no_list_of_ids_is_not_in_the_vocabulary(ids: Any) -> None:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_samples_are_contained_and_the_seed_decides_them(space: Any) -> None:
+def test_samples_are_in_the_space_and_depend_only_on_the_seed(space: Any) -> None:
     drawn = []
     for _ in range(2):
         space.seed(3)
@@ -125,7 +125,7 @@ def test_samples_are_contained_and_the_seed_decides_them(space: Any) -> None:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_a_space_is_equal_to_its_copies_alone(space: Any) -> None:
+def test_a_space_equals_only_its_copies(space: Any) -> None:
     assert deepcopy(space) == space
     assert loads(dumps(space)) == space
     assert hash(deepcopy(space)) == hash(space)
@@ -133,7 +133,7 @@ def test_a_space_is_equal_to_its_copies_alone(space: Any) -> None:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_gymnasium_batches_them_as_objects(space: Any) -> None:
+def test_gymnasium_batches_the_spaces_as_object_arrays(space: Any) -> None:
     batch = batch_space(space, 3)
     batch.seed(1)
     sample = batch.sample()
@@ -144,6 +144,6 @@ def test_gymnasium_batches_them_as_objects(space: Any) -> None:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_shared_memory_refuses_them(space: Any) -> None:
+def test_shared_memory_rejects_the_spaces(space: Any) -> None:
     with pytest.raises(CustomSpaceError):
         create_shared_memory(space, 2)

@@ -1,4 +1,4 @@
-"""What bounds an episode from outside: Gymnasium's limits on its steps, and the seconds of each step."""
+"""Limits on an episode: Gymnasium's limit on steps, and the seconds of each step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def verify(transcript):
 
 
 class Notes:
-    """An environment that pays for each note; one that it is told to doze over takes longer than anybody waits."""
+    """An environment that gives a reward for each note; its tool `doze` sleeps longer than any deadline here."""
 
     @hookimpl
     def tools(self) -> list[Callable[..., Any]]:
@@ -69,16 +69,14 @@ NOTE, DOZE = ([{"type": "function_call", "name": name, "arguments": "{}"}] for n
 
 @pytest.fixture
 def env() -> Iterator[Env]:
-    made = Env(Environment("notes", Notes()), tasks=ROWS)
-    yield made
-    made.close()
+    env = Env(Environment("notes", Notes()), tasks=ROWS)
+    yield env
+    env.close()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("outermost", [True, False])
-def test_the_last_step_that_a_time_limit_allows_brings_the_verdict(
-    env: Env, steps: int, outermost: bool
-) -> None:  # a case of the test
+def test_the_last_step_allowed_by_a_time_limit_returns_the_verdict(env: Env, steps: int, outermost: bool) -> None:
     limited: Any = TimeLimit(env, steps) if outermost else RecordEpisodeStatistics(TimeLimit(env, steps))
     for _ in range(2):
         limited.reset()
@@ -89,13 +87,13 @@ def test_the_last_step_that_a_time_limit_allows_brings_the_verdict(
         assert (info["outcome"], info["ended"], info["verdict"]["reward"]) == ("scored", "turns", steps)
 
 
-def test_the_environment_itself_has_no_limit_without_the_wrapper(env: Env) -> None:
+def test_a_discarded_time_limit_wrapper_sets_no_limit(env: Env) -> None:
     TimeLimit(env, 1)
     env.reset()
     assert env.step(NOTE)[1:4] == (0.0, False, False)
 
 
-def test_an_unscorable_episode_at_a_time_limit_has_no_number() -> None:
+def test_an_unscorable_episode_at_a_time_limit_has_a_nan_reward() -> None:
     class Broken(Notes):
         @hookimpl
         def verify(self) -> Verdict:
@@ -108,7 +106,7 @@ def test_an_unscorable_episode_at_a_time_limit_has_no_number() -> None:
     assert (isnan(reward), truncated, info["failure"]["kind"]) == (True, True, "hook_raised")
 
 
-def test_make_and_make_vec_bound_the_steps_of_an_episode_that_is_judged(installed: Callable[..., Any]) -> None:
+def test_make_and_make_vec_limit_the_steps_and_return_the_verdict(installed: Callable[..., Any]) -> None:
     installed("noted", NOTES)
     register()
     env = gymnasium.make("nemo/noted", max_episode_steps=2)
@@ -125,17 +123,17 @@ def test_make_and_make_vec_bound_the_steps_of_an_episode_that_is_judged(installe
 
 
 @pytest.mark.parametrize("steps", [0, True, "3"])
-def test_a_limit_of_a_vector_that_makes_no_sense_is_refused(steps: Any) -> None:
+def test_an_invalid_step_limit_of_a_vector_is_rejected(steps: Any) -> None:
     with pytest.raises(UsageError, match="max_episode_steps must be a positive integer"):
         VectorEnv(Environment("notes", Notes()), tasks=ROWS, max_episode_steps=steps)
 
 
 def test_a_rollout_under_a_time_limit_is_judged(env: Env, policy: Callable[..., ScriptedModel]) -> None:
-    played = rollout(TimeLimit(env, 2), policy(NOTE))
-    assert (played.outcome, played.ended, played.reward) == ("scored", "turns", 2.0)
+    result = rollout(TimeLimit(env, 2), policy(NOTE))
+    assert (result.outcome, result.ended, result.reward) == ("scored", "turns", 2.0)
 
 
-def test_a_seat_that_hangs_to_its_deadline_leaves_its_neighbours_their_solution() -> None:
+def test_a_slot_that_reaches_its_deadline_does_not_affect_the_others() -> None:
     env = VectorEnv(Environment("notes", Notes()), num_envs=3, tasks=ROWS, seconds=0.4, turns=3)
     oracle = Policy("scripted/oracle", env)
     observations, infos = env.reset()
@@ -148,12 +146,12 @@ def test_a_seat_that_hangs_to_its_deadline_leaves_its_neighbours_their_solution(
     env.close()
 
 
-def test_a_policy_may_think_longer_than_a_step_may_take() -> None:
+def test_a_policy_may_take_longer_than_a_step() -> None:
     env = Env(Environment("notes", Notes()), tasks=ROWS, seconds=0.05)
     oracle = Policy("scripted/oracle", env)
     observation, info = env.reset()
     assert env.episode is not None
-    # Between two turns no deadline runs, however long the policy takes.
+    # No deadline runs between two turns, however long the policy takes.
     assert env.episode.deadline is None
     observation, *_, info = env.step(oracle(observation, info))
     assert env.episode.deadline is None

@@ -1,4 +1,4 @@
-"""Many seats at one environment: all at once, each for itself, in Gymnasium's terms."""
+"""`VectorEnv` plays many independent slots of one environment concurrently."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def arrived(by):
 @hookimpl
 def tools():
     async def meet(guests: int):
-        '''Wait until so many are here.'''
+        '''Wait until `guests` calls have arrived.'''
         arrived(1)
         if now >= guests:
             gate.set()
@@ -68,7 +68,7 @@ def tools():
         return "met"
 
     def block():
-        '''Hold a thread until another has come too.'''
+        '''Block a thread until a second one arrives.'''
         arrived(1)
         try:
             return str(both.wait(20))
@@ -76,7 +76,7 @@ def tools():
             arrived(-1)
 
     async def interrupt():
-        '''Have somebody press Ctrl-C.'''
+        '''Send SIGINT to this process, as Ctrl-C does.'''
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
 
@@ -99,7 +99,7 @@ def close(state: Open):
     closed.append(state.number)
 """
 
-Seated: TypeAlias = Callable[..., VectorEnv]
+BuildVector: TypeAlias = Callable[..., VectorEnv]
 
 
 @pytest.fixture
@@ -108,16 +108,16 @@ def counting(environment: Callable[..., Environment]) -> Environment:
 
 
 @pytest.fixture
-def seated(counting: Environment) -> Iterator[Seated]:
-    """Makes vectors of the counting environment, closed when the test is over."""
-    made = []
+def build_vector(counting: Environment) -> Iterator[BuildVector]:
+    """Return a function that creates vectors of the counting environment; the fixture closes them after the test."""
+    vectors = []
 
-    def make(num_envs: int = 3, **arguments: Any) -> VectorEnv:
-        made.append(VectorEnv(counting, num_envs=num_envs, **arguments))
-        return made[-1]
+    def build(num_envs: int = 3, **arguments: Any) -> VectorEnv:
+        vectors.append(VectorEnv(counting, num_envs=num_envs, **arguments))
+        return vectors[-1]
 
-    yield make
-    for vector in made:
+    yield build
+    for vector in vectors:
         vector.close()
 
 
@@ -125,24 +125,24 @@ def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
     return [{"type": "function_call", "name": name, "arguments": repr(arguments).replace("'", '"'), "call_id": "c"}]
 
 
-def test_all_seats_wait_for_a_tool_at_once(counting: Environment, seated: Seated) -> None:
-    vector = seated(256)
+def test_all_slots_wait_for_a_tool_concurrently(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector(256)
     vector.reset(seed=0)
     observations, *_ = vector.step([call("meet", guests=256)] * 256)
     assert counting.plugin.peak == 256
-    assert {seen[-1]["content"] for seen in observations} == {"met"}
+    assert {observation[-1]["content"] for observation in observations} == {"met"}
 
 
-def test_blocking_tools_fill_the_environments_own_threads(counting: Environment, seated: Seated) -> None:
+def test_blocking_tools_use_all_threads_of_the_environment(counting: Environment, build_vector: BuildVector) -> None:
     threads = counting._runner.threads
     counting.plugin.both = counting.plugin.threading.Barrier(threads._limit)
-    vector = seated(2 * threads._limit)
+    vector = build_vector(2 * threads._limit)
     vector.reset(seed=0)
     vector.step([call("block")] * vector.num_envs)
     assert counting.plugin.peak == threads._limit
 
 
-def test_make_vec_finds_it(installed: Callable[..., Any]) -> None:
+def test_make_vec_creates_it(installed: Callable[..., Any]) -> None:
     installed()
     spec = gymnasium.envs.registration.EnvSpec(
         "nemo/sums", vector_entry_point="gymsdk.gym:VectorEnv", kwargs={"environment": "sums"}
@@ -154,16 +154,16 @@ def test_make_vec_finds_it(installed: Callable[..., Any]) -> None:
     vector.close()
 
 
-def test_one_lifespan_serves_all_seats_until_it_is_closed(counting: Environment, seated: Seated) -> None:
-    vector = seated(4)
+def test_one_lifespan_serves_all_slots_until_close(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector(4)
     vector.reset(seed=0)
     assert counting.plugin.entered == 1
     vector.close()
     assert counting.plugin.entered == 0
 
 
-def test_close_closes_every_episode_once(counting: Environment, seated: Seated) -> None:
-    vector = seated(4)
+def test_close_closes_every_episode_once(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector(4)
     vector.reset(seed=0)
     vector.step(["yes", call("unknown"), "no", call("unknown")])
     vector.close()
@@ -171,8 +171,8 @@ def test_close_closes_every_episode_once(counting: Environment, seated: Seated) 
     assert sorted(counting.plugin.closed) == [1, 2, 3, 4]
 
 
-def test_after_close_a_reset_opens_anew(counting: Environment, seated: Seated) -> None:
-    vector = seated()
+def test_a_reset_after_close_starts_again(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector()
     vector.reset(seed=0)
     vector.close()
     vector.reset(seed=0)
@@ -182,8 +182,8 @@ def test_after_close_a_reset_opens_anew(counting: Environment, seated: Seated) -
     assert len(counting.plugin.closed) == 6
 
 
-def test_batches_are_in_the_spaces(seated: Seated) -> None:
-    vector = seated()
+def test_batches_are_in_the_spaces(build_vector: BuildVector) -> None:
+    vector = build_vector()
     first, _ = vector.reset(seed=0)
     then, rewards, terminations, truncations, _ = vector.step(vector.action_space.sample())
     assert first in vector.observation_space
@@ -200,8 +200,8 @@ def test_batches_are_in_the_spaces(seated: Seated) -> None:
         np.array(["yes", "no", "yes" * 5], dtype=object),
     ],
 )
-def test_any_sequence_of_actions_is_taken_whole(seated: Seated, actions: Any) -> None:
-    vector = seated()
+def test_any_sequence_of_actions_is_accepted_without_truncation(build_vector: BuildVector, actions: Any) -> None:
+    vector = build_vector()
     vector.reset(seed=0)
     assert vector.step(actions)[1].tolist() == [1.0, 0.0, 0.0]
     last = vector.rollouts[2]
@@ -211,7 +211,7 @@ def test_any_sequence_of_actions_is_taken_whole(seated: Seated, actions: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("actions", "said"),
+    ("actions", "message"),
     [
         (["yes"], "3 values, one per slot; got 1"),
         ("yes", "got str"),
@@ -221,17 +221,17 @@ def test_any_sequence_of_actions_is_taken_whole(seated: Seated, actions: Any) ->
         (["yes", None, "yes"], "slot 1: an action must be"),
     ],
 )
-def test_what_are_no_actions_is_refused_and_nothing_played(seated: Seated, actions: Any, said: str) -> None:
-    vector = seated()
+def test_invalid_actions_are_rejected_and_no_slot_steps(build_vector: BuildVector, actions: Any, message: str) -> None:
+    vector = build_vector()
     vector.reset(seed=0)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         vector.step(actions)
     assert vector.rollouts == (None, None, None)
     assert vector.step(["yes"] * 3)[1].tolist() == [1.0] * 3
 
 
-def test_a_failure_harms_its_own_seat_only(seated: Seated) -> None:
-    vector = seated()
+def test_a_failure_affects_its_own_slot_only(build_vector: BuildVector) -> None:
+    vector = build_vector()
     vector.reset(seed=0)
     _, rewards, terminations, truncations, infos = vector.step(["yes", "crash", "no"])
     assert np.array_equal(rewards, [1.0, np.nan, 0.0], equal_nan=True)
@@ -240,16 +240,16 @@ def test_a_failure_harms_its_own_seat_only(seated: Seated) -> None:
     assert infos["_failure"].tolist() == [False, True, False]
 
 
-def test_each_seat_has_its_own_deadline(seated: Seated) -> None:
-    vector = seated(seconds=0.5)
+def test_each_slot_has_its_own_deadline(build_vector: BuildVector) -> None:
+    vector = build_vector(seconds=0.5)
     vector.reset(seed=0)
     _, rewards, *_, infos = vector.step([call("dawdle"), "yes", call("dawdle")])
     assert np.isnan(rewards).tolist() == [True, False, True]
     assert get_info(infos, 0)["failure"]["kind"] == "tool_timeout"
 
 
-def test_the_step_after_the_end_resets_and_uses_no_action(seated: Seated) -> None:
-    vector = seated(2)
+def test_the_step_after_the_end_resets_and_ignores_the_action(build_vector: BuildVector) -> None:
+    vector = build_vector(2)
     vector.reset(seed=0)
     vector.step(["yes", call("unknown")])
     observations, rewards, terminations, _, infos = vector.step([None, "yes"])
@@ -258,8 +258,8 @@ def test_the_step_after_the_end_resets_and_uses_no_action(seated: Seated) -> Non
     assert infos["_task_id"].tolist() == [True, False]
 
 
-def test_the_same_step_gives_the_last_observation_and_info_too(seated: Seated) -> None:
-    vector = seated(2, autoreset_mode="same_step")
+def test_same_step_mode_also_returns_the_last_observation_and_info(build_vector: BuildVector) -> None:
+    vector = build_vector(2, autoreset_mode="same_step")
     vector.reset(seed=0)
     observations, rewards, terminations, _, infos = vector.step(["yes", call("unknown")])
     assert observations[0][0]["role"] == "user"
@@ -269,8 +269,8 @@ def test_the_same_step_gives_the_last_observation_and_info_too(seated: Seated) -
     assert infos["_final_info"].tolist() == [True, False]
 
 
-def test_without_autoreset_an_ended_seat_waits_for_its_reset(seated: Seated) -> None:
-    vector = seated(2, autoreset_mode="disabled")
+def test_in_disabled_mode_an_ended_slot_waits_for_its_reset(build_vector: BuildVector) -> None:
+    vector = build_vector(2, autoreset_mode="disabled")
     vector.reset(seed=0)
     before, *_ = vector.step(["yes", call("unknown")])
     with pytest.raises(ResetNeeded, match="slot 0;"):
@@ -281,13 +281,13 @@ def test_without_autoreset_an_ended_seat_waits_for_its_reset(seated: Seated) -> 
     assert vector.step(["yes", "yes"])[1].tolist() == [1.0, 1.0]
 
 
-def test_a_step_before_the_first_reset_is_refused(seated: Seated) -> None:
+def test_a_step_before_the_first_reset_is_rejected(build_vector: BuildVector) -> None:
     with pytest.raises(ResetNeeded, match="slot 0, 1, 2"):
-        seated().step(["yes"] * 3)
+        build_vector().step(["yes"] * 3)
 
 
 @pytest.mark.parametrize(
-    ("mask", "said"),
+    ("mask", "message"),
     [
         ([True, False, False], "boolean array"),
         (np.array([1, 0, 0]), "boolean array"),
@@ -296,20 +296,20 @@ def test_a_step_before_the_first_reset_is_refused(seated: Seated) -> None:
         (np.array([True, False, False]), "leaves out slot 1, 2"),
     ],
 )
-def test_a_mask_that_makes_no_sense_is_refused(seated: Seated, mask: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        seated().reset(options={"reset_mask": mask})
+def test_an_invalid_reset_mask_is_rejected(build_vector: BuildVector, mask: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_vector().reset(options={"reset_mask": mask})
 
 
-def test_a_seed_counts_on_over_the_seats(seated: Seated) -> None:
-    _, counted = seated().reset(seed=7)
-    _, listed = seated().reset(seed=[7, 8, 9])
+def test_slots_get_consecutive_seeds(build_vector: BuildVector) -> None:
+    _, counted = build_vector().reset(seed=7)
+    _, listed = build_vector().reset(seed=[7, 8, 9])
     assert counted["seed"].tolist() == [7, 8, 9]
     assert counted["task_id"].tolist() == listed["task_id"].tolist()
 
 
-def test_a_seat_without_a_seed_of_its_own_goes_on_with_its_generator(seated: Seated) -> None:
-    vector = seated()
+def test_a_slot_without_a_new_seed_keeps_its_generator(build_vector: BuildVector) -> None:
+    vector = build_vector()
     vector.reset(seed=7)
     _, infos = vector.reset(seed=[None, 8, None])
     assert infos["seed"][1] == 8
@@ -317,13 +317,13 @@ def test_a_seat_without_a_seed_of_its_own_goes_on_with_its_generator(seated: Sea
 
 
 @pytest.mark.parametrize("seed", [[1, 2], [1, 2, "3"], 2.5, "abc"])
-def test_what_is_no_seed_is_refused(seated: Seated, seed: Any) -> None:
+def test_an_invalid_seed_is_rejected(build_vector: BuildVector, seed: Any) -> None:
     with pytest.raises(UsageError, match="one per slot"):
-        seated().reset(seed=seed)
+        build_vector().reset(seed=seed)
 
 
-def test_a_wrong_action_costs_no_task(seated: Seated) -> None:
-    vector, other = seated(2), seated(2)
+def test_an_invalid_action_consumes_no_task(build_vector: BuildVector) -> None:
+    vector, other = build_vector(2), build_vector(2)
     for each in (vector, other):
         each.reset(seed=3)
         each.step(["yes", call("unknown")])
@@ -333,8 +333,8 @@ def test_a_wrong_action_costs_no_task(seated: Seated) -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_a_task_is_for_all_seats_and_a_list_has_one_for_each(seated: Seated) -> None:
-    vector = seated()
+def test_one_task_serves_all_slots_and_a_list_has_one_per_slot(build_vector: BuildVector) -> None:
+    vector = build_vector()
     _, one = vector.reset(seed=0, options={"task": 4, "split": "test"})
     _, many = vector.reset(seed=0, options={"task": [1, "train:5:0", None]})
     assert set(one["task_id"]) == {"test:0:4"}
@@ -343,8 +343,8 @@ def test_a_task_is_for_all_seats_and_a_list_has_one_for_each(seated: Seated) -> 
         vector.reset(options={"task": [1, 2]})
 
 
-def test_ctrl_c_leaves_every_seat_closed_or_usable(counting: Environment, seated: Seated) -> None:
-    vector = seated()
+def test_ctrl_c_leaves_every_slot_closed_or_usable(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector()
     vector.reset(seed=0)
     with pytest.raises(KeyboardInterrupt):
         vector.step([call("interrupt"), "yes", call("dawdle")])
@@ -355,16 +355,16 @@ def test_ctrl_c_leaves_every_seat_closed_or_usable(counting: Environment, seated
     assert vector.step(["yes"] * 3)[1].tolist() == [1.0] * 3
 
 
-def test_rollouts_are_each_seats_last(seated: Seated) -> None:
-    vector = seated(2, autoreset_mode="same_step")
+def test_rollouts_holds_the_last_rollout_of_each_slot(build_vector: BuildVector) -> None:
+    vector = build_vector(2, autoreset_mode="same_step")
     vector.reset(seed=0)
     vector.step(["yes", call("unknown")])
     vector.step([call("unknown"), "no"])
     assert [rollout and rollout.reward for rollout in vector.rollouts] == [1.0, 0.0]
 
 
-def test_ansi_gives_a_text_for_each_seat(seated: Seated) -> None:
-    vector = seated(2, render_mode="ansi")
+def test_ansi_mode_returns_a_text_per_slot(build_vector: BuildVector) -> None:
+    vector = build_vector(2, render_mode="ansi")
     vector.reset(seed=[4, 5])
     vector.step(["好的 😀", call("unknown")])
     first, second = vector.render() or ()
@@ -372,8 +372,8 @@ def test_ansi_gives_a_text_for_each_seat(seated: Seated) -> None:
     assert "unknown" in second
 
 
-def test_human_shows_what_is_new(seated: Seated, capsys: pytest.CaptureFixture[str]) -> None:
-    vector = seated(2, render_mode="human", autoreset_mode="same_step")
+def test_human_mode_prints_what_is_new(build_vector: BuildVector, capsys: pytest.CaptureFixture[str]) -> None:
+    vector = build_vector(2, render_mode="human", autoreset_mode="same_step")
     vector.reset(seed=[4, 5])
     capsys.readouterr()
     vector.step(["good bye", "so long"])
@@ -381,45 +381,45 @@ def test_human_shows_what_is_new(seated: Seated, capsys: pytest.CaptureFixture[s
     assert shown.index("good bye") < shown.index("so long") < shown.index("你好")
 
 
-def test_gymnasiums_wrappers_work(seated: Seated) -> None:
+def test_gymnasiums_wrappers_work(build_vector: BuildVector) -> None:
     vector = RecordEpisodeStatistics(
-        VectorizeTransformReward(seated(2), wrapper=TransformReward, func=lambda reward: 10 * reward)
+        VectorizeTransformReward(build_vector(2), wrapper=TransformReward, func=lambda reward: 10 * reward)
     )
     vector.reset(seed=0)
     *_, infos = vector.step(["yes", call("unknown")])
     assert infos["episode"]["r"].tolist() == [10.0, 0.0]
     assert get_info(infos, 0)["episode"]["l"] == 1
-    listed = DictInfoToList(seated(2))
+    listed = DictInfoToList(build_vector(2))
     listed.reset(seed=0)
-    *_, told = listed.step(["yes", call("unknown")])
-    assert (told[0]["verdict"]["reward"], told[1]) == (1.0, {})
+    *_, slot_infos = listed.step(["yes", call("unknown")])
+    assert (slot_infos[0]["verdict"]["reward"], slot_infos[1]) == (1.0, {})
 
 
-def test_infos_are_the_same_through_gymnasiums_list(seated: Seated) -> None:
-    vector = seated()
+def test_infos_survive_gymnasiums_conversion_to_a_list(build_vector: BuildVector) -> None:
+    vector = build_vector()
     _, infos = vector.reset(seed=0)
     listed = DictInfoToList(vector)
     assert listed._convert_info_to_list(infos) == [get_info(infos, index) for index in range(3)]
 
 
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
-def test_gymnasiums_processes_refuse_shared_memory_which_cannot_hold_text(counting: Environment, codec: str) -> None:
+def test_gymnasiums_processes_reject_shared_memory_which_cannot_hold_text(counting: Environment, codec: str) -> None:
     with pytest.raises(ValueError, match="shared_memory"):
         AsyncVectorEnv([lambda: Env(counting, codec=codec)])
 
 
-def test_gymnasiums_processes_without_shared_memory_keep_text_whole(installed: Callable[..., Any]) -> None:
+def test_gymnasiums_processes_without_shared_memory_keep_the_whole_text(installed: Callable[..., Any]) -> None:
     installed()
-    made = [lambda: Env("sums", codec="text")] * 2
-    processes = AsyncVectorEnv(made, shared_memory=False, context="spawn")
-    seen, _ = processes.reset(seed=5)
-    assert list(seen) == [env().reset(seed=5 + index)[0] for index, env in enumerate(made)]
+    builders = [lambda: Env("sums", codec="text")] * 2
+    processes = AsyncVectorEnv(builders, shared_memory=False, context="spawn")
+    observation, _ = processes.reset(seed=5)
+    assert list(observation) == [env().reset(seed=5 + index)[0] for index, env in enumerate(builders)]
     processes.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_process_plays_on_with_seats_of_its_own(counting: Environment, seated: Seated) -> None:
-    vector = seated(2)
+def test_a_forked_child_plays_with_its_own_slots(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector(2)
     vector.reset(seed=0)
     if not (child := os.fork()):
         vector.reset(seed=0)
@@ -429,7 +429,7 @@ def test_a_child_process_plays_on_with_seats_of_its_own(counting: Environment, s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"num_envs": 0}, "num_envs must be a positive integer, got 0"),
         ({"num_envs": 2.0}, "num_envs must be a positive integer"),
@@ -441,17 +441,19 @@ def test_a_child_process_plays_on_with_seats_of_its_own(counting: Environment, s
         ({"split": 3}, "split must be the name of a split, got 3"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(counting: Environment, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_arguments_are_rejected_with_an_explanation(
+    counting: Environment, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         VectorEnv(counting, **arguments)
 
 
-def test_options_that_are_no_dict_are_refused_in_a_sentence(seated: Seated) -> None:
+def test_options_that_are_not_a_dict_are_rejected_with_an_explanation(build_vector: BuildVector) -> None:
     with pytest.raises(UsageError, match=r"options of reset must be a dict, as in .* got \[\]"):
-        seated(1).reset(options=[])  # type: ignore[arg-type]  # what is wrong with it
+        build_vector(1).reset(options=[])  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_a_second_thread_is_refused_while_one_steps(counting: Environment, seated: Seated) -> None:
-    vector = seated(1)
+def test_a_second_thread_is_rejected_while_another_steps(counting: Environment, build_vector: BuildVector) -> None:
+    vector = build_vector(1)
     with vector._lock.hold(vector._rebuild_after_fork), pytest.raises(UsageError, match="another thread"):
         vector.reset()

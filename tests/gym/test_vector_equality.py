@@ -1,4 +1,4 @@
-"""A vector of seats does, action for action, what as many single environments do."""
+"""A `VectorEnv` behaves, action for action, like as many single environments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gymsdk import Environment, Message, Reset, State, Step, Task, ToolCall, Uns
 from gymsdk.gym.env import Env
 from gymsdk.gym.vector import VectorEnv, get_info
 
-SEATS = 3
+SLOTS = 3
 
 
 class Riddle(Task):
@@ -30,15 +30,15 @@ class Memory(State):
 
 
 class Graded(Verdict):
-    odd: object = None
+    varied: object = None
     parts: dict[str, object] = Field(default_factory=dict)
 
 
 ODD = [None, 1, "one", 0.5, [1, None], {"a": 1, "_b": None}, {"a": "one"}, 2**70, True, float("inf")]
 
 
-class Odd:
-    """Every task has its own ending: verdicts of every shape, some that break, one that cannot even be opened."""
+class VariedEnvironment:
+    """Tasks that end in different ways: verdicts of many shapes, failing verifiers and failing resets."""
 
     @hookimpl
     def tasks(self, split: Literal["train", "test"], seed: int) -> Iterator[Task]:
@@ -80,10 +80,10 @@ class Odd:
             raise Unscorable("nobody knows")
         if task.number == 11:
             raise ZeroDivisionError
-        said = len(state.notes) / 2
+        reward = len(state.notes) / 2
         parts = {name: ODD[(task.number + len(name)) % len(ODD)] for name in state.notes}
         return Graded(
-            reward=said, components={f"_{note}": 0.5 for note in state.notes}, odd=ODD[task.number], parts=parts
+            reward=reward, components={f"_{note}": 0.5 for note in state.notes}, varied=ODD[task.number], parts=parts
         )
 
 
@@ -109,13 +109,13 @@ ACTIONS: list[Any] = [
     _calls(("unknown", "{}")),
 ]
 
-SPOKEN = [*ACTIONS, {"role": "assistant", "content": "more of it"}, [{"type": "reasoning", "summary": []}]]
+CHAT_ACTIONS = [*ACTIONS, {"role": "assistant", "content": "more of it"}, [{"type": "reasoning", "summary": []}]]
 
 AUTORESET_MODES = list(AutoresetMode)
 
 
 class Sync(SyncVectorEnv):
-    """Gymnasium's own vector over single environments, its infos left as they are: each seat's, by its number."""
+    """Gymnasium's own vector of single environments; it keeps each info unchanged under the index of its slot."""
 
     def _add_info(self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int) -> dict[Any, Any]:
         vector_infos.setdefault(env_num, {}).update(env_info)
@@ -123,64 +123,64 @@ class Sync(SyncVectorEnv):
 
 
 @pytest.fixture(scope="module")
-def odd() -> Environment:
-    return Environment("odd", Odd())
+def varied() -> Environment:
+    return Environment("odd", VariedEnvironment())
 
 
 def scripts(actions: list[Any]) -> st.SearchStrategy[list[list[Any]]]:
-    turn = st.lists(st.sampled_from(actions), min_size=SEATS, max_size=SEATS)
+    turn = st.lists(st.sampled_from(actions), min_size=SLOTS, max_size=SLOTS)
     return st.lists(turn, min_size=1, max_size=8)
 
 
-seeds = st.one_of(st.integers(0, 2**31), st.lists(st.integers(0, 99), min_size=SEATS, max_size=SEATS))
+seeds = st.one_of(st.integers(0, 2**31), st.lists(st.integers(0, 99), min_size=SLOTS, max_size=SLOTS))
 
 
 @pytest.mark.parametrize("mode", AUTORESET_MODES)
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, script=scripts(ACTIONS))
-def test_it_equals_gymnasiums_own_vector_of_single_environments(
-    odd: Environment, mode: AutoresetMode, codec: str, seed: int | list[int], script: list[list[Any]]
+def test_it_equals_gymnasiums_vector_of_single_environments(
+    varied: Environment, mode: AutoresetMode, codec: str, seed: int | list[int], script: list[list[Any]]
 ) -> None:
-    script = [[_said(action, codec) for action in actions] for actions in script]
-    ours = VectorEnv(odd, num_envs=SEATS, autoreset_mode=mode.name.lower(), codec=codec, turns=4)
-    theirs = Sync([lambda: Env(odd, codec=codec, turns=4) for _ in range(SEATS)], autoreset_mode=mode)
-    _same(ours.reset(seed=seed), theirs.reset(seed=seed))
+    script = [[_encode(action, codec) for action in actions] for actions in script]
+    ours = VectorEnv(varied, num_envs=SLOTS, autoreset_mode=mode.name.lower(), codec=codec, turns=4)
+    reference = Sync([lambda: Env(varied, codec=codec, turns=4) for _ in range(SLOTS)], autoreset_mode=mode)
+    _assert_same(ours.reset(seed=seed), reference.reset(seed=seed))
     for actions in script:
-        one, other = ours.step(actions), theirs.step(tuple(actions))
-        _same(one, other)
+        one, other = ours.step(actions), reference.step(tuple(actions))
+        _assert_same(one, other)
         over = np.logical_or(one[2], one[3])
         if mode is AutoresetMode.DISABLED and over.any():
             masks = [{"reset_mask": over.copy(), "split": "test"} for _ in range(2)]
-            _same(ours.reset(options=masks[0]), theirs.reset(options=masks[1]))
+            _assert_same(ours.reset(options=masks[0]), reference.reset(options=masks[1]))
     ours.close()
-    theirs.close()
+    reference.close()
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=seeds, script=scripts(SPOKEN))
-def test_it_equals_single_environments_with_its_seeds(
-    odd: Environment, seed: int | list[int], script: list[list[Any]]
+@given(seed=seeds, script=scripts(CHAT_ACTIONS))
+def test_it_equals_single_environments_with_the_same_seeds(
+    varied: Environment, seed: int | list[int], script: list[list[Any]]
 ) -> None:
-    vector, singles = VectorEnv(odd, num_envs=SEATS), [Env(odd) for _ in range(SEATS)]
-    seeded = seed if isinstance(seed, list) else [seed + index for index in range(SEATS)]
-    seen, infos = vector.reset(seed=seed)
+    vector, singles = VectorEnv(varied, num_envs=SLOTS), [Env(varied) for _ in range(SLOTS)]
+    seeded = seed if isinstance(seed, list) else [seed + index for index in range(SLOTS)]
+    observations, infos = vector.reset(seed=seed)
     for index, single in enumerate(singles):
-        assert single.reset(seed=seeded[index]) == (seen[index], get_info(infos, index))
-    fresh = [False] * SEATS
+        assert single.reset(seed=seeded[index]) == (observations[index], get_info(infos, index))
+    fresh = [False] * SLOTS
     for actions in script:
         stepped = vector.step(actions)
         for index, single in enumerate(singles):
             alone = (*single.reset(), 0.0) if fresh[index] else single.step(actions[index])
-            _same_seat(stepped, index, alone)
+            _assert_same_slot(stepped, index, alone)
             fresh[index] = bool(stepped[2][index] or stepped[3][index])
     vector.close()
     for single in singles:
         single.close()
 
 
-def _said(action: Any, codec: str) -> Any:
-    """Give the action in the words of *codec*, calls in the Hermes form."""
+def _encode(action: Any, codec: str) -> Any:
+    """Return the action as *codec* expects it, with tool calls in the Hermes format."""
     if codec == "chat":
         return action
     text = action if isinstance(action, str) else "".join(map(_hermes, action.get("tool_calls", [])))
@@ -191,22 +191,24 @@ def _hermes(call: dict[str, Any]) -> str:
     return '<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'.format(**call["function"])
 
 
-def _same(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
+def _assert_same(ours: tuple[Any, ...], reference: tuple[Any, ...]) -> None:
     *arrays, infos = ours
-    *expected, told = theirs
+    *expected, expected_infos = reference
     assert list(arrays[0]) == list(expected[0])
     for one, other in zip(arrays[1:], expected[1:], strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert np.array_equal(one, other, equal_nan=True)
-    assert [get_info(infos, index) for index in range(SEATS)] == [told.get(index, {}) for index in range(SEATS)]
+    assert [get_info(infos, index) for index in range(SLOTS)] == [
+        expected_infos.get(index, {}) for index in range(SLOTS)
+    ]
 
 
-def _same_seat(stepped: tuple[Any, ...], index: int, alone: Sequence[Any]) -> None:
-    seen, rewards, terminated, truncated, infos = stepped
+def _assert_same_slot(stepped: tuple[Any, ...], index: int, alone: Sequence[Any]) -> None:
+    observations, rewards, terminated, truncated, infos = stepped
     if len(alone) == 3:
         alone = (alone[0], alone[2], False, False, alone[1])
-    mine = (seen[index], rewards[index], terminated[index], truncated[index], get_info(infos, index))
-    assert repr(mine[0]) == repr(alone[0])
-    assert np.array_equal([mine[1]], [alone[1]], equal_nan=True)
-    assert (bool(mine[2]), bool(mine[3])) == alone[2:4]
-    assert mine[4] == alone[4]
+    actual = (observations[index], rewards[index], terminated[index], truncated[index], get_info(infos, index))
+    assert repr(actual[0]) == repr(alone[0])
+    assert np.array_equal([actual[1]], [alone[1]], equal_nan=True)
+    assert (bool(actual[2]), bool(actual[3])) == alone[2:4]
+    assert actual[4] == alone[4]

@@ -1,4 +1,4 @@
-"""The environment that keeps what its hooks are given."""
+"""Fixtures with the environment that records the arguments of its hooks."""
 
 from __future__ import annotations
 

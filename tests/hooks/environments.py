@@ -24,7 +24,7 @@ class Count(State):
 
 
 class Judge:
-    """The least an environment may be; the others add to it."""
+    """The minimal environment; the other environments extend it."""
 
     @hookimpl
     def verify(self, task, transcript):
@@ -32,7 +32,7 @@ class Judge:
 
 
 class Recorder:
-    """An environment that keeps what its hooks are given."""
+    """An environment that records the arguments of its hooks."""
 
     def __init__(self) -> None:
         self.given: dict[str, dict[str, Any]] = {}

@@ -7,7 +7,7 @@ from gymsdk import Claims, Environment, hookimpl
 from .environments import Judge, Question
 
 
-async def test_claims_are_the_environments_own(task):
+async def test_claims_come_from_the_environment(task):
     class Claiming(Judge):
         @hookimpl
         def claims(self, task: Question):

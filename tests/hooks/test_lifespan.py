@@ -14,15 +14,15 @@ from .environments import Judge, Question
 
 
 async def test_lifespan_is_entered_and_left_once_for_all_episodes(task):
-    told: list[str] = []
+    events: list[str] = []
 
     class Lives(Judge):
         @hookimpl
         @asynccontextmanager
         async def lifespan(self):
-            told.append("begin")
-            yield told
-            told.append("end")
+            events.append("begin")
+            yield events
+            events.append("end")
 
         @hookimpl
         def reset(self, shared):
@@ -31,7 +31,7 @@ async def test_lifespan_is_entered_and_left_once_for_all_episodes(task):
     async with Environment("lives", Lives()) as environment:
         await environment.reset(task)
         await environment.reset(task)
-    assert told == ["begin", "reset", "reset", "end"]
+    assert events == ["begin", "reset", "reset", "end"]
     with pytest.raises(UsageError, match="environment 'lives' has a lifespan"):
         await environment.reset(task)
 
@@ -43,7 +43,7 @@ async def test_lifespan_that_was_not_entered_is_a_usage_error(recorder):
         await environment.reset(Question.ask("?"))
 
 
-async def test_lifespan_may_be_left_out(task):
+async def test_lifespan_is_optional(task):
     async with Environment("judge", Judge()) as environment:
         assert (await environment.reset(task)).task == task
 
@@ -58,29 +58,29 @@ class Lifespan(Judge):
 
 
 @asynccontextmanager
-async def fails_to_begin():
+async def fail_on_entry():
     raise ConnectionError("no index")
     yield
 
 
 @asynccontextmanager
-async def fails_to_end():
+async def fail_on_exit():
     yield "index"
     raise ConnectionError("no index")
 
 
 @pytest.mark.parametrize(
     ("context", "message"),
-    [(fails_to_begin, "ConnectionError: no index"), (object, "TypeError: .*context manager"), (lambda: 1 / 0, "Zero")],
+    [(fail_on_entry, "ConnectionError: no index"), (object, "TypeError: .*context manager"), (lambda: 1 / 0, "Zero")],
 )
-async def test_lifespan_that_cannot_begin_breaks_the_environment(context, message):
+async def test_a_lifespan_that_fails_on_entry_breaks_the_environment(context, message):
     with pytest.raises(BrokenEnvironment, match=f"environment 'lives': hook 'lifespan' raised {message}"):
         await Environment("lives", Lifespan(context)).__aenter__()
 
 
 async def test_lifespan_that_fails_on_exit_is_logged_and_changes_nothing(caplog, task):
     caplog.set_level(logging.WARNING)
-    async with Environment("lives", Lifespan(fails_to_end)) as environment:
+    async with Environment("lives", Lifespan(fail_on_exit)) as environment:
         await environment.reset(task)
     assert "environment 'lives': hook 'lifespan' failed when it ended: ConnectionError('no index')" in caplog.text
 
@@ -108,22 +108,22 @@ async def test_lifespan_lasts_until_the_last_caller_leaves(task):
 
 
 async def test_lifespan_is_entered_once_for_two_simultaneous_callers():
-    told: list[str] = []
+    events: list[str] = []
 
     class Slow(Judge):
         @hookimpl
         @asynccontextmanager
         async def lifespan(self):
-            told.append("begin")
+            events.append("begin")
             await asyncio.sleep(0.01)
-            yield told
-            told.append("end")
+            yield events
+            events.append("end")
 
     environment = Environment("slow", Slow())
 
-    async def entered() -> None:
+    async def enter() -> None:
         async with environment:
-            assert environment._lifespan.shared is told
+            assert environment._lifespan.shared is events
 
-    await asyncio.gather(entered(), entered())
-    assert told == ["begin", "end"]
+    await asyncio.gather(enter(), enter())
+    assert events == ["begin", "end"]

@@ -9,7 +9,7 @@ from gymsdk import Environment, Failed, Rollout, hookimpl
 from .environments import Judge
 
 
-class Figures(Judge):
+class GivenMetrics(Judge):
     """An environment with given metrics."""
 
     def __init__(self, *answers) -> None:
@@ -25,12 +25,12 @@ class Figures(Judge):
 
 
 async def test_metrics_of_several_hooks_are_merged():
-    environment = Environment("figures", Figures({"a": 1}, {"b": 0.5}))
+    environment = Environment("figures", GivenMetrics({"a": 1}, {"b": 0.5}))
     assert await environment.metrics([]) == {"a": 1.0, "b": 0.5}
-    assert await Environment("figures", Figures(None)).metrics([]) == {}
+    assert await Environment("figures", GivenMetrics(None)).metrics([]) == {}
 
 
-async def test_metrics_are_given_the_rollouts():
+async def test_metrics_receives_the_rollouts():
     class Counts(Judge):
         @hookimpl
         def metrics(self, rollouts):
@@ -49,4 +49,4 @@ async def test_metrics_are_given_the_rollouts():
 )
 async def test_metrics_must_be_numbers(answer, message):
     with pytest.raises(Failed, match=message):
-        await Environment("figures", Figures(answer)).metrics([])
+        await Environment("figures", GivenMetrics(answer)).metrics([])

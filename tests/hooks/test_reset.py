@@ -24,13 +24,13 @@ async def test_reset_receives_the_task_the_seed_the_config_and_the_shared_value(
     assert episode.state == Count()
 
 
-async def test_reset_adds_its_messages_to_the_rows_own_prompt(task):
-    class Opens(Judge):
+async def test_reset_adds_its_messages_to_the_prompt_of_the_row(task):
+    class AddsMessages(Judge):
         @hookimpl
         def reset(self):
             return Reset(messages=["Think.", Message(role="system", content="Be brief.")])
 
-    episode = await Environment("opens", Opens()).reset(task)
+    episode = await Environment("opens", AddsMessages()).reset(task)
     assert episode.transcript.opening == [
         *task.input,
         {"type": "message", "role": "user", "content": "Think."},
@@ -52,7 +52,7 @@ async def test_reset_returns_a_state_that_is_copied(task):
     assert other.state == shared_by_mistake == Count()
 
 
-async def test_reset_may_not_keep_a_handle_in_the_state(task):
+async def test_a_state_that_cannot_be_copied_is_rejected(task):
     class Locked(State):
         lock: Any
 
@@ -78,7 +78,7 @@ async def test_reset_may_not_keep_a_handle_in_the_state(task):
         ({"tools": [{"type": "function", "name": "other"}, {"type": "web_search"}]}, ["stop"], ["other"]),
     ],
 )
-async def test_reset_offers_the_rows_tools_or_else_its_own_or_else_all(row, offered, names):
+async def test_reset_offers_the_tools_of_the_row_or_else_its_own_or_else_all(row, offered, names):
     task = Task(responses_create_params={"input": "?", **row})
     episode = await Environment("tooled", Tooled(offered)).reset(task)
     assert [tool["name"] for tool in episode.tools] == names
@@ -89,13 +89,13 @@ async def test_reset_may_not_offer_a_missing_tool(task):
         await Environment("tooled", Tooled(["go", "fly"])).reset(task)
 
 
-async def test_reset_refuses_a_row_that_does_not_fit(recorded):
+async def test_reset_rejects_a_row_that_does_not_fit(recorded):
     with pytest.raises(BadRow, match="the row does not fit environment 'recorded': answer: Input should be a valid in"):
         await recorded.reset({"responses_create_params": {"input": "?"}, "answer": "many"})
 
 
-async def test_a_schema_that_raises_is_a_row_that_does_not_fit(environment):
-    odd = environment("""
+async def test_a_task_schema_that_raises_means_that_the_row_does_not_fit(environment):
+    raising = environment("""
 from pydantic import field_validator
 class Odd(Task):
     key: str = ""
@@ -106,4 +106,4 @@ class Odd(Task):
 def verify(task: Odd): ...
 """)
     with pytest.raises(BadRow, match="environment 'made': its schema raised KeyError: 'x'"):
-        odd.read({"responses_create_params": {"input": "?"}, "key": "x"})
+        raising.read({"responses_create_params": {"input": "?"}, "key": "x"})

@@ -21,7 +21,7 @@ class Solves(Judge):
 
 
 @pytest.mark.parametrize(
-    ("answer", "acts"),
+    ("answer", "expected"),
     [
         (None, None),
         (Message(content="42"), [Message(content="42")]),
@@ -29,9 +29,9 @@ class Solves(Judge):
         ((ToolCall(name="go"), ToolCall(name="stop")), [ToolCall(name="go"), ToolCall(name="stop")]),
     ],
 )
-async def test_solve_gives_one_perfect_turn(task, answer, acts):
+async def test_solve_returns_one_perfect_turn(task, answer, expected):
     environment = Environment("solves", Solves(answer))
-    assert await environment.solve(await environment.reset(task)) == acts
+    assert await environment.solve(await environment.reset(task)) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ async def test_solve_gives_one_perfect_turn(task, answer, acts):
         (["go"], "hook 'solve' returned str, expected ToolCall"),
     ],
 )
-async def test_solve_must_answer_with_actions(task, answer, message):
+async def test_solve_must_return_actions(task, answer, message):
     environment = Environment("solves", Solves(answer))
     with pytest.raises(Failed, match=message) as caught:
         await environment.solve(await environment.reset(task))

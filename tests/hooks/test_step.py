@@ -9,7 +9,7 @@ from gymsdk import Environment, Failed, Message, Step, ToolCall, hookimpl
 from .environments import Count, Judge, Question, Tooled
 
 
-async def test_step_is_given_the_action_and_changes_the_state_in_place(recorded, recorder):
+async def test_step_receives_the_action_and_changes_the_state_in_place(recorded, recorder):
     episode = await recorded.reset(Question.ask("?"))
     action = Message(role="assistant", content="42")
     assert await recorded.step(episode, action) == Step(done=True)
@@ -37,7 +37,7 @@ async def test_step_may_handle_replies_and_leave_tools_to_the_default_plugin(tas
 
 
 class Steps(Judge):
-    """An environment whose `step` returns given results."""
+    """An environment with a `step` hook that returns given results."""
 
     def __init__(self, answer) -> None:
         self.answer = answer
@@ -56,7 +56,7 @@ class Steps(Judge):
         (Step(output="ok"), "hook 'step' returned an output for a reply; return messages"),
     ],
 )
-async def test_step_must_answer_with_a_step(task, answer, message):
+async def test_step_must_return_a_step(task, answer, message):
     environment = Environment("steps", Steps(answer))
     episode = await environment.reset(task)
     with pytest.raises(Failed, match=message) as caught:

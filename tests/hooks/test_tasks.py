@@ -23,14 +23,14 @@ class Rows(Judge):
         return self.answer(split, seed, config)
 
 
-def test_tasks_are_given_the_split_the_seed_and_the_config():
+def test_tasks_receives_the_split_the_seed_and_the_config():
     environment = Environment("rows", Rows(lambda *given: [Task.ask(str(given))]), {"level": 2})
     assert environment.splits == ("train", "test")
     [task] = environment.tasks("test", seed=5)
     assert task.input[0]["content"] == "('test', 5, Settings(level=2))"
 
 
-def test_tasks_may_have_no_end():
+def test_tasks_may_be_endless():
     def endless(split, seed, config):
         while True:
             yield {"responses_create_params": {"input": "?"}}
@@ -38,7 +38,7 @@ def test_tasks_may_have_no_end():
     assert next(Environment("rows", Rows(endless)).tasks("train")).input == [{"role": "user", "content": "?"}]
 
 
-def test_tasks_of_an_unknown_split_name_the_known():
+def test_an_unknown_split_is_reported_with_the_known_splits():
     with pytest.raises(UnknownSplit) as caught:
         Environment("rows", Rows(lambda *_: [])).tasks("tarin")
     assert str(caught.value) == (
@@ -46,14 +46,14 @@ def test_tasks_of_an_unknown_split_name_the_known():
     )
 
 
-def test_tasks_that_do_not_fit_are_refused():
+def test_tasks_that_do_not_fit_are_rejected():
     with pytest.raises(
         BadRow, match="the row does not fit environment 'rows': responses_create_params: Field required"
     ):
         list(Environment("rows", Rows(lambda *_: [{"answer": 1}])).tasks("train"))
 
 
-def breaks(*_):
+def fail_after_one(*_):
     yield Task.ask("?")
     raise KeyError("gone")
 
@@ -61,11 +61,11 @@ def breaks(*_):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (breaks, "KeyError: 'gone'"),
+        (fail_after_one, "KeyError: 'gone'"),
         (lambda *_: 5, "TypeError: 'int' object is not iterable"),
         (lambda *_: 1 / 0, "Zero"),
     ],
 )
-def test_tasks_that_break_are_named(answer, message):
+def test_failing_tasks_are_named(answer, message):
     with pytest.raises(BrokenEnvironment, match=f"environment 'rows': hook 'tasks' raised {message}"):
         list(Environment("rows", Rows(answer)).tasks("train"))

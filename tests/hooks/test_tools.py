@@ -41,7 +41,7 @@ def test_tools_may_depend_on_the_config():
         (lambda: 1 / 0, "hook 'tools' raised ZeroDivisionError: division by zero"),
     ],
 )
-def test_tools_that_cannot_be_offered_are_an_error_at_load(answer, message):
+def test_invalid_tools_are_an_error_at_load(answer, message):
     class Wrong(Judge):
         @hookimpl
         def tools(self):

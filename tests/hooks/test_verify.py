@@ -9,33 +9,33 @@ from gymsdk import BudgetSpent, Environment, Failed, Unscorable, Verdict, Worker
 
 from .environments import Question, Settings
 
-SAID = responses.build_message("42")
+REPLY = responses.build_message("42")
 
 
-async def test_verify_is_given_the_state_and_the_transcript(recorded, recorder):
+async def test_verify_receives_the_state_and_the_transcript(recorded, recorder):
     episode = await recorded.reset(Question.ask("?"))
-    episode.transcript.items.append(SAID)
+    episode.transcript.items.append(REPLY)
     assert await recorded.verify(episode) == Verdict(reward=1.0)
     assert recorder.given["verify"] == {"state": episode.state, "reply": "42", "config": Settings(level=3)}
 
 
-class Verifies:
-    """An environment whose `verify` returns given results in turn."""
+class GivenVerdicts:
+    """An environment with a `verify` hook that returns given results in turn."""
 
     def __init__(self, *answers) -> None:
         self.answers = list(answers)
-        self.asked = 0
+        self.calls = 0
 
     @hookimpl
     def verify(self):
-        self.asked += 1
-        answer = self.answers[min(self.asked, len(self.answers)) - 1]
+        self.calls += 1
+        answer = self.answers[min(self.calls, len(self.answers)) - 1]
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
 
-async def judged(plugin, task):
+async def run_verify(plugin, task):
     environment = Environment("verifies", plugin)
     return await environment.verify(await environment.reset(task))
 
@@ -53,42 +53,42 @@ async def judged(plugin, task):
         ),
     ],
 )
-async def test_verify_must_answer_with_a_verdict_that_adds_up(task, answer, message):
+async def test_verify_must_return_a_verdict_with_a_correct_sum(task, answer, message):
     with pytest.raises(Failed, match=message) as caught:
-        await judged(Verifies(answer), task)
+        await run_verify(GivenVerdicts(answer), task)
     assert (caught.value.stage, caught.value.kind) == ("verify", "bad_answer")
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
 async def test_verify_with_a_reward_that_is_not_finite_is_unscorable(task, reward):
     with pytest.raises(Unscorable, match=f"the verdict's reward is {reward}") as caught:
-        await judged(Verifies(Verdict(reward=reward)), task)
+        await run_verify(GivenVerdicts(Verdict(reward=reward)), task)
     assert (caught.value.stage, caught.value.kind) == ("verify", "not_finite")
 
 
-async def test_verify_may_say_that_it_could_not_decide(task):
+async def test_verify_may_report_that_it_cannot_decide(task):
     with pytest.raises(Unscorable, match="no gold") as caught:
-        await judged(Verifies(Unscorable("no gold", kind="gold_unreadable")), task)
+        await run_verify(GivenVerdicts(Unscorable("no gold", kind="gold_unreadable")), task)
     assert (caught.value.stage, caught.value.kind) == ("verify", "gold_unreadable")
 
 
 async def test_verify_that_exceeds_its_budget_gives_a_reward_of_0_with_grader_timeout(task):
-    spent = BudgetSpent("too much", kind="cpu_spent")
-    assert await judged(Verifies(spent), task) == Verdict(reward=0.0, grader_timeout=True)
+    budget_error = BudgetSpent("too much", kind="cpu_spent")
+    assert await run_verify(GivenVerdicts(budget_error), task) == Verdict(reward=0.0, grader_timeout=True)
 
 
 async def test_verify_that_lost_its_worker_runs_once_more(task):
-    lost = WorkerLost("killed", kind="worker_killed", retryable=True)
-    assert await judged(Verifies(lost, Verdict(reward=1.0)), task) == Verdict(reward=1.0)
-    spent = BudgetSpent("too much", kind="cpu_spent")
-    assert await judged(Verifies(lost, spent), task) == Verdict(reward=0.0, grader_timeout=True)
+    worker_error = WorkerLost("killed", kind="worker_killed", retryable=True)
+    assert await run_verify(GivenVerdicts(worker_error, Verdict(reward=1.0)), task) == Verdict(reward=1.0)
+    budget_error = BudgetSpent("too much", kind="cpu_spent")
+    assert await run_verify(GivenVerdicts(worker_error, budget_error), task) == Verdict(reward=0.0, grader_timeout=True)
 
 
 async def test_verify_that_loses_its_worker_again_is_unscorable(task):
-    plugin = Verifies(WorkerLost("killed", kind="worker_killed", retryable=True))
+    plugin = GivenVerdicts(WorkerLost("killed", kind="worker_killed", retryable=True))
     with pytest.raises(Unscorable, match="killed") as caught:
-        await judged(plugin, task)
-    assert (caught.value.kind, caught.value.retryable, plugin.asked) == ("worker_killed", True, 2)
+        await run_verify(plugin, task)
+    assert (caught.value.kind, caught.value.retryable, plugin.calls) == ("worker_killed", True, 2)
 
 
 async def test_a_verdict_with_an_unknown_field_fails_with_the_advice_to_subclass(task):
@@ -100,7 +100,7 @@ async def test_a_verdict_with_an_unknown_field_fails_with_the_advice_to_subclass
     with pytest.raises(
         Failed, match=r"Verdict has no field 'extracted'.* subclass Verdict and declare it there"
     ) as caught:
-        await judged(Adds(), task)
+        await run_verify(Adds(), task)
     assert (caught.value.stage, caught.value.kind) == ("verify", "hook_raised")
 
 

@@ -1,4 +1,4 @@
-"""Answers without end or with extreme compression fail one call, and the process continues."""
+"""Endless or extremely compressed responses fail one call, and the process continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODY = client.encode_body(ANSWER)
 
 
 @asynccontextmanager
-async def answering(body: bytes, encoding: str | None, status: int = 200) -> AsyncIterator[str]:
+async def serve_body(body: bytes, encoding: str | None, status: int = 200) -> AsyncIterator[str]:
     async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()
         headers = {"Content-Type": "application/json"} | ({"Content-Encoding": encoding} if encoding else {})
@@ -46,15 +46,15 @@ async def answering(body: bytes, encoding: str | None, status: int = 200) -> Asy
         yield url
 
 
-async def asked(provider: str, url: str, **options: object) -> Item:
-    named = model(f"{provider}/m", base_url=url, api_key="sk-x", api="responses", retries=2, **options)
-    found: Item = await named.respond({"input": "hi"})
-    return found
+async def request_response(provider: str, url: str, **options: object) -> Item:
+    policy = model(f"{provider}/m", base_url=url, api_key="sk-x", api="responses", retries=2, **options)
+    response: Item = await policy.respond({"input": "hi"})
+    return response
 
 
 @pytest.fixture
 def peak() -> Iterator[None]:
-    """Hold what a test allocates at once to a few times the limit of an answer."""
+    """Check that a test allocates no more than a few times the limit of a response."""
     tracemalloc.start()
     yield
     used = tracemalloc.get_traced_memory()[1]
@@ -63,9 +63,9 @@ def peak() -> Iterator[None]:
 
 
 def spaces(bits: int) -> bytes:
-    """64 MiB of spaces, compressed without being there at once."""
-    packing = zlib.compressobj(wbits=bits)
-    return b"".join([*(packing.compress(b" " * MiB) for _ in range(64)), packing.flush()])
+    """Return 64 MiB of compressed spaces without allocating the text at once."""
+    compressor = zlib.compressobj(wbits=bits)
+    return b"".join([*(compressor.compress(b" " * MiB) for _ in range(64)), compressor.flush()])
 
 
 BOMBS = {
@@ -78,15 +78,15 @@ BOMBS = {
 @PROVIDERS
 @pytest.mark.parametrize("encoding", BOMBS)
 @pytest.mark.usefixtures("peak")
-async def test_a_bomb_of_compressed_spaces_is_cut_off(provider: str, encoding: str) -> None:
-    async with answering(BOMBS[encoding], encoding.split(maxsplit=1)[0]) as url:
+async def test_a_decompression_bomb_is_stopped(provider: str, encoding: str) -> None:
+    async with serve_body(BOMBS[encoding], encoding.split(maxsplit=1)[0]) as url:
         with pytest.raises(Failed, match=rf"sent a response of more than {LIMIT} bytes, .* raise max_answer") as caught:
-            await asked(provider, url, max_answer=LIMIT)
+            await request_response(provider, url, max_answer=LIMIT)
     assert (caught.value.kind, caught.value.retryable) == ("model_answer_too_large", False)
 
 
 @PROVIDERS
-async def test_an_answer_without_end_is_cut_off_and_asked_for_once(provider: str) -> None:
+async def test_an_endless_response_is_stopped_and_not_requested_again(provider: str) -> None:
     sent = calls = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -104,22 +104,24 @@ async def test_an_answer_without_end_is_cut_off_and_asked_for_once(provider: str
     application.router.add_post("/{path:.*}", handle)
     async with serve(application) as url:
         with pytest.raises(Failed) as caught:
-            await asked(provider, url, max_answer=LIMIT)
+            await request_response(provider, url, max_answer=LIMIT)
     assert (caught.value.kind, calls) == ("model_answer_too_large", 1)
     assert sent < 64 * MiB
 
 
 @PROVIDERS
-async def test_an_answer_with_too_many_values_is_refused_before_they_exist(provider: str) -> None:
-    async with answering(b'{"output":[' + b"[]," * 1_100_000 + b"0]}", None) as url:
+async def test_a_response_with_too_many_values_is_rejected_before_they_are_created(provider: str) -> None:
+    async with serve_body(b'{"output":[' + b"[]," * 1_100_000 + b"0]}", None) as url:
         with pytest.raises(Failed, match="too many values") as caught:
-            await asked(provider, url)
+            await request_response(provider, url)
     assert (caught.value.kind, caught.value.retryable) == ("model_answer_too_large", False)
 
 
 @PROVIDERS
 @pytest.mark.parametrize("encoding", [None, "gzip", "deflate", "raw deflate"])
-async def test_a_long_answer_with_token_ids_and_log_probabilities_is_read(provider: str, encoding: str | None) -> None:
+async def test_a_long_response_with_token_ids_and_log_probabilities_is_read(
+    provider: str, encoding: str | None
+) -> None:
     raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     body = {
         None: BODY,
@@ -127,42 +129,42 @@ async def test_a_long_answer_with_token_ids_and_log_probabilities_is_read(provid
         "deflate": zlib.compress(BODY),
         "raw deflate": raw.compress(BODY) + raw.flush(),
     }[encoding]
-    async with answering(body, encoding and encoding.split()[-1]) as url:
-        [message] = (await asked(provider, url))["output"]
-    assert (message["generation_token_ids"], message["generation_log_probs"]) == (IDS, LOG_PROBS)
+    async with serve_body(body, encoding and encoding.split()[-1]) as url:
+        [item] = (await request_response(provider, url))["output"]
+    assert (item["generation_token_ids"], item["generation_log_probs"]) == (IDS, LOG_PROBS)
 
 
 @PROVIDERS
 @pytest.mark.parametrize(
-    ("encoding", "body", "complaint"),
+    ("encoding", "body", "message"),
     [
         ("br", b"x", "the encoding 'br', which the request did not accept"),
         ("gzip", gzip.compress(BODY)[:-100], "ends too early"),
         ("gzip", b"no gzip", "is damaged"),
     ],
-    # Each pytest-xdist worker compresses the body itself, and gzip writes the time into it: the body cannot be an ID.
+    # Each pytest-xdist worker compresses the body itself, and gzip adds the time, so the body cannot be an ID.
     ids=["another encoding", "truncated", "damaged"],
 )
-async def test_what_cannot_be_decompressed_is_a_bad_answer(
-    provider: str, encoding: str, body: bytes, complaint: str
+async def test_a_response_that_cannot_be_decompressed_is_a_bad_answer(
+    provider: str, encoding: str, body: bytes, message: str
 ) -> None:
-    async with answering(body, encoding) as url:
-        with pytest.raises(Failed, match=complaint) as caught:
-            await asked(provider, url)
+    async with serve_body(body, encoding) as url:
+        with pytest.raises(Failed, match=message) as caught:
+            await request_response(provider, url)
     assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
 
 
 @PROVIDERS
 @pytest.mark.usefixtures("peak")
-async def test_a_refusal_without_end_is_read_as_far_as_it_says_anything(provider: str) -> None:
+async def test_an_endless_error_response_is_read_up_to_the_limit(provider: str) -> None:
     body = b"it is broken" + b" " * (4 * MiB)
-    async with asyncio.timeout(60), answering(body, None, status=400) as url:
+    async with asyncio.timeout(60), serve_body(body, None, status=400) as url:
         with pytest.raises(Failed, match="it is broken") as caught:
-            await asked(provider, url)
+            await request_response(provider, url)
     assert caught.value.kind == "model_refused"
 
 
 @pytest.mark.parametrize("padding", [b"\0" * 512, b"\0"])
-async def test_padding_after_a_compressed_answer_is_ignored(padding: bytes) -> None:
-    async with answering(gzip.compress(BODY) + padding, "gzip") as url:
-        assert (await asked("endpoint", url))["output"][0]["content"] == MESSAGE["content"]
+async def test_padding_after_a_compressed_response_is_ignored(padding: bytes) -> None:
+    async with serve_body(gzip.compress(BODY) + padding, "gzip") as url:
+        assert (await request_response("endpoint", url))["output"][0]["content"] == MESSAGE["content"]

@@ -29,7 +29,7 @@ def test_a_key_is_redacted_in_any_encoding(secret: str, written: Callable[[str],
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("text", "redacted"),
     [
         ("wrong key any", "wrong key ***"),
         ("wrong key 'any'", "wrong key '***'"),
@@ -37,8 +37,8 @@ def test_a_key_is_redacted_in_any_encoding(secret: str, written: Callable[[str],
         ("anybody may", "anybody may"),
     ],
 )
-def test_a_short_key_is_blotted_out_as_a_word_and_not_as_a_part_of_others(said: str, kept: str) -> None:
-    assert credentials.redact(said, [SecretStr("any")]) == kept
+def test_a_short_key_is_redacted_as_a_whole_word_only(text: str, redacted: str) -> None:
+    assert credentials.redact(text, [SecretStr("any")]) == redacted
 
 
 def test_a_message_is_truncated_only_after_redaction() -> None:
@@ -48,7 +48,7 @@ def test_a_message_is_truncated_only_after_redaction() -> None:
         assert "sk" not in str(caught.value)
 
 
-def echoed(authorization: str, padding: int) -> list[object]:
+def build_bodies(authorization: str, padding: int) -> list[object]:
     error = {"message": f"{'x' * padding}Incorrect API key provided: {authorization}", "code": authorization}
     failed = [{"status": "failed", "error": error, "output": []}, {"error": error, "output": []}]
     return [*failed, {"error": error}, {"detail": error}, error["message"], [authorization]]
@@ -58,19 +58,19 @@ def echoed(authorization: str, padding: int) -> list[object]:
 @pytest.mark.parametrize("provider", ["endpoint", "vllm", "openai"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status: int, api: Api) -> None:
-    turns, keys = count(), []
+    calls, keys = count(), []
 
     async def echo(request: web.Request) -> web.StreamResponse:
         keys.append(request.headers["Authorization"])
-        form, padding = divmod(next(turns), 3)
+        form, padding = divmod(next(calls), 3)
         padding = (0, client.MAX_EXCERPT_CHARS - 60, credentials.MAX_MESSAGE_CHARS - 120)[padding]
-        return web.json_response(echoed(keys[-1], padding)[form], status=status)
+        return web.json_response(build_bodies(keys[-1], padding)[form], status=status)
 
     application = web.Application()
     application.router.add_post("/{path:.*}", echo)
     async with serve(application) as url:
         policy = model(f"{provider}/m", base_url=url, api_key=KEY, api=api, retries=0)
-        for _ in range(3 * len(echoed("", 0))):
+        for _ in range(3 * len(build_bodies("", 0))):
             with pytest.raises(Failed) as caught:
                 await responses.query_model(policy, {"input": "hi"}, episode=None)
             assert "sk-" not in f"{caught.value}{caught.value!r}"

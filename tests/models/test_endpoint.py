@@ -27,20 +27,20 @@ BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
 PROVIDERS = pytest.mark.parametrize("provider", ["endpoint", "vllm"])
 
 
-class Replies:
-    """Answers with the same items every time; remembers what it was asked."""
+class FixedModel:
+    """A model that returns the same items for every request and records the requests."""
 
     def __init__(self, *output: Item) -> None:
         self.output = list(output) or [wire.build_message("hello")]
-        self.asked: list[Item] = []
+        self.requests: list[Item] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.asked.append(request)
+        self.requests.append(request)
         return wire.build_response(self.output, model="replies", usage=wire.build_usage(3, 4), request=request)
 
 
 @asynccontextmanager
-async def reaching(
+async def serve_model(
     policy: Model, name: str = "endpoint/stub", faults: Faults = NO_FAULT, **options: object
 ) -> AsyncIterator[Model]:
     async with serve(build_app(policy, name="stub", faults=faults)) as url:
@@ -48,8 +48,8 @@ async def reaching(
 
 
 @asynccontextmanager
-async def answering(*answers: tuple[int, object]) -> AsyncIterator[tuple[str, list[Item]]]:
-    """A server that gives these answers in turn, the last for ever; and the bodies it was sent."""
+async def serve_answers(*answers: tuple[int, object]) -> AsyncIterator[tuple[str, list[Item]]]:
+    """Serve these answers in turn, then the last one for every request; yield the URL and the request bodies."""
     script, bodies = chain(answers, repeat(answers[-1])), []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -73,8 +73,8 @@ def types(response: Item) -> list[str]:
 
 @BOTH
 @PROVIDERS
-async def test_an_answer_is_a_whole_response(provider: str, api: Api) -> None:
-    async with reaching(Replies(wire.build_message("hello")), f"{provider}/stub", api=api) as policy:
+async def test_a_response_has_every_field(provider: str, api: Api) -> None:
+    async with serve_model(FixedModel(wire.build_message("hello")), f"{provider}/stub", api=api) as policy:
         response = await policy.respond({"input": "hi", "tools": [TOOL], "temperature": 0.5})
     assert response.keys() >= wire.build_response([], model="").keys()
     assert (response["model"], response["status"], response["temperature"]) == ("stub", "completed", 0.5)
@@ -83,10 +83,10 @@ async def test_an_answer_is_a_whole_response(provider: str, api: Api) -> None:
 
 
 @BOTH
-async def test_thoughts_text_and_parallel_calls_arrive_as_items(api: Api) -> None:
+async def test_reasoning_text_and_parallel_calls_arrive_as_items(api: Api) -> None:
     other = wire.build_function_call("add", '{"a":2}', "c2")
-    async with reaching(
-        Replies(wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, other), api=api
+    async with serve_model(
+        FixedModel(wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, other), api=api
     ) as policy:
         response = await policy.respond({"input": "hi", "tools": [TOOL]})
     assert types(response) == ["reasoning", "message", "function_call", "function_call"]
@@ -99,33 +99,39 @@ async def test_thoughts_text_and_parallel_calls_arrive_as_items(api: Api) -> Non
 @BOTH
 async def test_a_whole_conversation_reaches_the_policy(api: Api) -> None:
     answer = wire.build_function_call_output("c1", "3")
-    said = [{"role": "user", "content": "hi"}, wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, answer]
-    replies = Replies()
-    async with reaching(replies, api=api) as policy:
-        await policy.respond({"input": said, "tools": [TOOL]})
-    kinds = [item.get("type", item.get("role")) for item in replies.asked[0]["input"]]
+    history = [
+        {"role": "user", "content": "hi"},
+        wire.build_reasoning("hmm"),
+        wire.build_message("I add."),
+        CALL,
+        answer,
+    ]
+    recorder = FixedModel()
+    async with serve_model(recorder, api=api) as policy:
+        await policy.respond({"input": history, "tools": [TOOL]})
+    kinds = [item.get("type", item.get("role")) for item in recorder.requests[0]["input"]]
     assert kinds == ["user", "reasoning", "message", "function_call", "function_call_output"]
-    assert replies.asked[0]["tools"] == [TOOL]
+    assert recorder.requests[0]["tools"] == [TOOL]
 
 
 @BOTH
-async def test_errors_and_cut_connections_are_got_past(api: Api) -> None:
+async def test_errors_and_dropped_connections_are_retried(api: Api) -> None:
     faults = Faults(errors=0.3, cuts=0.3, seed=1)
-    async with reaching(Replies(), faults=faults, api=api, retries=20) as policy, asyncio.TaskGroup() as group:
+    async with serve_model(FixedModel(), faults=faults, api=api, retries=20) as policy, asyncio.TaskGroup() as group:
         calls = [group.create_task(policy.respond({"input": "hi"})) for _ in range(50)]
     assert all(types(call.result()) == ["message"] for call in calls)
 
 
 @pytest.mark.parametrize(("faults", "kind"), [({"errors": 1}, "model_error"), ({"cuts": 1}, "model_unreachable")])
-async def test_a_model_that_stays_broken_is_a_failure_worth_retrying(faults: dict[str, float], kind: str) -> None:
-    async with reaching(Replies(), faults=Faults.model_validate(faults)) as policy:
+async def test_a_model_that_keeps_failing_is_a_retryable_failure(faults: dict[str, float], kind: str) -> None:
+    async with serve_model(FixedModel(), faults=Faults.model_validate(faults)) as policy:
         with pytest.raises(Failed) as caught:
             await policy.respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable) == (kind, True)
 
 
 async def test_a_slow_model_is_a_timeout() -> None:
-    async with reaching(Replies(), faults=Faults(latency=10), timeout=0.05) as policy:
+    async with serve_model(FixedModel(), faults=Faults(latency=10), timeout=0.05) as policy:
         with pytest.raises(Failed, match=r"within 0\.05 s") as caught:
             await policy.respond({"input": "hi"})
     assert caught.value.kind == "model_timeout"
@@ -149,8 +155,8 @@ OVERFLOWS = [
 
 @BOTH
 @pytest.mark.parametrize("message", OVERFLOWS)
-async def test_a_prompt_that_does_not_fit_is_an_incomplete_response(api: Api, message: str) -> None:
-    async with answering((400, {"error": {"message": message}})) as (url, bodies):
+async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(api: Api, message: str) -> None:
+    async with serve_answers((400, {"error": {"message": message}})) as (url, bodies):
         response = await model("vllm/m", base_url=url, api=api).respond({"input": "hi"})
     assert (response["status"], response["output"], len(bodies)) == ("incomplete", [], 1)
     assert response["incomplete_details"]["reason"] == "max_output_tokens"
@@ -174,31 +180,31 @@ async def test_a_prompt_that_does_not_fit_is_an_incomplete_response(api: Api, me
         (500, "maximum context length"),
     ],
 )
-async def test_another_refusal_is_not_taken_for_overflow(status: int, message: str) -> None:
-    async with answering((status, {"error": {"message": message}})) as (url, _):
+async def test_another_rejection_is_not_mistaken_for_an_overflow(status: int, message: str) -> None:
+    async with serve_answers((status, {"error": {"message": message}})) as (url, _):
         with pytest.raises(Failed, match="max"):
             await model("endpoint/m", base_url=url, retries=0).respond({"input": "hi"})
 
 
 async def test_a_context_overflow_of_llama_server_is_detected_with_any_status() -> None:
     error = {"code": 500, "message": "Context size has been exceeded.", "type": "exceed_context_size_error"}
-    async with answering((500, {"error": error})) as (url, bodies):
+    async with serve_answers((500, {"error": error})) as (url, bodies):
         response = await model("endpoint/m", base_url=url).respond({"input": "hi"})
     assert (response["status"], len(bodies)) == ("incomplete", 1)
 
 
 @BOTH
 @PROVIDERS
-async def test_a_refusal_that_repeats_the_prompt_is_not_taken_for_overflow(provider: str, api: Api) -> None:
+async def test_a_rejection_that_repeats_the_prompt_is_not_mistaken_for_an_overflow(provider: str, api: Api) -> None:
     prompt = "What is a context window?"
     detail = [{"type": "missing", "loc": ["body", "tools"], "msg": "Field required", "input": {"prompt": prompt}}]
-    async with answering((422, {"detail": detail})) as (url, _):
+    async with serve_answers((422, {"detail": detail})) as (url, _):
         with pytest.raises(Failed, match="answered 422") as caught:
             await model(f"{provider}/m", base_url=url, api=api).respond({"input": prompt})
     assert (caught.value.kind, caught.value.retryable) == ("model_refused", False)
 
 
-async def test_a_rate_limit_says_when_to_come_back() -> None:
+async def test_a_rate_limit_returns_retry_after() -> None:
     async def handle(_: web.Request) -> web.StreamResponse:
         return web.json_response({}, status=429, headers={"Retry-After": "3600"})
 
@@ -211,15 +217,15 @@ async def test_a_rate_limit_says_when_to_come_back() -> None:
             assert (caught.value.kind, caught.value.retry_after) == ("model_rate_limited", 3600.0)
 
 
-async def test_a_refusal_is_final_and_says_why() -> None:
-    async with answering((404, {"error": {"message": "no model 'm'"}})) as (url, bodies):
+async def test_a_rejection_is_final_and_gives_the_reason() -> None:
+    async with serve_answers((404, {"error": {"message": "no model 'm'"}})) as (url, bodies):
         with pytest.raises(Failed, match=r"answered 404: .*no model 'm'.*check the base URL") as caught:
             await model("endpoint/m", base_url=url).respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_not_found", False, 1)
 
 
 async def test_the_key_is_sent_and_never_shown() -> None:
-    async with answering((401, {"error": {"message": f"wrong key {KEY}"}})) as (url, bodies):
+    async with serve_answers((401, {"error": {"message": f"wrong key {KEY}"}})) as (url, bodies):
         policy = model("endpoint/m", base_url=url, api_key=KEY)
         with pytest.raises(Failed) as caught:
             await policy.respond({"input": "hi"})
@@ -227,33 +233,33 @@ async def test_the_key_is_sent_and_never_shown() -> None:
     assert KEY not in f"{caught.value}{caught.value!r}{policy!r}{vars(policy)}"
 
 
-async def test_without_a_key_none_is_sent() -> None:
-    async with answering((200, completion({"content": "x"}))) as (url, bodies):
+async def test_without_a_key_no_authorization_is_sent() -> None:
+    async with serve_answers((200, completion({"content": "x"}))) as (url, bodies):
         await model("vllm/m", base_url=url).respond({"input": "hi"})
     assert bodies[0]["key"] is None
 
 
 @pytest.mark.parametrize("answer", [{}, [], {"choices": []}, {"error": {"message": "overloaded"}}])
 @BOTH
-async def test_an_answer_of_another_shape_is_a_bad_answer(answer: object, api: Api) -> None:
-    async with answering((200, answer)) as (url, _):
+async def test_a_response_of_another_shape_is_a_bad_answer(answer: object, api: Api) -> None:
+    async with serve_answers((200, answer)) as (url, _):
         with pytest.raises(Failed) as caught:
             await model("endpoint/m", base_url=url, api=api).respond({"input": "hi"})
     assert caught.value.kind == "model_bad_answer"
 
 
-async def sent(name: str, request: Item, **options: object) -> Item:
-    async with answering((200, completion({"content": "x"}))) as (url, bodies):
+async def send(name: str, request: Item, **options: object) -> Item:
+    async with serve_answers((200, completion({"content": "x"}))) as (url, bodies):
         await model(name, base_url=url, **options).respond(request)
     return {key: value for key, value in bodies[0].items() if key not in {"key", "messages"}}
 
 
 async def test_an_endpoint_receives_only_the_fields_of_the_request() -> None:
-    assert await sent("endpoint/a/b", {"input": "hi", "temperature": None}) == {"model": "a/b"}
+    assert await send("endpoint/a/b", {"input": "hi", "temperature": None}) == {"model": "a/b"}
 
 
 async def test_vllm_always_receives_sampling_parameters() -> None:
-    assert await sent("vllm/Qwen/Qwen3-4B", {"input": "hi", "top_p": 0.9, "temperature": None}) == {
+    assert await send("vllm/Qwen/Qwen3-4B", {"input": "hi", "top_p": 0.9, "temperature": None}) == {
         "model": "Qwen/Qwen3-4B",
         "temperature": 1.0,
         "top_p": 0.9,
@@ -262,27 +268,27 @@ async def test_vllm_always_receives_sampling_parameters() -> None:
 
 @pytest.mark.parametrize("top_logprobs", [None, 0])
 async def test_top_logprobs_is_never_null(top_logprobs: int | None) -> None:
-    body = await sent("vllm/m", {"input": "hi", "top_logprobs": top_logprobs})
+    body = await send("vllm/m", {"input": "hi", "top_logprobs": top_logprobs})
     assert body.get("top_logprobs", "absent") == ("absent" if top_logprobs is None else 0)
 
 
-async def test_parameters_of_vllms_own_ride_in_the_metadata() -> None:
+async def test_vllm_parameters_are_sent_from_the_metadata() -> None:
     extra = {"top_k": 20, "return_token_ids": True}
-    body = await sent("vllm/m", {"input": "hi", "metadata": {"extra_body": json.dumps(extra)}})
+    body = await send("vllm/m", {"input": "hi", "metadata": {"extra_body": json.dumps(extra)}})
     assert body == {"model": "m", "temperature": 1.0, "top_p": 1.0} | extra
 
 
-async def test_thoughts_go_back_as_the_option_says() -> None:
-    async with answering((200, completion({"content": "x"}))) as (url, bodies):
+async def test_reasoning_is_sent_back_in_the_configured_form() -> None:
+    async with serve_answers((200, completion({"content": "x"}))) as (url, bodies):
         policy = model("endpoint/m", base_url=url, thoughts="tags")
         await policy.respond({"input": [wire.build_reasoning("hmm"), wire.build_message("4")]})
     assert bodies[0]["messages"] == [{"role": "assistant", "content": "<think>\nhmm\n</think>\n\n4"}]
 
 
-async def test_token_ids_come_back_on_the_last_item_and_return_with_the_history() -> None:
+async def test_token_ids_are_on_the_last_item_and_are_sent_back_with_the_history() -> None:
     tokens = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
     message = {"role": "assistant", "content": "4", "reasoning_content": "hmm"}
-    async with answering((200, completion(message | tokens))) as (url, bodies):
+    async with serve_answers((200, completion(message | tokens))) as (url, bodies):
         policy = model("vllm/m", base_url=url)
         first = await policy.respond({"input": "2+2"})
         await policy.respond({"input": [{"role": "user", "content": "2+2"}, *first["output"]]})
@@ -291,61 +297,61 @@ async def test_token_ids_come_back_on_the_last_item_and_return_with_the_history(
 
 
 @BOTH
-async def test_two_hundred_calls_at_once(api: Api) -> None:
-    async with reaching(Replies(), faults=Faults(latency=0.05), api=api) as policy, asyncio.TaskGroup() as group:
+async def test_two_hundred_concurrent_calls_succeed(api: Api) -> None:
+    async with serve_model(FixedModel(), faults=Faults(latency=0.05), api=api) as policy, asyncio.TaskGroup() as group:
         calls = [group.create_task(policy.respond({"input": "hi"})) for _ in range(200)]
     assert len({call.result()["id"] for call in calls}) == 200
 
 
-async def test_the_request_is_left_as_it_was() -> None:
-    asked = {"input": "hi", "temperature": None}
-    async with reaching(Replies(), "vllm/stub") as policy:
-        await policy.respond(asked)
-    assert asked == {"input": "hi", "temperature": None}
+async def test_the_request_is_not_changed() -> None:
+    request = {"input": "hi", "temperature": None}
+    async with serve_model(FixedModel(), "vllm/stub") as policy:
+        await policy.respond(request)
+    assert request == {"input": "hi", "temperature": None}
 
 
-def test_a_model_lives_through_several_loops() -> None:
+def test_a_model_works_in_several_event_loops() -> None:
     built: list[Model] = []
 
-    async def ask(port: int) -> int:
-        async with serve(build_app(Replies()), port=port) as url:
+    async def run(port: int) -> int:
+        async with serve(build_app(FixedModel()), port=port) as url:
             built[:] = built or [model("vllm/stub", base_url=url, **QUICK)]
             assert (await built[0].respond({"input": "hi"}))["status"] == "completed"
         return int(url.split(":")[2].partition("/")[0])
 
-    asyncio.run(ask(asyncio.run(ask(0))))
+    asyncio.run(run(asyncio.run(run(0))))
 
 
 async def test_sampling_in_extra_body_is_not_overridden() -> None:
-    seen: list[dict[str, object]] = []
+    bodies: list[dict[str, object]] = []
 
     async def completions(request: web.Request) -> web.Response:
-        seen.append(await request.json())
+        bodies.append(await request.json())
         choice = {"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}
         return web.json_response({"choices": [choice]})
 
     application = web.Application()
     application.router.add_post("/v1/chat/completions", completions)
     async with serve(application) as url:
-        set_up = model("vllm/m", base_url=url, extra_body={"temperature": 0.3})
-        first = await set_up.respond({"input": "hi", "top_p": 0.5})
-        await set_up.respond({"input": "hi", "metadata": {"extra_body": '{"temperature": 0.7}'}})
-    assert [(each["temperature"], each["top_p"]) for each in seen] == [(0.3, 0.5), (0.7, 1.0)]
+        policy = model("vllm/m", base_url=url, extra_body={"temperature": 0.3})
+        first = await policy.respond({"input": "hi", "top_p": 0.5})
+        await policy.respond({"input": "hi", "metadata": {"extra_body": '{"temperature": 0.7}'}})
+    assert [(each["temperature"], each["top_p"]) for each in bodies] == [(0.3, 0.5), (0.7, 1.0)]
     assert (first["temperature"], first["top_p"]) == (0.3, 0.5)
 
 
 @pytest.mark.parametrize("status", ["cancelled", "queued", "in_progress", "failed"])
-async def test_an_answer_that_was_given_up_is_a_failure(status: str) -> None:
+async def test_an_abandoned_response_is_a_failure(status: str) -> None:
     async def responses(_: web.Request) -> web.Response:
-        said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "The ans"}]}
-        return web.json_response({"object": "response", "status": status, "output": [said]})
+        message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "The ans"}]}
+        return web.json_response({"object": "response", "status": status, "output": [message]})
 
     application = web.Application()
     application.router.add_post("/v1/responses", responses)
     async with serve(application) as url:
-        asked = model("vllm/m", base_url=url, api="responses", retries=0)
+        policy = model("vllm/m", base_url=url, api="responses", retries=0)
         with pytest.raises(Failed) as caught:
-            await asked.respond({"input": "hi"})
+            await policy.respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
 
 

@@ -10,15 +10,15 @@ from gymsdk.models.scripted import build
 
 
 class Slow:
-    """A model that never answers, and counts who is waiting."""
+    """A model that answers after 10 ms and counts its concurrent calls."""
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.most = 0
+        self.max_waiting = 0
 
     async def respond(self, request, *, episode=None):
         self.waiting += 1
-        self.most = max(self.most, self.waiting)
+        self.max_waiting = max(self.max_waiting, self.waiting)
         try:
             await asyncio.sleep(0.01)
         finally:
@@ -26,25 +26,25 @@ class Slow:
         return responses.build_response([], model="slow")
 
 
-async def test_a_call_is_bounded_in_time():
-    class Never:
+async def test_a_call_has_a_time_limit():
+    class NeverAnswers:
         async def respond(self, request, *, episode=None):
             await asyncio.Event().wait()
 
     with pytest.raises(Failed, match=r"the judge model did not answer within 0\.05 s") as caught:
-        await MeteredModel(Never(), role="judge", seconds=0.05).respond({})
+        await MeteredModel(NeverAnswers(), role="judge", seconds=0.05).respond({})
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
-async def test_calls_at_once_are_bounded_and_none_is_refused():
+async def test_concurrent_calls_are_limited_and_none_is_rejected():
     slow = Slow()
     metered = MeteredModel(slow, role="judge", concurrency=3)
     answers = await asyncio.gather(*(metered.respond({}) for _ in range(10)))
     assert len(answers) == 10
-    assert slow.most == 3
+    assert slow.max_waiting == 3
 
 
-def test_one_model_may_be_asked_in_one_loop_after_another():
+def test_a_model_can_be_used_in_one_event_loop_after_another():
     metered = MeteredModel(Slow(), role="judge", concurrency=1)
 
     async def twice():

@@ -31,14 +31,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Replies:
-    """Answers with a thought, a text and a call; remembers what it was asked."""
+class FixedModel:
+    """A model that returns reasoning, a text and a call, and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[Item] = []
+        self.requests: list[Item] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.asked.append(request)
+        self.requests.append(request)
         output = [
             responses.build_reasoning("hmm"),
             responses.build_message("hello"),
@@ -48,13 +48,15 @@ class Replies:
 
 
 @asynccontextmanager
-async def hosted(policy: Model | None = None, faults: Faults = NO_FAULT, **options: object) -> AsyncIterator[Model]:
-    async with serve(build_app(policy or Replies(), name="gpt-5", faults=faults)) as url:
+async def serve_hosted(
+    policy: Model | None = None, faults: Faults = NO_FAULT, **options: object
+) -> AsyncIterator[Model]:
+    async with serve(build_app(policy or FixedModel(), name="gpt-5", faults=faults)) as url:
         yield model("openai/gpt-5", base_url=url, **({"api_key": KEY} | options))
 
 
 @asynccontextmanager
-async def refusing(status: int, message: str) -> AsyncIterator[tuple[str, list[str]]]:
+async def serve_rejections(status: int, message: str) -> AsyncIterator[tuple[str, list[str]]]:
     keys: list[str] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -68,44 +70,44 @@ async def refusing(status: int, message: str) -> AsyncIterator[tuple[str, list[s
 
 
 @BOTH
-async def test_an_answer_is_a_whole_response(api: Api) -> None:
-    async with hosted(api=api) as policy:
+async def test_a_response_has_every_field(api: Api) -> None:
+    async with serve_hosted(api=api) as policy:
         response = await policy.respond({"input": "hi", "temperature": 0.5})
     assert response.keys() >= responses.build_response([], model="").keys()
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
     assert (response["model"], response["usage"]["total_tokens"]) == ("gpt-5", 7)
 
 
-async def test_a_hosted_model_is_asked_in_responses_by_default() -> None:
-    replies = Replies()
-    async with hosted(replies) as policy:
+async def test_a_hosted_model_uses_the_responses_api_by_default() -> None:
+    recorder = FixedModel()
+    async with serve_hosted(recorder) as policy:
         await policy.respond({"input": "hi", "max_output_tokens": 5, "metadata": {"extra_body": '{"seed": 1}'}})
-    assert replies.asked == [{"input": "hi", "max_output_tokens": 5, "seed": 1, "model": "gpt-5"}]
+    assert recorder.requests == [{"input": "hi", "max_output_tokens": 5, "seed": 1, "model": "gpt-5"}]
 
 
-async def test_a_chat_model_is_spared_earlier_thoughts() -> None:
-    replies = Replies()
-    async with hosted(replies, api="chat") as policy:
+async def test_earlier_reasoning_is_not_sent_to_a_chat_model() -> None:
+    recorder = FixedModel()
+    async with serve_hosted(recorder, api="chat") as policy:
         await policy.respond({"input": [responses.build_reasoning("hmm"), responses.build_message("4")]})
-    assert [item["type"] for item in replies.asked[0]["input"]] == ["message"]
+    assert [item["type"] for item in recorder.requests[0]["input"]] == ["message"]
 
 
 @pytest.mark.parametrize(("faults", "kind"), [({"errors": 1}, "model_error"), ({"cuts": 1}, "model_unreachable")])
-async def test_a_broken_provider_is_a_failure_worth_retrying(faults: dict[str, float], kind: str) -> None:
-    async with hosted(faults=Faults.model_validate(faults), retries=0) as policy:
+async def test_a_broken_provider_is_a_retryable_failure(faults: dict[str, float], kind: str) -> None:
+    async with serve_hosted(faults=Faults.model_validate(faults), retries=0) as policy:
         with pytest.raises(Failed, match=r"127\.0\.0\.1") as caught:
             await policy.respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable) == (kind, True)
 
 
-async def test_one_error_is_got_past() -> None:
-    # With this seed the first call fails and the second does not.
-    async with hosted(faults=Faults(errors=0.5, seed=3), retries=3) as policy:
+async def test_a_single_error_is_retried() -> None:
+    # With this seed the first call fails and the second call succeeds.
+    async with serve_hosted(faults=Faults(errors=0.5, seed=3), retries=3) as policy:
         assert (await policy.respond({"input": "hi"}))["status"] == "completed"
 
 
-async def test_a_slow_provider_is_a_timeout_that_bounds_the_retries_too() -> None:
-    async with hosted(faults=Faults(latency=10), timeout=0.05, retries=50) as policy:
+async def test_a_slow_provider_is_a_timeout_that_includes_the_retries() -> None:
+    async with serve_hosted(faults=Faults(latency=10), timeout=0.05, retries=50) as policy:
         with pytest.raises(Failed, match=r"within 0\.05 s") as caught:
             await policy.respond({"input": "hi"})
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
@@ -116,7 +118,7 @@ async def test_a_slow_provider_is_a_timeout_that_bounds_the_retries_too() -> Non
     [(400, "model_refused", False), (401, "model_unauthorized", False), (429, "model_rate_limited", True)],
 )
 async def test_an_error_response_has_its_kind_and_not_the_key(status: int, kind: str, retryable: bool) -> None:
-    async with refusing(status, f"no, {KEY}") as (url, keys):
+    async with serve_rejections(status, f"no, {KEY}") as (url, keys):
         policy = model("openai/gpt-5", base_url=url, api_key=KEY, retries=0)
         with pytest.raises(Failed, match=f"answered {status}: .*no, ") as caught:
             await policy.respond({"input": "hi"})
@@ -125,31 +127,31 @@ async def test_an_error_response_has_its_kind_and_not_the_key(status: int, kind:
 
 
 @BOTH
-async def test_a_prompt_that_does_not_fit_is_an_incomplete_response(api: Api) -> None:
-    async with refusing(400, "Your input exceeds the context window of this model.") as (url, _):
+async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(api: Api) -> None:
+    async with serve_rejections(400, "Your input exceeds the context window of this model.") as (url, _):
         response = await model("openai/gpt-5", base_url=url, api_key=KEY, api=api).respond({"input": "hi"})
     assert (response["status"], response["output"]) == ("incomplete", [])
 
 
-def test_a_model_lives_through_several_loops_and_leaves_nothing_open(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_model_works_in_several_event_loops_and_leaves_nothing_open(recwarn: pytest.WarningsRecorder) -> None:
     built: list[Model] = []
 
-    async def ask(port: int) -> int:
-        async with serve(build_app(Replies()), port=port) as url:
+    async def run(port: int) -> int:
+        async with serve(build_app(FixedModel()), port=port) as url:
             built[:] = built or [model("openai/gpt-5", base_url=url, api_key=KEY)]
             await built[0].respond({"input": "hi"})
         return int(url.split(":")[2].partition("/")[0])
 
-    asyncio.run(ask(asyncio.run(ask(0))))
+    asyncio.run(run(asyncio.run(run(0))))
     gc.collect()
-    # pytest-asyncio keeps an open event loop for the tests before this one, which `asyncio.run` makes it forget.
+    # pytest-asyncio keeps an open event loop for earlier tests, which `asyncio.run` makes it forget.
     assert [text for each in recwarn if "unclosed event loop" not in (text := str(each.message))] == []
 
 
-async def test_models_may_be_dropped_while_others_connect() -> None:
-    async with serve(build_app(Replies())) as url:
+async def test_models_can_be_dropped_while_others_connect() -> None:
+    async with serve(build_app(FixedModel())) as url:
         for number in range(4):
-            # Other options, another client; the one before is garbage by now.
+            # Other options give another client; the previous one is garbage by now.
             policy = model("openai/gpt-5", base_url=url, api_key=KEY, retries=0, timeout=20 + number)
             gc.collect()
             async with asyncio.TaskGroup() as group:
@@ -157,12 +159,12 @@ async def test_models_may_be_dropped_while_others_connect() -> None:
     assert all(call.result()["status"] == "completed" for call in calls)
 
 
-def test_a_missing_key_is_refused_when_built() -> None:
+def test_a_missing_key_is_rejected_when_the_model_is_built() -> None:
     with pytest.raises(BadModelOption, match=r"openai/gpt-5 needs a key: set OPENAI_API_KEY, or policy_api_key"):
         model("openai/gpt-5")
 
 
-def test_a_missing_sdk_is_refused_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sdk_is_rejected_when_the_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(BadModelOption, match=r"pip install 'gymsdk\[openai\]'"):
         model("openai/gpt-5", api_key=KEY)
@@ -171,7 +173,7 @@ def test_a_missing_sdk_is_refused_when_built(monkeypatch: pytest.MonkeyPatch) ->
 async def test_the_key_and_base_url_of_the_folder_belong_together(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with refusing(400, "no") as (url, keys):
+    async with serve_rejections(400, "no") as (url, keys):
         (folder / "env.yaml").write_text(f"policy_base_url: {url}\npolicy_api_key: sk-folder")
         (folder / "env.yaml").chmod(0o600)
         with pytest.raises(Failed, match=r"127\.0\.0\.1"):
@@ -189,20 +191,20 @@ async def test_the_key_and_base_url_of_the_folder_belong_together(
 
 @BOTH
 async def test_pinned_fields_are_sent_with_the_headers(api: Api) -> None:
-    seen: list[Item] = []
+    bodies: list[Item] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        seen.append(await request.json() | {"team": request.headers["X-Team"]})
+        bodies.append(await request.json() | {"team": request.headers["X-Team"]})
         return web.json_response({"error": {"message": f"who is {request.headers['X-Team']}?"}}, status=400)
 
     application = web.Application()
     application.router.add_post("/{path:.*}", handle)
     async with serve(application) as url:
-        given = {"pinned": {"temperature": 0.5}, "headers": {"X-Team": "hush"}, "extra_body": {"seed": 7}}
-        policy = model("openai/gpt-5", base_url=url, api_key=KEY, api=api, retries=0, **given)
+        options = {"pinned": {"temperature": 0.5}, "headers": {"X-Team": "hush"}, "extra_body": {"seed": 7}}
+        policy = model("openai/gpt-5", base_url=url, api_key=KEY, api=api, retries=0, **options)
         with pytest.raises(Failed, match=r"who is \*\*\*") as caught:
             await policy.respond({"input": "hi", "temperature": 0.9})
-    assert {key: seen[0][key] for key in ("temperature", "seed", "team")} == {
+    assert {key: bodies[0][key] for key in ("temperature", "seed", "team")} == {
         "temperature": 0.5,
         "seed": 7,
         "team": "hush",
@@ -211,15 +213,17 @@ async def test_pinned_fields_are_sent_with_the_headers(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("options", "message"),
     [({"tokens": True}, "token ids"), ({"base_url": ["http://a/v1", "http://b/v1"]}, "endpoint/gpt-5 for several")],
 )
-def test_what_a_hosted_model_cannot_do_is_refused_when_built(given: dict[str, object], complaint: str) -> None:
-    with pytest.raises(BadModelOption, match=complaint):
-        model("openai/gpt-5", api_key=KEY, **given)
+def test_an_unsupported_option_of_a_hosted_model_is_rejected_when_it_is_built(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadModelOption, match=message):
+        model("openai/gpt-5", api_key=KEY, **options)
 
 
-def test_the_address_of_a_foreign_folder_is_never_given_the_key_of_a_variable(
+def test_the_address_in_the_file_of_a_folder_never_gets_the_key_of_a_variable(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "env.yaml").write_text("policy_base_url: http://127.0.0.1:1/v1")
@@ -229,14 +233,14 @@ def test_the_address_of_a_foreign_folder_is_never_given_the_key_of_a_variable(
 
 
 async def test_a_key_with_a_line_break_is_never_shown() -> None:
-    async with refusing(400, "no") as (url, _):
+    async with serve_rejections(400, "no") as (url, _):
         with pytest.raises(Failed) as caught:
             await model("openai/gpt-5", base_url=url, api_key=f"{KEY}\n", retries=0).respond({"input": "hi"})
     assert KEY not in f"{caught.value}"
 
 
 async def test_an_address_in_the_name_gets_only_the_key_of_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with refusing(400, "no") as (url, keys):
+    async with serve_rejections(400, "no") as (url, keys):
         monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
         with pytest.raises(BadModelOption, match=r"no key for http://127.*write endpoint/gpt-5@http://127"):
             model(f"openai/gpt-5@{url}")

@@ -20,7 +20,7 @@ URL = "http://127.0.0.1:1/v1"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _clear_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for variable in [*ENVIRONMENT_VARIABLES.values(), "OPENAI_API_KEY", "OPENAI_BASE_URL"]:
         monkeypatch.delenv(variable, raising=False)
@@ -35,7 +35,7 @@ def test_a_model_name_may_contain_slashes(provider: str) -> None:
     assert vars(built)["name"] == "Qwen/Qwen3-4B"
 
 
-def test_scripted_policies_are_models_too() -> None:
+def test_scripted_policies_are_models() -> None:
     assert isinstance(gymsdk.model("scripted/null"), Model)
 
 
@@ -48,46 +48,46 @@ def test_an_unknown_provider_is_answered_with_the_nearest(name: str, nearest: st
 
 
 @pytest.mark.parametrize("name", ["", "zzz", "gpt-5"])
-def test_an_unknown_provider_is_answered_with_all_there_are(name: str) -> None:
+def test_an_unknown_provider_without_a_similar_name_is_answered_with_all_providers(name: str) -> None:
     with pytest.raises(UnknownModel, match="scripted/NAME, openai/NAME, vllm/NAME, endpoint/NAME"):
         gymsdk.model(name)
 
 
 @pytest.mark.parametrize("provider", ["vllm", "endpoint"])
-def test_a_missing_base_url_is_refused_when_built(provider: str) -> None:
+def test_a_missing_base_url_is_rejected_when_the_model_is_built(provider: str) -> None:
     with pytest.raises(BadModelOption, match=rf"{provider}/x needs a base URL.*--base-url.*GYMSDK_BASE_URL"):
         gymsdk.model(f"{provider}/x")
 
 
-def test_the_base_url_may_come_from_the_folder(tmp_path: Path) -> None:
+def test_the_base_url_can_come_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}\npolicy_model_name: Qwen/Qwen3-4B")
     assert vars(gymsdk.model("vllm"))["name"] == "Qwen/Qwen3-4B"
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [({"base_url": "nowhere"}, "'base_url'"), ({"timeout": 0}, "'timeout'"), ({"temprature": 1}, "'temprature'")],
 )
-def test_a_wrong_option_is_refused_when_built(options: dict[str, object], complaint: str) -> None:
-    with pytest.raises(BadModelOption, match=f"{complaint} of vllm/x"):
+def test_a_wrong_option_is_rejected_when_the_model_is_built(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadModelOption, match=f"{message} of vllm/x"):
         gymsdk.model("vllm/x", **({"base_url": URL} | options))
 
 
-def test_asking_for_a_scripted_model_imports_no_client() -> None:
+def test_building_a_scripted_model_imports_no_client() -> None:
     script = "import sys, gymsdk; gymsdk.model('scripted/null'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"aiohttp", "openai", "omegaconf", "gymsdk.models.vllm"} & set(loaded)
 
 
-def reached(name: str, **options: object) -> tuple[str, str | None, str | None]:
-    """The name, base URL and key of a built model."""
+def read_upstream(name: str, **options: object) -> tuple[str, str | None, str | None]:
+    """Return the name, base URL and key of a built model."""
     built = vars(gymsdk.model(name, **options))
-    found = built["_upstream"].options
-    return built["name"], ",".join(found.base_url), found.api_key and found.api_key.get_secret_value()
+    upstream = built["_upstream"].options
+    return built["name"], ",".join(upstream.base_url), upstream.api_key and upstream.api_key.get_secret_value()
 
 
 @pytest.mark.parametrize("provider", ["vllm", "endpoint"])
-def test_a_name_may_carry_an_address_that_is_given_no_key_of_the_policys(
+def test_an_address_in_a_name_does_not_get_the_policys_key(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}\npolicy_api_key: sk-file")
@@ -95,11 +95,11 @@ def test_a_name_may_carry_an_address_that_is_given_no_key_of_the_policys(
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
     judge = "http://127.0.0.1:2/v1"
     name = f"{provider}/Qwen/Qwen3@v2@{judge}"
-    assert reached(name) == ("Qwen/Qwen3@v2", judge, None)
-    assert reached(name, base_url=URL, api_key="sk-option") == ("Qwen/Qwen3@v2", judge, None)
-    assert reached(name, api_key="sk-option") == ("Qwen/Qwen3@v2", judge, "sk-option")
+    assert read_upstream(name) == ("Qwen/Qwen3@v2", judge, None)
+    assert read_upstream(name, base_url=URL, api_key="sk-option") == ("Qwen/Qwen3@v2", judge, None)
+    assert read_upstream(name, api_key="sk-option") == ("Qwen/Qwen3@v2", judge, "sk-option")
     monkeypatch.setenv("GYMSDK_BASE_URL", URL)
-    assert reached(name) == ("Qwen/Qwen3@v2", judge, None)
+    assert read_upstream(name) == ("Qwen/Qwen3@v2", judge, None)
 
 
 def test_a_key_that_others_can_read_is_warned_of_once(
@@ -108,30 +108,30 @@ def test_a_key_that_others_can_read_is_warned_of_once(
     (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}\npolicy_api_key: sk-file")
     (tmp_path / "env.yaml").chmod(0o644)
     monkeypatch.chdir(tmp_path)
-    assert [reached("vllm/m")[2] for _ in range(2)] == ["sk-file"] * 2
+    assert [read_upstream("vllm/m")[2] for _ in range(2)] == ["sk-file"] * 2
     warned = [record.getMessage() for record in caplog.records]
     assert warned == [f"{tmp_path}/env.yaml has a key that other users can read; run: chmod 600 {tmp_path}/env.yaml"]
 
 
-def test_an_address_that_is_the_policys_own_has_the_policys_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_equals_the_policys_gets_the_policys_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
-    assert reached(f"vllm/m@{URL}")[2] is None
-    assert reached(f"vllm/m@{URL}", base_url=URL)[2] == "sk-variable"
+    assert read_upstream(f"vllm/m@{URL}")[2] is None
+    assert read_upstream(f"vllm/m@{URL}", base_url=URL)[2] == "sk-variable"
     monkeypatch.setenv("GYMSDK_BASE_URL", URL)
-    assert reached(f"vllm/m@{URL}")[2] == "sk-variable"
+    assert read_upstream(f"vllm/m@{URL}")[2] == "sk-variable"
 
 
-def test_several_addresses_of_a_name_have_the_policys_key_where_all_are_the_policys(
+def test_several_addresses_in_a_name_get_the_policys_key_only_if_all_are_the_policys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
     other = "http://127.0.0.1:2/v1"
     both = f"{URL},{other}"
-    assert reached(f"vllm/m@{both}") == ("m", both, None)
-    assert reached(f"vllm/m@{both}", base_url=URL) == ("m", both, None)
-    assert reached(f"vllm/m@{both}", base_url=[other, URL]) == ("m", both, "sk-variable")
+    assert read_upstream(f"vllm/m@{both}") == ("m", both, None)
+    assert read_upstream(f"vllm/m@{both}", base_url=URL) == ("m", both, None)
+    assert read_upstream(f"vllm/m@{both}", base_url=[other, URL]) == ("m", both, "sk-variable")
     monkeypatch.setenv("GYMSDK_BASE_URL", both)
-    assert reached(f"vllm/m@{other}") == ("m", other, "sk-variable")
+    assert read_upstream(f"vllm/m@{other}") == ("m", other, "sk-variable")
 
 
 def test_the_repr_of_a_model_has_name_and_address_but_no_secret() -> None:
@@ -139,14 +139,14 @@ def test_the_repr_of_a_model_has_name_and_address_but_no_secret() -> None:
     assert repr(built) == f"vllm/m@{URL},http://127.0.0.1:2/v1"
 
 
-@pytest.mark.parametrize("given", [{"pinned": {"top_k": 1}}, {"tokens": True}])
-def test_a_scripted_policy_rejects_request_options(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [{"pinned": {"top_k": 1}}, {"tokens": True}])
+def test_a_scripted_policy_rejects_request_options(options: dict[str, object]) -> None:
     with pytest.raises(BadModelOption, match="runs in this process and sends no requests"):
-        gymsdk.model("scripted/null", **given)
+        gymsdk.model("scripted/null", **options)
 
 
 @pytest.mark.parametrize("provider", ["vllm", "endpoint", "openai", "vlm"])
-def test_a_password_in_the_address_of_a_name_is_refused_and_not_repeated(provider: str) -> None:
+def test_a_password_in_the_address_of_a_name_is_rejected_and_not_repeated(provider: str) -> None:
     with pytest.raises(UsageError) as caught:
         gymsdk.model(f"{provider}/m@http://me:hush@127.0.0.1:1/v1", api_key="x")
     assert provider == "vlm" or "leave user and password out" in str(caught.value)
@@ -165,7 +165,7 @@ async def test_a_judge_may_have_a_separate_server(tmp_path: Path) -> None:
         assert (await config.judge.respond({"input": "hi"}))["status"] == "completed"
 
 
-@pytest.mark.parametrize("given", [{"base_url": "http://127.0.0.1:1/v1"}, {"api": "chat"}])
-def test_a_scripted_policy_rejects_a_base_url(given) -> None:
+@pytest.mark.parametrize("options", [{"base_url": "http://127.0.0.1:1/v1"}, {"api": "chat"}])
+def test_a_scripted_policy_rejects_a_base_url(options) -> None:
     with pytest.raises(BadModelOption, match="runs in this process and has no address"):
-        gymsdk.model("scripted/oracle", **given)
+        gymsdk.model("scripted/oracle", **options)

@@ -26,16 +26,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-async def said(path: Path, *history: Item) -> list[Item]:
-    found: list[Item] = (await build(f"script:{path}").respond({"input": list(history)}))["output"]
-    return found
+async def play(path: Path, *history: Item) -> list[Item]:
+    output: list[Item] = (await build(f"script:{path}").respond({"input": list(history)}))["output"]
+    return output
 
 
 USER = {"role": "user", "content": "What is 1 + 2?"}
 
 
-async def test_the_first_turn_says_the_first_line(script: Path) -> None:
-    thought, first, second = await said(script, USER)
+async def test_the_first_turn_plays_the_first_line(script: Path) -> None:
+    thought, first, second = await play(script, USER)
     assert thought["summary"][0]["text"] == "I need the sum"
     assert (first["arguments"], second["arguments"]) == ('{"a": 1}', "{a")
     assert first["call_id"] != second["call_id"]
@@ -44,24 +44,24 @@ async def test_the_first_turn_says_the_first_line(script: Path) -> None:
 async def test_the_last_line_is_repeated(script: Path) -> None:
     history = [USER]
     for _ in range(3):
-        history += [*await said(script, *history), {"role": "user", "content": "And?"}]
-    [last] = await said(script, *history)
+        history += [*await play(script, *history), {"role": "user", "content": "And?"}]
+    [last] = await play(script, *history)
     assert last["content"][0]["text"] == "it is 3"
 
 
-async def test_a_line_with_a_matching_when_goes_first(script: Path) -> None:
-    _, call, *_ = turn = await said(script, USER)
-    [told] = await said(script, USER, *turn, responses.build_function_call_output(call["call_id"], '{"error": "no"}'))
-    assert told["content"][0]["text"] == "I give up"
+async def test_a_line_with_a_matching_when_is_preferred(script: Path) -> None:
+    _, call, *_ = turn = await play(script, USER)
+    [reply] = await play(script, USER, *turn, responses.build_function_call_output(call["call_id"], '{"error": "no"}'))
+    assert reply["content"][0]["text"] == "I give up"
 
 
-async def test_it_plays_by_name(script: Path) -> None:
+async def test_a_script_is_found_by_its_model_name(script: Path) -> None:
     model = gymsdk.model(f"scripted/script:{script}")
     assert len((await model.respond({"input": "hi"}))["output"]) == 3
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "message"),
     [
         ("{torn", "not valid JSON"),
         ("[1]", "expected a JSON object"),
@@ -74,23 +74,23 @@ async def test_it_plays_by_name(script: Path) -> None:
         ('{"when": "x"}', "it has no output"),
     ],
 )
-def test_an_invalid_line_is_reported_with_its_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
+def test_an_invalid_line_is_reported_with_its_file_and_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "script.jsonl"
     path.write_text(f'{{"text": "hi"}}\n{line}\n')
     with pytest.raises(BadModelOption, match="scripted/script") as caught:
         build(f"script:{path}")
     assert f"{path}:2: " in str(caught.value)
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [("", "is empty; write a line for each turn"), ('{"text": "x", "when": "y"}\n', "no line without `when`")],
 )
-def test_a_script_has_a_line_for_any_turn(tmp_path: Path, text: str, told: str) -> None:
+def test_a_script_needs_a_line_for_any_turn(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "script.jsonl"
     path.write_text(text)
-    with pytest.raises(BadModelOption, match=told):
+    with pytest.raises(BadModelOption, match=message):
         build(f"script:{path}")
 
 

@@ -31,7 +31,7 @@ def add(state: Total, number: int) -> int:
 
 
 class Adding:
-    """An environment in which numbers are added by calls, and their sum is said."""
+    """An environment in which the policy adds numbers by tool calls and replies with their sum."""
 
     @hookimpl
     def tasks(self, split: Literal["train"], seed):
@@ -73,30 +73,30 @@ def row(adding):
     return next(adding.tasks("train", seed=1)).row()
 
 
-def said(rollout):
+def list_output(rollout):
     return [(item["type"], item.get("arguments") or item.get("content")) for item in rollout.response["output"]]
 
 
-async def test_the_oracle_plays_what_the_environment_solves(adding, row):
+async def test_the_oracle_plays_the_solution_of_the_environment(adding, row):
     rollout = await play(adding, build("oracle"), row)
     assert (rollout.reward, rollout.turns) == (1.0, 2)
     assert [item["type"] for item in rollout.response["output"]].count("function_call") == 3
 
 
-async def test_an_oracle_of_a_share_is_right_in_about_that_share(adding, row):
+async def test_an_oracle_with_a_share_is_right_in_about_that_share(adding, row):
     model = build("oracle:0.7")
     plays = (play(adding, model, row, seed=seed, repeat=repeat) for seed in range(250) for repeat in range(4))
     rewards = [rollout.reward for rollout in await asyncio.gather(*plays)]
     assert 0.65 < sum(rewards) / len(rewards) < 0.75
 
 
-async def test_an_oracle_of_a_share_decides_once_for_a_whole_episode(adding, row):
+async def test_an_oracle_with_a_share_decides_once_per_episode(adding, row):
     rollouts = [await play(adding, build("oracle:0.5"), row, seed=seed) for seed in range(40)]
     assert {(rollout.reward, rollout.turns) for rollout in rollouts} == {(1.0, 2), (0.0, 1)}
 
 
 @pytest.mark.parametrize(("share", "reward"), [("1", 1.0), ("0", 0.0)])
-async def test_an_oracle_may_be_always_or_never_right(adding, row, share, reward):
+async def test_an_oracle_can_be_always_or_never_right(adding, row, share, reward):
     assert (await play(adding, build(f"oracle:{share}"), row)).reward == reward
 
 
@@ -108,7 +108,7 @@ def test_an_invalid_share_is_rejected(share):
         build(f"oracle:{share}")
 
 
-async def test_the_oracle_needs_an_environment_that_solves(row):
+async def test_the_oracle_needs_an_environment_with_solve(row):
     class Unsolved:
         @hookimpl
         def verify(self): ...
@@ -128,19 +128,19 @@ async def test_the_oracle_needs_an_episode_in_this_process():
         await build("oracle").respond({"input": "?"})
 
 
-async def test_null_says_nothing(adding, row):
+async def test_null_returns_an_empty_reply(adding, row):
     rollout = await play(adding, build("null"), row)
     assert (rollout.reward, rollout.turns) == (0.0, 1)
-    assert said(rollout)[0][1][0]["text"] == ""
+    assert list_output(rollout)[0][1][0]["text"] == ""
 
 
 async def test_echo_repeats_the_last_message_of_the_user(adding, row):
     rollout = await play(adding, build("echo"), row | {"responses_create_params": {"input": "Really?"}})
-    texts = [content[0]["text"] if isinstance(content, list) else content for _, content in said(rollout)]
+    texts = [content[0]["text"] if isinstance(content, list) else content for _, content in list_output(rollout)]
     assert texts == ["Really?"] + ["Sure?"] * 63
 
 
-async def test_random_calls_tools_and_says_words(adding, row):
+async def test_random_calls_tools_and_replies(adding, row):
     rollouts = [await play(adding, build("random"), row, seed=seed) for seed in range(30)]
     kinds = {item["type"] for rollout in rollouts for item in rollout.response["output"]}
     assert kinds >= {"function_call", "function_call_output", "message"}
@@ -150,7 +150,7 @@ async def test_random_calls_tools_and_says_words(adding, row):
 def pick(colour: Literal["red", "green"], sizes: list[int], whole: bool, weight: float | None = None) -> None: ...
 
 
-async def test_random_arguments_are_of_the_shape_the_schema_describes():
+async def test_random_arguments_match_the_schema():
     picking, policy = build_tool(pick), build("random")
     responses = [await policy.respond({"input": str(seed), "tools": [picking.schema]}) for seed in range(60)]
     calls = [item["arguments"] for each in responses for item in each["output"] if item["type"] == "function_call"]
@@ -161,16 +161,16 @@ async def test_random_arguments_are_of_the_shape_the_schema_describes():
 
 
 @pytest.mark.parametrize("name", ["oracle:0.5", "random", "echo", "null"])
-async def test_a_policy_does_the_same_for_the_same_seed(adding, row, name):
+async def test_a_policy_behaves_the_same_for_the_same_seed(adding, row, name):
     for seed in range(5):
         one, other = [await play(adding, build(name), row, seed=seed, repeat=2) for _ in range(2)]
-        assert said(one) == said(other)
+        assert list_output(one) == list_output(other)
 
 
 @pytest.mark.parametrize("name", ["oracle:0.5", "random"])
-async def test_a_policy_does_something_else_for_another_seed_or_repeat(adding, row, name):
-    by_seed = [said(await play(adding, build(name), row, seed=seed)) for seed in range(20)]
-    by_repeat = [said(await play(adding, build(name), row, repeat=repeat)) for repeat in range(20)]
+async def test_a_policy_behaves_differently_for_another_seed_or_repeat(adding, row, name):
+    by_seed = [list_output(await play(adding, build(name), row, seed=seed)) for seed in range(20)]
+    by_repeat = [list_output(await play(adding, build(name), row, repeat=repeat)) for repeat in range(20)]
     assert any(each != by_seed[0] for each in by_seed)
     assert any(each != by_repeat[0] for each in by_repeat)
 
@@ -197,7 +197,7 @@ async def test_tokens_are_counted_as_bytes(adding, row):
 
 @pytest.fixture
 async def recorded(adding, tmp_path):
-    """A rollouts file: two tasks, three repeats of each."""
+    """Write and return a rollouts file with two tasks and three repeats of each."""
     tasks = adding.tasks("train", seed=1)
     rollouts = [
         (index, repeat, await play(adding, build("oracle:0.5"), task, seed=index, repeat=repeat))
@@ -211,13 +211,13 @@ async def recorded(adding, tmp_path):
     return path, rollouts
 
 
-async def test_replay_plays_a_rollouts_file_again(adding, recorded):
+async def test_replay_plays_the_episodes_of_a_rollouts_file(adding, recorded):
     path, rollouts = recorded
     model = build(f"replay:{path}")
-    for index, repeat, recorded_one in rollouts:
-        again = await play(adding, model, recorded_one.row, seed=index + 100, repeat=repeat)
-        assert said(again) == said(recorded_one)
-        assert again.reward == recorded_one.reward
+    for index, repeat, original in rollouts:
+        replayed = await play(adding, model, original.row, seed=index + 100, repeat=repeat)
+        assert list_output(replayed) == list_output(original)
+        assert replayed.reward == original.reward
 
 
 async def test_replay_finds_an_episode_by_its_opening_without_an_episode(recorded):
@@ -227,14 +227,14 @@ async def test_replay_finds_an_episode_by_its_opening_without_an_episode(recorde
     assert response["output"] == first.response["output"][: len(response["output"])]
 
 
-async def test_replay_of_a_missing_episode_says_so(adding, recorded):
+async def test_replay_of_a_missing_episode_fails_with_a_message(adding, recorded):
     path, _ = recorded
     rollout = await play(adding, build(f"replay:{path}"), Sum.ask("Something else.", numbers=[]))
     assert rollout.failure.message == f"{path} has no episode with the same opening"
     assert rollout.failure.kind == "not_recorded"
 
 
-async def test_replay_beyond_the_recorded_end_says_so(recorded):
+async def test_replay_beyond_the_recorded_end_fails_with_a_message(recorded):
     path, [(_, _, first), *_] = recorded
     history = [*first.opening, *first.response["output"], {"role": "user", "content": "And?"}]
     with pytest.raises(Failed, match=r"the recorded episode ends after [12] turns"):
@@ -268,15 +268,15 @@ async def test_a_recording_is_found_by_content_not_by_encoding(tmp_path):
     line = {"responses_create_params": {"input": opening}, "response": {"output": [wire.build_message("Hi.")]}}
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(jsonl.dump_row(line))
-    asked = [
+    request_input = [
         {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Be brief."}]},
         {"type": "message", "role": "user", "content": "Hello?"},
     ]
-    response = await build(f"replay:{path}").respond({"input": asked})
+    response = await build(f"replay:{path}").respond({"input": request_input})
     assert response["output"][0]["content"][0]["text"] == "Hi."
 
 
-@pytest.mark.parametrize("odd", [{"arguments": {"a": 1}}, {"output": ["x", None]}, {"content": 7}])
-async def test_any_history_is_accepted(odd: dict[str, object]) -> None:
-    said = [{"type": "function_call", "name": "add", "call_id": "c1"} | odd]
-    assert (await build("random", ModelOptions()).respond({"input": said}))["usage"]["input_tokens"] >= 0
+@pytest.mark.parametrize("fields", [{"arguments": {"a": 1}}, {"output": ["x", None]}, {"content": 7}])
+async def test_any_history_is_accepted(fields: dict[str, object]) -> None:
+    history = [{"type": "function_call", "name": "add", "call_id": "c1"} | fields]
+    assert (await build("random", ModelOptions()).respond({"input": history}))["usage"]["input_tokens"] >= 0

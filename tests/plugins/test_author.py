@@ -1,4 +1,4 @@
-"""An author's code that hangs, raises or returns late: it ends its own episode, at its deadline, and no other."""
+"""Author code that hangs, raises or returns late ends its own episode at the deadline, and no other episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymsdk.plugins.calls import HookRunner, run_stage
 from gymsdk.threads import ThreadPool
 
 SECONDS = 1.0
-"""A deadline that hits what hangs, and nothing that does not."""
+"""A deadline that only hanging code exceeds."""
 
 
 class Hangs:
@@ -27,30 +27,30 @@ class Hangs:
         self.stuck, self.where = stuck, where
         self.closed = 0
 
-    def here(self, where):
+    def hang_in_thread(self, where):
         if where == self.where:
             self.stuck.wait()
 
-    async def there(self, where):
+    async def hang_on_loop(self, where):
         if where == self.where:
             await asyncio.Event().wait()
 
     @hookimpl
     def reset(self):
-        self.here("reset")
+        self.hang_in_thread("reset")
         return Reset()
 
     @hookimpl
     async def step(self):
-        await self.there("step")
+        await self.hang_on_loop("step")
 
     @hookimpl
     def tools(self):
         def dig():
-            self.here("dig")
+            self.hang_in_thread("dig")
 
         async def wait():
-            await self.there("wait")
+            await self.hang_on_loop("wait")
 
         return [dig, wait]
 
@@ -75,9 +75,9 @@ class Hangs:
 async def test_a_hanging_function_ends_its_episode_at_the_deadline(stuck, policy, task, where, stage, kind, named):
     plugin = Hangs(stuck, where)
     model = policy([("dig", {}), ("wait", {})], "done")
-    began = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     rollout = await play(Environment("hangs", plugin), model, task, budget=Budget(seconds=SECONDS))
-    assert asyncio.get_running_loop().time() - began >= SECONDS
+    assert asyncio.get_running_loop().time() - started >= SECONDS
     assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", stage, kind)
     assert rollout.failure.message == f"{named} of environment 'hangs' did not return by its deadline"
     assert rollout.failure.retryable
@@ -87,15 +87,15 @@ async def test_a_hanging_function_ends_its_episode_at_the_deadline(stuck, policy
 @pytest.mark.parametrize("where", ["dig", "wait"])
 async def test_six_hanging_hooks_do_not_block_a_seventh(stuck, policy, task, where):
     environment = Environment("hangs", Hangs(stuck, where))
-    hung = [play(environment, policy([(where, {})]), task, budget=Budget(seconds=SECONDS)) for _ in range(6)]
+    hanging = [play(environment, policy([(where, {})]), task, budget=Budget(seconds=SECONDS)) for _ in range(6)]
     seventh = play(environment, policy([("wait" if where == "dig" else "dig", {})], "done"), task)
-    *rollouts, last = await asyncio.gather(*hung, seventh)
+    *rollouts, last = await asyncio.gather(*hanging, seventh)
     assert {rollout.failure.kind for rollout in rollouts} == {"tool_timeout"}
     assert (last.outcome, last.reward) == ("scored", 1.0)
 
 
 async def test_a_hook_that_suppresses_its_cancellation_is_abandoned(policy, task):
-    over = asyncio.Event()
+    released = asyncio.Event()
 
     class Stubborn:
         @hookimpl
@@ -103,26 +103,26 @@ async def test_a_hook_that_suppresses_its_cancellation_is_abandoned(policy, task
 
         @hookimpl
         async def step(self):
-            while not over.is_set():
+            while not released.is_set():
                 try:
-                    await over.wait()
+                    await released.wait()
                 except asyncio.CancelledError:
                     continue
 
     rollout = await play(Environment("stubborn", Stubborn()), policy("done"), task, budget=Budget(seconds=SECONDS))
     assert (rollout.failure.stage, rollout.failure.kind) == ("step", "hook_timeout")
-    over.set()
+    released.set()
 
 
 class Grades:
     """An environment that returns a given verdict in a given way."""
 
     def __init__(self, verify) -> None:
-        self.told = verify
+        self._verify = verify
 
     @hookimpl
     def verify(self):
-        return self.told()
+        return self._verify()
 
 
 async def grade():
@@ -135,9 +135,9 @@ def wrapped():
     return grade()
 
 
-@pytest.mark.parametrize("told", [grade, wrapped, functools.partial(grade)])
-async def test_a_plain_function_may_return_an_awaitable(policy, task, told):
-    rollout = await play(Environment("grades", Grades(told)), policy("done"), task)
+@pytest.mark.parametrize("verify", [grade, wrapped, functools.partial(grade)])
+async def test_a_synchronous_function_may_return_an_awaitable(policy, task, verify):
+    rollout = await play(Environment("grades", Grades(verify)), policy("done"), task)
     assert rollout.reward == 0.5
 
 
@@ -170,14 +170,14 @@ async def test_a_warning_names_an_async_hook_that_blocks_the_loop(policy, task, 
     class Holds(Grades):
         @hookimpl
         async def step(self):
-            time.sleep(0.08)  # noqa: ASYNC251  # that is the point
+            time.sleep(0.08)  # noqa: ASYNC251  # blocks the loop on purpose
             return Step(done=True)
 
     await play(Environment("holds", Holds(grade)), policy("done"), task)
     assert "hook 'step' of environment 'holds' held the event loop for " in caplog.text
 
 
-async def test_a_plain_hook_does_not_run_on_the_loop(policy, task, caplog):
+async def test_a_synchronous_hook_does_not_run_on_the_loop(policy, task, caplog):
     class Blocks(Grades):
         @hookimpl
         def step(self):
@@ -192,14 +192,14 @@ async def test_a_plain_hook_does_not_run_on_the_loop(policy, task, caplog):
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_token_usage_recorded_in_a_hook_belongs_to_the_episode(policy, task, sync):
-    def noted():
+    def record():
         types.record_usage("judge", {"usage": responses.build_usage(3, 1)})
         return Verdict(reward=1.0)
 
-    async def noted_later():
-        return noted()
+    async def record_later():
+        return record()
 
-    environment = Environment("grades", Grades(noted if sync else noted_later))
+    environment = Environment("grades", Grades(record if sync else record_later))
     rollouts = await asyncio.gather(*(play(environment, policy("done"), task) for _ in range(5)))
     assert {rollout.usage["judge"].total_tokens for rollout in rollouts} == {4}
 
@@ -225,35 +225,35 @@ async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
     author = HookRunner("crowded")
     author.threads = ThreadPool(1)
 
-    async def asked(seconds):
+    async def run(seconds):
         async with run_stage("step", Deadline(get_loop_time_after(seconds))):
             return await author.run("hook 'step'", release.wait, {})
 
-    first = asyncio.ensure_future(asked(60))
+    first = asyncio.ensure_future(run(60))
     await asyncio.sleep(0)
     with pytest.raises(Failed, match="hook 'step' of environment 'crowded' did not return by its deadline"):
-        await asked(0.1)
+        await run(0.1)
     release.set()
     assert await first is True
 
 
 @pytest.mark.parametrize("late", [True, False])
 async def test_a_coroutine_stopped_before_its_start_causes_no_warning(late, recwarn):
-    async def answers():
+    async def return_one():
         return 1
 
-    def gives():
-        return answers()
+    def return_coroutine():
+        return return_one()
 
     author = HookRunner("made")
     with deadlines.apply_deadline(Deadline(get_loop_time_after(-1.0 if late else 60.0))):
-        for function in (answers, gives) if late else (answers,):
-            asked = asyncio.ensure_future(author.run("hook 'verify'", function, {}))
+        for function in (return_one, return_coroutine) if late else (return_one,):
+            task_of_hook = asyncio.ensure_future(author.run("hook 'verify'", function, {}))
             await asyncio.sleep(0)
             if not late:
-                asked.cancel()
+                task_of_hook.cancel()
             with pytest.raises((Failed, asyncio.CancelledError)):
-                await asked
+                await task_of_hook
     gc.collect()
     assert not [str(each.message) for each in recwarn.list if "never awaited" in str(each.message)]
 

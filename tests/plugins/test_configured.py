@@ -1,4 +1,4 @@
-"""Settings: the config an environment declares, filled from names and values; the models it asks for."""
+"""Settings: the config that an environment declares, filled from names and values, and the models in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ranged(Config):
     most: int = 9
 
     @model_validator(mode="after")
-    def holds(self):
+    def check_order(self):
         if self.least > self.most:
             raise ValueError("`least` may not be more than `most`")
         return self
@@ -95,12 +95,12 @@ def test_a_default_model_is_resolved_too():
     assert build_config("math", Judged, {"user": "scripted/echo"}).judge is None
 
 
-def test_an_unknown_model_is_refused_at_load():
+def test_an_unknown_model_is_rejected_at_load():
     with pytest.raises(UnknownModel, match="no scripted policy named 'ehco'; did you mean 'echo'"):
         build_config("math", Judged, {"user": "scripted/ehco"})
 
 
-class Asks:
+class CallsJudge:
     """An environment that queries its judge in a given hook."""
 
     def __init__(self, hook: str) -> None:
@@ -128,14 +128,14 @@ class Judge:
         return self.answer
 
 
-async def asked(answer, hook, policy, task):
-    environment = Environment("asks", Asks(hook), {"user": Judge(answer)})
+async def play_with_judge(answer, hook, policy, task):
+    environment = Environment("asks", CallsJudge(hook), {"user": Judge(answer)})
     return await play(environment, policy("done"), task)
 
 
 @pytest.mark.parametrize("hook", ["step", "verify"])
 async def test_the_tokens_of_a_model_are_counted_by_its_role(policy, task, hook):
-    rollout = await asked(
+    rollout = await play_with_judge(
         responses.build_response([], model="m", usage=responses.build_usage(7, 2)), hook, policy, task
     )
     assert rollout.usage["user"].total_tokens == 9
@@ -147,11 +147,11 @@ async def test_the_tokens_of_a_model_are_counted_by_its_role(policy, task, hook)
     "answer", [ConnectionError("down"), "text", {"output": [], "status": "failed"}, TimeoutError()]
 )
 async def test_a_judge_that_fails_is_unscorable_in_verify_and_failed_elsewhere(policy, task, answer):
-    judged = await asked(answer, "verify", policy, task)
+    judged = await play_with_judge(answer, "verify", policy, task)
     assert (judged.outcome, judged.failure.stage, judged.failure.kind) == ("unscorable", "verify", "judge_failed")
     assert judged.failure.message.startswith("the judge failed: the user model")
     assert judged.failure.retryable
-    stepped = await asked(answer, "step", policy, task)
+    stepped = await play_with_judge(answer, "step", policy, task)
     assert (stepped.outcome, stepped.failure.stage) == ("failed", "step")
     assert stepped.failure.kind.startswith("model_")
     assert stepped.failure.message.startswith("the user model")

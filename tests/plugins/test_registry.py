@@ -22,7 +22,7 @@ def verify(config: Settings):
 
 
 class Site:
-    """A folder of installed distributions: their metadata is real, their code may be anything."""
+    """A folder of installed distributions with real metadata and any code."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,8 +35,8 @@ class Site:
             (self.folder / f"{module}.py").write_text(source)
         info = self.folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
-        told = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nSummary: Says {name}.\n"
-        (info / "METADATA").write_text(told if metadata is None else metadata)
+        text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nSummary: Says {name}.\n"
+        (info / "METADATA").write_text(text if metadata is None else metadata)
         (info / "entry_points.txt").write_text(f"[gymsdk.environments]\n{name} = {point or module}\n")
 
 
@@ -50,13 +50,13 @@ def site(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def refusal(name, error=BrokenEnvironment):
+def load_error(name, error=BrokenEnvironment):
     with pytest.raises(error) as caught:
         load(name)
     return str(caught.value)
 
 
-def test_an_installed_environment_is_listed_from_its_metadata_alone(site):
+def test_an_installed_environment_is_listed_from_its_metadata_only(site):
     site.install("adding")
     entry = installed()["adding"]
     assert (entry.distribution, entry.version, entry.summary, entry.error) == (
@@ -74,7 +74,7 @@ def test_an_installed_environment_is_loaded_with_its_settings_and_version(site):
     assert (environment.name, environment.version, environment.config.level) == ("adding", "1.0", 3)
 
 
-def test_a_wrong_setting_is_refused_at_load(site):
+def test_a_wrong_setting_is_rejected_at_load(site):
     site.install("adding")
     with pytest.raises(BadConfig, match=r"has no setting 'levle'; did you mean 'level'\? Its settings: level"):
         load("adding", levle=3)
@@ -89,12 +89,12 @@ def test_an_entry_point_may_name_an_object_in_a_module(site):
 
 def test_an_unknown_name_suggests_the_nearest_and_the_pip_line(site):
     site.install("adding")
-    message = refusal("addding", UnknownEnvironment)
+    message = load_error("addding", UnknownEnvironment)
     assert message.startswith("no environment named 'addding'; did you mean 'adding'? (installed: ")
     assert message.endswith("; environments are packages: `pip install gym-env-<name>`")
 
 
-def test_an_unknown_name_is_the_users_mistake():
+def test_an_unknown_name_is_a_usage_error():
     assert issubclass(UnknownEnvironment, UsageError)
 
 
@@ -107,32 +107,34 @@ def test_an_unknown_name_is_the_users_mistake():
         ("def verify(:", "SyntaxError: invalid syntax"),
     ],
 )
-def test_a_package_that_cannot_be_imported_is_named_and_harms_nothing_else(site, source, reason):
+def test_a_package_that_cannot_be_imported_is_named_and_affects_no_other(site, source, reason):
     site.install("broken", source)
     site.install("adding")
-    message = refusal("broken")
+    message = load_error("broken")
     assert message.startswith(f"environment 'broken' (gym-env-broken 1.0) cannot be imported: {reason}")
     assert load("adding").name == "adding"
 
 
 def test_the_error_of_a_package_that_cannot_be_used_is_passed_on(site):
     site.install("picky", "from gymsdk import UsageError\nraise UsageError('set PICKY_HOME')")
-    assert refusal("picky", UsageError) == "set PICKY_HOME"
+    assert load_error("picky", UsageError) == "set PICKY_HOME"
 
 
 def test_an_entry_point_without_a_target_is_named(site):
     site.install("adrift", point="gym_env_adrift:judge")
-    assert "cannot be imported: AttributeError: module 'gym_env_adrift' has no attribute 'judge'" in refusal("adrift")
+    assert "cannot be imported: AttributeError: module 'gym_env_adrift' has no attribute 'judge'" in load_error(
+        "adrift"
+    )
 
 
-def test_an_entry_point_that_names_a_class_is_refused(site):
+def test_an_entry_point_that_names_a_class_is_rejected(site):
     site.install("kind", "class Judge: ...", point="gym_env_kind:Judge")
-    assert refusal("kind") == "environment 'kind': gym_env_kind:Judge is a class; name a module or an instance"
+    assert load_error("kind") == "environment 'kind': gym_env_kind:Judge is a class; name a module or an instance"
 
 
 def test_loading_an_invalid_environment_names_it(site):
     site.install("typo", GOOD.replace("verify", "verfy"))
-    assert refusal("typo").startswith("environment 'typo': hook 'verfy' does not exist; did you mean 'verify'?")
+    assert load_error("typo").startswith("environment 'typo': hook 'verfy' does not exist; did you mean 'verify'?")
 
 
 @pytest.mark.parametrize("point", ["gym_env_gone", "gym_env_gone.deep:judge", ":", "a b"])
@@ -142,7 +144,7 @@ def test_a_package_without_its_module_is_listed_with_an_error(site, point):
     error = installed()["gone"].error
     assert error.startswith("its module ")
     assert error.endswith(" does not exist; reinstall the package")
-    assert refusal("gone") == f"environment 'gone' (gym-env-gone 1.0): {error}"
+    assert load_error("gone") == f"environment 'gone' (gym-env-gone 1.0): {error}"
     assert installed()["adding"].error is None
 
 
@@ -160,13 +162,13 @@ def test_unreadable_entry_points_affect_only_their_own_package(site, content):
     site.install("other", distribution="acme-other")
     (site.folder / "gym_env_torn-1.0.dist-info" / "entry_points.txt").write_bytes(content)
     (site.folder / "acme_other-1.0.dist-info" / "entry_points.txt").write_bytes(content)
-    found = installed()
-    assert (found["torn"].distribution, found["torn"].version) == ("gym-env-torn", "1.0")
-    assert found["torn"].error.startswith("its entry_points.txt cannot be read ('utf-8' codec can't decode byte 0xff")
-    assert "reinstall the package" in refusal("torn")
-    assert found["adding"].error is None
-    assert found.keys() >= {"adding", "math", "torn"}
-    assert "other" not in found
+    entries = installed()
+    assert (entries["torn"].distribution, entries["torn"].version) == ("gym-env-torn", "1.0")
+    assert entries["torn"].error.startswith("its entry_points.txt cannot be read ('utf-8' codec can't decode byte 0xff")
+    assert "reinstall the package" in load_error("torn")
+    assert entries["adding"].error is None
+    assert entries.keys() >= {"adding", "math", "torn"}
+    assert "other" not in entries
     assert load("adding").name == "adding"
 
 
@@ -195,15 +197,15 @@ def test_two_distributions_with_the_same_environment_name_are_both_named(site):
     assert installed()["twice"].error == (
         "2 distributions provide 'twice': acme-twice and gym-env-twice; uninstall all but one"
     )
-    assert "acme-twice and gym-env-twice" in refusal("twice")
+    assert "acme-twice and gym-env-twice" in load_error("twice")
 
 
 @pytest.mark.parametrize("name", ["math-v1", "math-v0", "a-v12"])
-def test_a_name_that_ends_like_a_version_is_refused(site, name):
+def test_a_name_that_ends_like_a_version_is_rejected(site, name):
     site.install(name)
     message = f"the name {name!r} ends like a Gymnasium version; remove the `-v<digits>`"
     assert installed()[name].error == message
-    assert message in refusal(name)
+    assert message in load_error(name)
 
 
 def test_a_name_with_a_v_elsewhere_is_not_a_version(site):
@@ -212,7 +214,7 @@ def test_a_name_with_a_v_elsewhere_is_not_a_version(site):
 
 
 @pytest.mark.parametrize("name", ["a/b", "two words", "-x"])
-def test_a_name_that_cannot_be_a_command_argument_is_refused(site, name):
+def test_a_name_that_cannot_be_a_command_argument_is_rejected(site, name):
     site.install(name, module="gym_env_odd", distribution="gym-env-odd")
     assert installed()[name].error == f"the name {name!r} may contain only letters, digits, `_`, `-` and `.`"
 
@@ -224,7 +226,7 @@ def test_gymsdk_disable_hides_names(site, monkeypatch):
     assert "hidden" not in installed()
     assert "adding" in installed()
     message = "environment 'hidden' is hidden by GYMSDK_DISABLE; remove it from that variable"
-    assert refusal("hidden", UnknownEnvironment) == message
+    assert load_error("hidden", UnknownEnvironment) == message
 
 
 def test_one_package_is_imported_to_load_one_environment(site):
@@ -237,6 +239,6 @@ def test_one_package_is_imported_to_load_one_environment(site):
 
 def test_the_message_says_that_no_environment_is_installed(monkeypatch):
     monkeypatch.setenv("GYMSDK_DISABLE", ",".join(installed()))
-    assert refusal("maths", UnknownEnvironment) == (
+    assert load_error("maths", UnknownEnvironment) == (
         "no environment named 'maths' (none is installed); environments are packages: `pip install gym-env-<name>`"
     )

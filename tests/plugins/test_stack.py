@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """The least an environment may be: the others add to it, or do it wrong."""
+    """The minimal environment; the other environments extend it or contain a mistake."""
 
     @hookimpl
     def verify(self):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from seeds.page import ours, theirs
-from seeds.place import KEY, Place, config, rows
+from migration.page import gymsdk_command, nemo_gym_command
+from migration.workspace import KEY, Workspace, fetch_config, write_rows
 
 from gymsdk import load
 
@@ -26,29 +26,29 @@ AGENT = "example_single_tool_call_simple_agent"
 @pytest.fixture(scope="module")
 def policy_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Start a policy server for each environment; yield the URLs by environment name."""
-    place = Place(tmp_path_factory.mktemp("engines"))
+    workspace = Workspace(tmp_path_factory.mktemp("engines"))
     command = "gymsdk policy serve oracle --env {} --port 0"
     with (
-        place.serving(command.format("tool_call")) as tool_call,
-        place.serving(command.format("multineedle")) as multineedle,
-        place.serving(command.format("math")) as math,
+        workspace.serve(command.format("tool_call")) as tool_call,
+        workspace.serve(command.format("multineedle")) as multineedle,
+        workspace.serve(command.format("math")) as math,
     ):
         servers = {"tool_call": tool_call, "multineedle": multineedle, "math": math}
         yield {name: each.url("policy") for name, each in servers.items()}
 
 
 @pytest.fixture
-def checkout(released: Path, policy_urls: dict[str, str], tmp_path: Path) -> Place:
+def checkout(released: Path, policy_urls: dict[str, str], tmp_path: Path) -> Workspace:
     """Return a folder with the files of the released version, configured for the policy of `tool_call`."""
     for each in released.iterdir():
         (tmp_path / each.name).symlink_to(each)
-    return set_policy(Place(tmp_path), policy_urls["tool_call"])
+    return set_policy(Workspace(tmp_path), policy_urls["tool_call"])
 
 
-def set_policy(place: Place, url: str) -> Place:
-    place.engine = url
-    place.write("env.yaml", f"{KEY}policy_base_url: {url}\npolicy_model_name: policy\n")
-    return place
+def set_policy(workspace: Workspace, url: str) -> Workspace:
+    workspace.engine = url
+    workspace.write("env.yaml", f"{KEY}policy_base_url: {url}\npolicy_model_name: policy\n")
+    return workspace
 
 
 def play_row(environment: str, url: str) -> object:
@@ -58,14 +58,14 @@ def play_row(environment: str, url: str) -> object:
     return answer.json()["reward"]
 
 
-@pytest.mark.parametrize("command", [theirs(1), f"gymsdk serve --config {ENVIRONMENT} --config {OPENAI}"])
-def test_the_quick_start_works_with_the_files_of_the_checkout(checkout: Place, command: str) -> None:
-    with checkout.serving(checkout.at_head(command)) as server:
+@pytest.mark.parametrize("command", [nemo_gym_command(1), f"gymsdk serve --config {ENVIRONMENT} --config {OPENAI}"])
+def test_the_quick_start_works_with_the_files_of_the_checkout(checkout: Workspace, command: str) -> None:
+    with checkout.serve(checkout.with_head_port(command)) as server:
         assert play_row("tool_call", server.url(AGENT)) == 1.0
-        rows(checkout, "tool_call", 2)
+        write_rows(checkout, "tool_call", 2)
         options = f"+agent_name={AGENT} +input_jsonl_fpath=rows.jsonl +output_jsonl_fpath=out/out.jsonl"
-        completed = checkout.run(checkout.at_head(f"ng_collect_rollouts {options}"))
-        served = config(checkout.head)
+        completed = checkout.run(checkout.with_head_port(f"ng_collect_rollouts {options}"))
+        served = fetch_config(checkout.head)
     assert completed.code == 0, completed.err
     lines = (checkout.folder / "out" / "out.jsonl").read_text().splitlines()
     assert [json.loads(each)["reward"] for each in lines] == [1.0, 1.0]
@@ -76,12 +76,12 @@ def test_the_quick_start_works_with_the_files_of_the_checkout(checkout: Place, c
 
 @pytest.mark.parametrize("number", [26, 29])
 def test_the_vllm_configuration_comes_from_the_checkout(
-    checkout: Place, policy_urls: dict[str, str], number: int
+    checkout: Workspace, policy_urls: dict[str, str], number: int
 ) -> None:
     set_policy(checkout, policy_urls["multineedle"])
-    paths = theirs(26).split("[")[1].split("]")[0]
-    command = checkout.at_head(theirs(number))
-    with checkout.serving(f'config_paths="{paths}"\n{command}') as server:
+    paths = nemo_gym_command(26).split("[")[1].split("]")[0]
+    command = checkout.with_head_port(nemo_gym_command(number))
+    with checkout.serve(f'config_paths="{paths}"\n{command}') as server:
         assert play_row("multineedle", server.url("multineedle_simple_agent")) == 1.0
 
 
@@ -89,31 +89,31 @@ def test_the_vllm_configuration_comes_from_the_checkout(
     "command", [f'ng_run "+config_paths=[{MATH},{VLLM}]"', f"gymsdk serve --config {MATH} --config {VLLM}"]
 )
 def test_math_works_with_the_configuration_of_the_checkout(
-    checkout: Place, policy_urls: dict[str, str], command: str
+    checkout: Workspace, policy_urls: dict[str, str], command: str
 ) -> None:
     set_policy(checkout, policy_urls["math"])
-    with checkout.serving(checkout.at_head(command)) as server:
+    with checkout.serve(checkout.with_head_port(command)) as server:
         assert play_row("math", server.url("math_with_judge_simple_agent")) == 1.0
 
 
-def test_an_agent_without_a_resources_server_is_rejected_with_the_cause(checkout: Place) -> None:
-    completed = checkout.run(checkout.at_head(theirs(20)))
+def test_an_agent_without_a_resources_server_is_rejected_with_the_cause(checkout: Workspace) -> None:
+    completed = checkout.run(checkout.with_head_port(nemo_gym_command(20)))
     assert (completed.code, completed.err.count("\n"), "resources_server" in completed.err) == (2, 1, True), (
         completed.err
     )
 
 
-def test_the_gymsdk_command_does_the_same(checkout: Place) -> None:
-    with checkout.serving(checkout.at_head(ours(1))) as server:
+def test_the_gymsdk_command_does_the_same(checkout: Workspace) -> None:
+    with checkout.serve(checkout.with_head_port(gymsdk_command(1))) as server:
         assert play_row("tool_call", server.url("tool_call_simple_agent")) == 1.0
 
 
-def test_the_dataset_of_a_configuration_comes_from_the_checkout(checkout: Place) -> None:
+def test_the_dataset_of_a_configuration_comes_from_the_checkout(checkout: Workspace) -> None:
     count = len((checkout.folder / ROWS).read_text().splitlines())
     completed = checkout.run(f"gymsdk tasks --config {ENVIRONMENT} --dataset example")
     assert completed.out.startswith(f"{count} rows are valid"), completed.out + completed.err
 
 
-def test_ignored_settings_are_shown_with_their_file(checkout: Place) -> None:
+def test_ignored_settings_are_shown_with_their_file(checkout: Workspace) -> None:
     shown = checkout.run(f'gymsdk config "+config_paths=[{ENVIRONMENT},{VLLM}]"')
     assert (shown.code, "# " + VLLM in shown.out) == (0, True), shown.err

@@ -31,7 +31,7 @@ def verify():
     raise Unscorable("the judge is away", kind="judge_failed", retryable=True)
 """
 
-STUMBLING = """
+FAILS_TWICE = """
 tries = 0
 
 @hookimpl
@@ -66,8 +66,8 @@ def folder(sums: Mapping[str, Environment], tmp_path: Path) -> Iterator[RunFolde
         yield folder
 
 
-def _failing(times: int, error: Exception) -> ScriptedModel:
-    """A model that fails its first *times* calls with *error*, and then says `4`."""
+def _failing_model(times: int, error: Exception) -> ScriptedModel:
+    """Return a model that fails its first *times* calls with *error*, and then says `4`."""
     calls = 0
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
@@ -80,60 +80,58 @@ def _failing(times: int, error: Exception) -> ScriptedModel:
     return ScriptedModel("failing", choose)
 
 
-def _paid() -> ScriptedModel:
-    """A model whose every answer has 5 tokens."""
+def _counted_model() -> ScriptedModel:
+    """Return a model that reports 5 output tokens for every response."""
 
-    class Paid(ScriptedModel):
+    class CountedModel(ScriptedModel):
         async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
             return {**await super().respond(request, episode=episode), "usage": {"output_tokens": 5}}
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
         return [responses.build_message("4")]
 
-    return Paid("paid", choose)
+    return CountedModel("paid", choose)
 
 
 def _job(folder: RunFolder) -> Job:
     return next(iter_jobs(folder.read_inputs()))
 
 
-async def _complete(folder: RunFolder, play: LocalPlayer, **options: Any) -> list[PlayedJob]:
-    told: list[PlayedJob] = []
-    given = {"done": folder.read_progress().done, "concurrency": 4, "report": told.append}
+async def _play_missing(folder: RunFolder, play: LocalPlayer, **options: Any) -> list[PlayedJob]:
+    played: list[PlayedJob] = []
+    given = {"done": folder.read_progress().done, "concurrency": 4, "report": played.append}
     await play_missing(folder, play, **{**given, **options})
-    return told
+    return played
 
 
 async def test_every_rollout_is_on_disk_before_it_is_counted(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
-    seen = []
+    on_disk = []
 
-    def told(played: PlayedJob) -> None:
-        seen.append(played.job.key in folder.read_progress().done)
+    def record(played: PlayedJob) -> None:
+        on_disk.append(played.job.key in folder.read_progress().done)
 
-    await _complete(folder, LocalPlayer(sums, _failing(0, ValueError())), report=told)
-    assert seen == [True] * 3
+    await _play_missing(folder, LocalPlayer(sums, _failing_model(0, ValueError())), report=record)
+    assert on_disk == [True] * 3
 
 
-async def test_only_what_is_missing_is_played(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    play = LocalPlayer(sums, _failing(0, ValueError()))
-    first = await _complete(folder, play, done={(0, 0), (1, 0)})
-    rest = await _complete(folder, play)
+async def test_only_missing_rollouts_are_played(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    play = LocalPlayer(sums, _failing_model(0, ValueError()))
+    first = await _play_missing(folder, play, done={(0, 0), (1, 0)})
+    rest = await _play_missing(folder, play)
     assert [played.job.key for played in first] == [(2, 0)]
     assert {played.job.key for played in rest} == {(0, 0), (1, 0)}
 
 
-async def test_a_failure_another_try_may_mend_is_tried_again(
-    sums: Mapping[str, Environment], folder: RunFolder
-) -> None:
-    model = _failing(2, Failed("busy", kind="model_error", retryable=True))
+async def test_a_retryable_failure_is_retried(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    model = _failing_model(2, Failed("busy", kind="model_error", retryable=True))
     played = await LocalPlayer(sums, model, attempts=3)(_job(folder))
     assert (played.rollout.outcome, played.attempts) == ("scored", 3)
 
 
-async def test_tries_are_bounded(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    model = _failing(2, Failed("busy", kind="model_error", retryable=True))
+async def test_attempts_are_limited(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    model = _failing_model(2, Failed("busy", kind="model_error", retryable=True))
     played = write_result(folder, await LocalPlayer(sums, model, attempts=2)(_job(folder)))
     (line,) = folder.read_failures()
     assert played.rollout.reward is None
@@ -144,12 +142,12 @@ async def test_tries_are_bounded(sums: Mapping[str, Environment], folder: RunFol
     )
 
 
-async def test_what_the_grader_failed_on_is_never_played_again_within_a_run(
+async def test_a_failure_of_the_verifier_is_not_retried_within_a_run(
     folder: RunFolder, environment: Callable[..., Environment]
 ) -> None:
-    flaky = environment(FLAKY)
-    model = _failing(0, ValueError())
-    played = await LocalPlayer({"sums": flaky}, model, attempts=5)(_job(folder))
+    unscorable = environment(FLAKY)
+    model = _failing_model(0, ValueError())
+    played = await LocalPlayer({"sums": unscorable}, model, attempts=5)(_job(folder))
     failure = played.rollout.failure
     assert failure is not None
     assert (failure.stage, failure.retryable, played.attempts) == ("verify", True, 1)
@@ -158,56 +156,58 @@ async def test_what_the_grader_failed_on_is_never_played_again_within_a_run(
 @pytest.mark.parametrize(
     ("kind", "attempts"), [("server_unreachable", 2), ("session_lost", 2), ("hook_raised", 1), ("worker_timeout", 1)]
 )
-async def test_what_went_with_its_server_while_it_was_judged_is_played_again_once(
+async def test_a_rollout_whose_server_is_lost_during_verify_is_played_once_more(
     folder: RunFolder, kind: str, attempts: int
 ) -> None:
     failure = Failure(stage="verify", kind=kind, message="x", retryable=True)
 
-    async def once(_job: Job, _attempt: int) -> Rollout:
+    async def play_once(_job: Job, _attempt: int) -> Rollout:
         return _rollout().model_copy(update={"outcome": "failed", "failure": failure})
 
-    assert (await play_with_retries(_job(folder), once, attempts=5)).attempts == attempts
+    assert (await play_with_retries(_job(folder), play_once, attempts=5)).attempts == attempts
 
 
-async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:
-    stumbling = environment(STUMBLING)
-    write_result(folder, await LocalPlayer({"sums": stumbling}, _paid(), attempts=3)(_job(folder)))
+async def test_tokens_of_every_attempt_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:
+    fails_twice = environment(FAILS_TWICE)
+    write_result(folder, await LocalPlayer({"sums": fails_twice}, _counted_model(), attempts=3)(_job(folder)))
     (line,) = folder.read_rollouts()
     assert (line["gymsdk"]["attempts"], line["gymsdk"]["usage"]["policy"]["calls"]) == (3, 3)
     assert line["gymsdk"]["usage"]["policy"]["output_tokens"] == 15
     assert line["response"]["usage"]["output_tokens"] == 5
 
 
-async def test_a_try_waits_as_long_as_the_server_asks(
+async def test_a_retry_waits_as_long_as_the_server_asks(
     sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gymsdk.rollouts.retry.BACKOFF", Backoff(first=0.0))
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
-    begun = loop.time()
-    played = await LocalPlayer(sums, _failing(1, error))(_job(folder))
+    started = loop.time()
+    played = await LocalPlayer(sums, _failing_model(1, error))(_job(folder))
     assert (played.rollout.outcome, played.attempts) == ("scored", 2)
-    assert loop.time() - begun >= 0.2
+    assert loop.time() - started >= 0.2
 
 
-async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(
+async def test_a_server_that_asks_for_too_long_a_wait_is_not_retried(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_RETRY_AFTER_SECONDS + 1)
-    played = write_result(folder, await LocalPlayer(sums, _failing(9, error))(_job(folder)))
+    played = write_result(folder, await LocalPlayer(sums, _failing_model(9, error))(_job(folder)))
     (line,) = folder.read_failures()
     assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)
 
 
-async def test_a_failure_no_try_mends_is_not_tried_again(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    model = _failing(9, Failed("no such model", kind="model_refused"))
+async def test_a_failure_that_is_not_retryable_is_not_retried(
+    sums: Mapping[str, Environment], folder: RunFolder
+) -> None:
+    model = _failing_model(9, Failed("no such model", kind="model_refused"))
     assert (await LocalPlayer(sums, model, attempts=3)(_job(folder))).attempts == 1
 
 
-async def test_what_breaks_the_host_breaks_one_rollout(
+async def test_an_internal_error_fails_one_rollout_only(
     sums: Mapping[str, Environment], folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Cracked:
+    class BrokenEnvironment:
         name = "sums"
 
         def __getattr__(self, method: str) -> Any:
@@ -218,50 +218,50 @@ async def test_what_breaks_the_host_breaks_one_rollout(
                 raise KeyError("a bug")
             return await sums["sums"].reset(row, id=id, **given)
 
-    told = await _complete(folder, LocalPlayer({"sums": Cracked()}, _failing(0, ValueError())))
-    assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
+    results = await _play_missing(folder, LocalPlayer({"sums": BrokenEnvironment()}, _failing_model(0, ValueError())))
+    assert sorted(played.rollout.outcome for played in results) == ["failed", "scored", "scored"]
     (line,) = folder.read_failures()
     assert (line["_ng_failure_class"], line["_ng_failure_message"]) == ("host_broke", "KeyError: 'a bug'")
     assert (line["_ng_attempt_index"], line["_ng_failure_terminal"]) == (2, False)
     assert "Traceback" in caplog.text
 
 
-async def test_a_row_that_no_longer_fits_is_a_failure_that_stays(
+async def test_a_row_that_no_longer_fits_is_a_terminal_failure(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}})
-    write_result(folder, await LocalPlayer(sums, _failing(0, ValueError()))(job))
+    write_result(folder, await LocalPlayer(sums, _failing_model(0, ValueError()))(job))
     (line,) = folder.read_failures()
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
 
 
-async def test_a_verdict_that_is_no_json_is_a_failure(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+async def test_a_verdict_that_is_not_json_is_a_failure(sums: Mapping[str, Environment], folder: RunFolder) -> None:
     answers = [row["answer"] for row in folder.read_inputs()]
-    async with load("sums", sulks=answers[:1]) as sulking:
-        told = await _complete(folder, LocalPlayer({"sums": sulking}, _failing(0, ValueError())))
-    assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
+    async with load("sums", sulks=answers[:1]) as unserializable:
+        results = await _play_missing(folder, LocalPlayer({"sums": unserializable}, _failing_model(0, ValueError())))
+    assert sorted(played.rollout.outcome for played in results) == ["failed", "scored", "scored"]
     (line,) = folder.read_failures()
     assert line["_ng_failure_class"] == "bad_answer"
     assert "reward" not in line
 
 
-async def test_no_more_than_asked_are_in_flight() -> None:
-    flying = most = 0
+async def test_the_number_of_concurrent_rollouts_is_limited() -> None:
+    running = max_running = 0
 
     async def play(job: Job) -> PlayedJob:
-        nonlocal flying, most
-        flying += 1
-        most = max(most, flying)
+        nonlocal running, max_running
+        running += 1
+        max_running = max(max_running, running)
         await asyncio.sleep(0)
-        flying -= 1
+        running -= 1
         return PlayedJob(job, _rollout(), 1)
 
     source = (Job("sums", number, 0, {}) for number in range(50))
     assert len([played async for played in collect(source, play, concurrency=7)]) == 50
-    assert most == 7
+    assert max_running == 7
 
 
-async def test_whoever_stops_listening_cancels_what_is_in_flight() -> None:
+async def test_closing_the_iterator_cancels_running_rollouts() -> None:
     cancelled = []
 
     async def play(job: Job) -> PlayedJob:
@@ -272,10 +272,10 @@ async def test_whoever_stops_listening_cancels_what_is_in_flight() -> None:
             raise
         return PlayedJob(job, _rollout(), 1)
 
-    ends = collect((Job("sums", number, 0, {}) for number in range(9)), play, concurrency=3)
-    assert (await anext(ends)).job.task == 0
+    results = collect((Job("sums", number, 0, {}) for number in range(9)), play, concurrency=3)
+    assert (await anext(results)).job.task == 0
     await asyncio.sleep(0)
-    await ends.aclose()
+    await results.aclose()
     assert sorted(cancelled) == [1, 2, 3]
 
 
@@ -285,30 +285,30 @@ def _rollout(kind: str | None = None, *, stage: str = "model") -> Rollout:
     return Rollout(id="", environment="sums", row={}, seed=0, outcome=outcome, reward=reward, failure=failure)
 
 
-def _heard(breaker: CircuitBreaker, *rollouts: Rollout) -> None:
+def _record(breaker: CircuitBreaker, *rollouts: Rollout) -> None:
     for rollout in rollouts:
         breaker.record(rollout)
 
 
-def test_a_server_that_is_gone_ends_a_run() -> None:
+def test_an_unreachable_server_ends_the_run() -> None:
     breaker = CircuitBreaker(scored=1000)
-    _heard(breaker, *[_rollout("model_unreachable")] * (MAX_UNAVAILABLE_IN_A_ROW - 1))
+    _record(breaker, *[_rollout("model_unreachable")] * (MAX_UNAVAILABLE_IN_A_ROW - 1))
     with pytest.raises(
         ModelLost, match=rf"{MAX_UNAVAILABLE_IN_A_ROW} rollouts failed for the same reason \(no answer\)"
     ):
         breaker.record(_rollout("model_unreachable"))
 
 
-def test_a_server_that_comes_back_in_time_does_not() -> None:
+def test_a_server_that_returns_in_time_does_not_end_the_run() -> None:
     streak = [_rollout("model_unreachable")] * (MAX_UNAVAILABLE_IN_A_ROW - 1)
-    _heard(CircuitBreaker(), *streak, _rollout(), *streak, _rollout("model_refused"), *streak)
+    _record(CircuitBreaker(), *streak, _rollout(), *streak, _rollout("model_refused"), *streak)
 
 
-def test_a_model_that_never_answers_ends_a_run() -> None:
+def test_a_model_that_never_answers_ends_the_run() -> None:
     with pytest.raises(ModelLost):
-        _heard(CircuitBreaker(), *[_rollout("model_refused")] * MAX_FAILURES_BEFORE_FIRST_SCORE)
+        _record(CircuitBreaker(), *[_rollout("model_refused")] * MAX_FAILURES_BEFORE_FIRST_SCORE)
 
 
-def test_rows_that_fail_never_end_a_run() -> None:
-    _heard(CircuitBreaker(scored=1), *[_rollout("model_refused")] * 500)
-    _heard(CircuitBreaker(), *[_rollout("hook_raised", stage="verify")] * 500)
+def test_failing_rows_never_end_a_run() -> None:
+    _record(CircuitBreaker(scored=1), *[_rollout("model_refused")] * 500)
+    _record(CircuitBreaker(), *[_rollout("hook_raised", stage="verify")] * 500)

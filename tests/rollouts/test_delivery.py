@@ -1,4 +1,4 @@
-"""Runs played by servers: ours, which give what is played in this process, and NeMo Gym's."""
+"""Runs played by servers: gymsdk's servers, which give the same results as this process, and NeMo Gym's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.rollouts.run import Run, RunLimits, execute
 from gymsdk.types import Row
-from rollouts.conftest import Ear, Theirs, echoed, lines_of, listening, told_by
+from rollouts.conftest import NemoGymServers, RecordingProgress, read_comparable, read_lines, reply_four, serve_app
 
 Tasks = Callable[..., Path]
 
@@ -44,7 +44,7 @@ def out(tmp_path: Path) -> Path:
 async def _run(out: Path, *, resume: bool = False, attempts: int = 1, breaker: float = 300.0, **plan: Any) -> list[Row]:
     given = {"environments": {}, **plan}
     pace = RunLimits(attempts=attempts, timeout=breaker)
-    return await execute(Run(Plan(**given), out, resume=resume, limits=pace), Ear())
+    return await execute(Run(Plan(**given), out, resume=resume, limits=pace), RecordingProgress())
 
 
 def _is_missing(out: Path) -> bool:
@@ -52,14 +52,14 @@ def _is_missing(out: Path) -> bool:
 
 
 @pytest.mark.parametrize("model", ["scripted/oracle:0.5", "scripted/random"])
-async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: str) -> None:
+async def test_servers_give_the_same_rollouts_as_this_process(tmp_path: Path, model: str) -> None:
     plan = {"limit": 4, "repeats": 2, "seed": 3, "sampling": {"temperature": 0.5}}
     figures = [await _run(tmp_path / "here", environments=ALL, model=model, **plan)]
     async with process.serve(ALL, settings=ALL, model=model) as running:
         figures.append(await _run(tmp_path / "there", environments=ALL, head=running.head_url, **plan))
         rows = {"tasks": tmp_path / "here" / "inputs.jsonl", "seed": 3}
         figures.append(await _run(tmp_path / "rows", head=running.head_url, **rows))
-    here, there, rows_only = (told_by(tmp_path / name / "rollouts.jsonl") for name in ("here", "there", "rows"))
+    here, there, rows_only = (read_comparable(tmp_path / name / "rollouts.jsonl") for name in ("here", "there", "rows"))
     assert len(here) == 24
     assert here == there == rows_only
     for each in figures:
@@ -68,31 +68,31 @@ async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: s
     assert figures[0] == figures[1] == figures[2]
 
 
-async def test_failures_of_our_servers_keep_their_stage_and_kind(out: Path, tmp_path: Path, tasks: Tasks) -> None:
+async def test_failures_of_gymsdk_servers_keep_their_stage_and_kind(out: Path, tmp_path: Path, tasks: Tasks) -> None:
     settings = {"sums": {"breaks": [4]}}
     async with process.serve(["sums"], settings=settings, model="scripted/null") as running:
         await _run(out, head=running.head_url, tasks=tasks())
     await _run(tmp_path / "here", environments=settings, model="scripted/null", tasks=tasks())
-    there, here = (lines_of(folder / "failures.jsonl")[0] for folder in (out, tmp_path / "here"))
+    there, here = (read_lines(folder / "failures.jsonl")[0] for folder in (out, tmp_path / "here"))
     failures = [{key: line[key] for key in line if key.startswith("_ng_")} for line in (there, here)]
     assert failures[0] == failures[1]
     assert (there["_ng_failure_class"], there["_ng_failure_stage"]) == ("hook_raised", "verify")
     assert there["gymsdk"]["outcome"] == here["gymsdk"]["outcome"]
 
 
-async def test_a_row_that_does_not_fit_their_environment_is_a_failure_that_stays(out: Path, tasks: Tasks) -> None:
+async def test_a_row_that_does_not_fit_the_servers_environment_is_a_terminal_failure(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}}
     async with process.serve(["sums"]) as running:
         await _run(out, head=running.head_url, tasks=tasks(row))
-    (line,) = lines_of(out / "failures.jsonl")
+    (line,) = read_lines(out / "failures.jsonl")
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
     assert "answer: Field required" in line["_ng_failure_message"]
 
 
-async def test_nemo_gyms_answer_is_a_rollout_too(out: Path, tasks: Tasks) -> None:
-    async with Theirs().serving() as theirs:
-        (figures,) = await _run(out, head=theirs.head, tasks=tasks(), repeats=2)
-    first, second = sorted(lines_of(out / "rollouts.jsonl"), key=lambda line: line["_ng_rollout_index"])
+async def test_a_reply_of_nemo_gym_is_a_rollout(out: Path, tasks: Tasks) -> None:
+    async with NemoGymServers().serve() as servers:
+        (figures,) = await _run(out, head=servers.head, tasks=tasks(), repeats=2)
+    first, second = sorted(read_lines(out / "rollouts.jsonl"), key=lambda line: line["_ng_rollout_index"])
     assert (first["reward"], first["extracted_answer"], first["gymsdk"]["verdict"]) == (
         1.0,
         "4",
@@ -103,17 +103,17 @@ async def test_nemo_gyms_answer_is_a_rollout_too(out: Path, tasks: Tasks) -> Non
     assert figures["agent_metrics"]["mean/reward"] == 1.0
 
 
-async def test_each_try_of_each_rollout_has_an_id_of_its_own(out: Path, tasks: Tasks) -> None:
-    def busy(row: dict[str, Any], number: int) -> Any:
-        return JSONResponse({"detail": "busy"}, 503) if number == 1 else echoed(row, number)
+async def test_each_attempt_of_each_rollout_has_its_own_id(out: Path, tasks: Tasks) -> None:
+    def reply_busy_once(row: dict[str, Any], number: int) -> Any:
+        return JSONResponse({"detail": "busy"}, 503) if number == 1 else reply_four(row, number)
 
-    async with Theirs(busy).serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks(), attempts=3)
-        await _run(out.with_name("again"), head=theirs.head, tasks=tasks(), attempts=3)
-    ids = [row["_ng_rollout_id"] for row in theirs.sent]
+    async with NemoGymServers(reply_busy_once).serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks(), attempts=3)
+        await _run(out.with_name("again"), head=servers.head, tasks=tasks(), attempts=3)
+    ids = [row["_ng_rollout_id"] for row in servers.sent]
     assert len(set(ids)) == len(ids) == 3
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", each) for each in ids)
-    first = theirs.sent[0]
+    first = servers.sent[0]
     assert (first["_ng_task_index"], first["_ng_rollout_index"]) == (0, 0)
     assert first["gymsdk"] == {
         "seed": first["gymsdk"]["seed"],
@@ -122,20 +122,20 @@ async def test_each_try_of_each_rollout_has_an_id_of_its_own(out: Path, tasks: T
     }
 
 
-async def test_a_busy_server_is_waited_for_as_long_as_it_asks(out: Path, tasks: Tasks) -> None:
-    def busy(row: dict[str, Any], number: int) -> Any:
+async def test_a_busy_server_is_retried_after_the_time_it_asks_for(out: Path, tasks: Tasks) -> None:
+    def reply_busy_once(row: dict[str, Any], number: int) -> Any:
         headers = {"Retry-After": "1"}
-        return JSONResponse({"detail": "busy"}, 429, headers) if number == 1 else echoed(row, number)
+        return JSONResponse({"detail": "busy"}, 429, headers) if number == 1 else reply_four(row, number)
 
-    begun = asyncio.get_running_loop().time()
-    async with Theirs(busy).serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks(), attempts=2)
-    assert asyncio.get_running_loop().time() - begun >= 1.0
-    assert lines_of(out / "rollouts.jsonl")[0]["gymsdk"]["attempts"] == 2
+    started = asyncio.get_running_loop().time()
+    async with NemoGymServers(reply_busy_once).serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks(), attempts=2)
+    assert asyncio.get_running_loop().time() - started >= 1.0
+    assert read_lines(out / "rollouts.jsonl")[0]["gymsdk"]["attempts"] == 2
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "expected"),
     [
         (422, {"detail": "no such field"}, ("bad_row", "reset", True)),
         (422, {"detail": "x", "stage": "step", "kind": "tool_raised"}, ("tool_raised", "step", True)),
@@ -146,13 +146,13 @@ async def test_a_busy_server_is_waited_for_as_long_as_it_asks(out: Path, tasks: 
         (200, ["no", "row"], ("bad_answer", "host", True)),
     ],
 )
-async def test_a_refusal_is_a_failure_by_its_status(
-    out: Path, tasks: Tasks, status: int, body: object, told: tuple[str, str, bool]
+async def test_an_error_response_is_a_failure_classified_by_its_status(
+    out: Path, tasks: Tasks, status: int, body: object, expected: tuple[str, str, bool]
 ) -> None:
-    async with Theirs(lambda _row, _number: JSONResponse(body, status)).serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks())
-    (line,) = lines_of(out / "failures.jsonl")
-    assert (line["_ng_failure_class"], line["_ng_failure_stage"], line["_ng_failure_terminal"]) == told
+    async with NemoGymServers(lambda _row, _number: JSONResponse(body, status)).serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks())
+    (line,) = read_lines(out / "failures.jsonl")
+    assert (line["_ng_failure_class"], line["_ng_failure_stage"], line["_ng_failure_terminal"]) == expected
     assert "reward" not in line
 
 
@@ -166,187 +166,183 @@ async def test_a_refusal_is_a_failure_by_its_status(
         ({"reward": "1.0"}, "bad_answer"),
     ],
 )
-async def test_a_reward_that_does_not_count_is_never_scored(
+async def test_a_masked_or_invalid_reward_is_never_scored(
     out: Path, tasks: Tasks, fields: dict[str, Any], kind: str
 ) -> None:
-    async with Theirs(lambda row, number: {**echoed(row, number), **fields}).serving() as theirs:
-        (figures,) = await _run(out, head=theirs.head, tasks=tasks(), attempts=3)
-    (line,) = lines_of(out / "failures.jsonl")
-    assert (line["_ng_failure_class"], len(theirs.sent)) == (kind, 1)
+    async with NemoGymServers(lambda row, number: {**reply_four(row, number), **fields}).serve() as servers:
+        (figures,) = await _run(out, head=servers.head, tasks=tasks(), attempts=3)
+    (line,) = read_lines(out / "failures.jsonl")
+    assert (line["_ng_failure_class"], len(servers.sent)) == (kind, 1)
     assert (out / "rollouts.jsonl").read_bytes() == b""
     assert "mean/reward" not in figures["agent_metrics"]
 
 
-class Cut(Theirs):
-    """Ends the connection in the middle of its first answer."""
+class DroppedConnection(NemoGymServers):
+    """Servers that drop the connection in the middle of their first reply."""
 
     def app(self) -> Any:
-        whole = super().app()
-        lost: list[str] = []
+        app = super().app()
+        dropped: list[str] = []
 
-        async def cutting(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] != "http" or scope["path"] != "/run" or lost:
-                await whole(scope, receive, send)
+        async def drop_first_reply(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http" or scope["path"] != "/run" or dropped:
+                await app(scope, receive, send)
                 return
             message = await receive()
-            lost.append("answer")
+            dropped.append("answer")
             self.sent.append(json.loads(message["body"]))
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             # The connection ends in the middle of the body.
             await send({"type": "http.response.body", "body": b"{", "more_body": True})
 
-        return cutting
+        return drop_first_reply
 
 
-async def test_a_lost_answer_is_asked_for_again_where_a_row_is_played_once_under_its_id(
-    out: Path, tasks: Tasks
-) -> None:
-    async with Cut(about={"gymsdk_version": "0.1.0"}).serving() as ours:
+async def test_a_lost_reply_is_requested_again_where_the_server_plays_each_id_once(out: Path, tasks: Tasks) -> None:
+    async with DroppedConnection(about={"gymsdk_version": "0.1.0"}).serve() as ours:
         await _run(out, head=ours.head, tasks=tasks())
     ids = [row["_ng_rollout_id"] for row in ours.sent]
     assert len(ids) == 2
     assert ids[0] == ids[1]
-    assert lines_of(out / "rollouts.jsonl")[0]["gymsdk"]["attempts"] == 1
+    assert read_lines(out / "rollouts.jsonl")[0]["gymsdk"]["attempts"] == 1
 
 
-async def test_a_lost_answer_of_others_is_not_asked_for_again_under_its_id(out: Path, tasks: Tasks) -> None:
-    async with Cut().serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks())
-    assert len(theirs.sent) == 1
-    assert lines_of(out / "failures.jsonl")[0]["_ng_failure_class"] == "server_unreachable"
+async def test_a_lost_reply_of_another_server_is_not_requested_again_under_its_id(out: Path, tasks: Tasks) -> None:
+    async with DroppedConnection().serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks())
+    assert len(servers.sent) == 1
+    assert read_lines(out / "failures.jsonl")[0]["_ng_failure_class"] == "server_unreachable"
 
 
 async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}})
-    async with Theirs().serving() as theirs:
-        client = ServerClient(theirs.head)
-        delivery = RemotePlayer(client, attempts=1, retry=Retry(times=0, first=0.01))
-        home, theirs.head = theirs.head, "http://127.0.0.1:9"
-        assert await client.url("sums_simple_agent") == theirs.head
-        theirs.head = home
-        played = await delivery(job)
-    assert (played.rollout.outcome, played.attempts, len(theirs.sent)) == ("scored", 1, 1)
+    async with NemoGymServers().serve() as servers:
+        client = ServerClient(servers.head)
+        player = RemotePlayer(client, attempts=1, retry=Retry(times=0, first=0.01))
+        address, servers.head = servers.head, "http://127.0.0.1:9"
+        assert await client.url("sums_simple_agent") == servers.head
+        servers.head = address
+        played = await player(job)
+    assert (played.rollout.outcome, played.attempts, len(servers.sent)) == ("scored", 1, 1)
 
 
-async def test_an_agent_that_the_head_has_lost_is_a_failure_of_its_rollout() -> None:
-    async with Theirs().serving() as theirs:
-        delivery = RemotePlayer(ServerClient(theirs.head), attempts=1, agent_wait=0)
-        played = await delivery(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
+async def test_an_agent_that_the_head_has_lost_fails_its_rollout() -> None:
+    async with NemoGymServers().serve() as servers:
+        player = RemotePlayer(ServerClient(servers.head), attempts=1, agent_wait=0)
+        played = await player(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
     assert played.rollout.failure is not None
     assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("server_unreachable", True)
 
 
-async def test_a_row_that_is_sent_back_whole_is_not_taken_for_an_answer_of_ours(out: Path, tasks: Tasks) -> None:
-    async with Theirs(lambda row, number: {**row, **echoed(row, number)}).serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks())
-    (line,) = lines_of(out / "rollouts.jsonl")
+async def test_a_row_echoed_in_the_reply_is_not_mistaken_for_a_reply_of_gymsdk(out: Path, tasks: Tasks) -> None:
+    async with NemoGymServers(lambda row, number: {**row, **reply_four(row, number)}).serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks())
+    (line,) = read_lines(out / "rollouts.jsonl")
     assert (line["reward"], line["gymsdk"]["verdict"]) == (1.0, ["grader_timeout", "extracted_answer"])
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"policy_model_name": "vllm/other"}, "the model of the servers was vllm/one, now vllm/other"),
         ({"gymsdk_version": "0.2"}, "the servers' version of gymsdk was not given, now 0.2"),
     ],
 )
-async def test_a_resume_does_not_mix_what_other_servers_play(
-    out: Path, tasks: Tasks, changed: dict[str, Any], told: str
+async def test_a_resume_with_different_servers_is_rejected(
+    out: Path, tasks: Tasks, changed: dict[str, Any], expected: str
 ) -> None:
     about = {"policy_model_name": "vllm/one"}
-    async with Theirs(about=about).serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks())
-        theirs.about = about | changed
-        with pytest.raises(BadOutput, match=told):
-            await _run(out, head=theirs.head, tasks=tasks(), resume=True)
+    async with NemoGymServers(about=about).serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks())
+        servers.about = about | changed
+        with pytest.raises(BadOutput, match=expected):
+            await _run(out, head=servers.head, tasks=tasks(), resume=True)
 
 
-async def test_an_answer_that_never_comes_has_a_deadline(out: Path, tasks: Tasks) -> None:
-    class Slow(Theirs):
+async def test_a_reply_that_never_comes_has_a_deadline(out: Path, tasks: Tasks) -> None:
+    class HangingServers(NemoGymServers):
         async def run(self, request: Request) -> Response:
             await asyncio.Event().wait()
             raise AssertionError
 
-    async with Slow().serving() as theirs:
-        plan = {"head": theirs.head, "tasks": tasks(), "budget": Budget(seconds=0.1)}
+    async with HangingServers().serve() as servers:
+        plan = {"head": servers.head, "tasks": tasks(), "budget": Budget(seconds=0.1)}
         await _run(out, breaker=0.2, **plan)
-    (line,) = lines_of(out / "failures.jsonl")
+    (line,) = read_lines(out / "failures.jsonl")
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("server_timeout", False)
 
 
-async def test_a_run_gives_up_on_servers_that_are_gone(out: Path, tasks: Tasks) -> None:
-    async with Theirs(lambda _row, _number: JSONResponse("broken", 500)).serving() as theirs:
+async def test_a_run_stops_when_its_servers_are_gone(out: Path, tasks: Tasks) -> None:
+    async with NemoGymServers(lambda _row, _number: JSONResponse("broken", 500)).serve() as servers:
         with pytest.raises(ModelLost, match=r"64 rollouts failed for the same reason .* use --resume"):
-            await _run(out, head=theirs.head, tasks=tasks(count=200))
-        theirs.answered = echoed
-        (figures,) = await _run(out, head=theirs.head, tasks=tasks(count=200), resume=True)
+            await _run(out, head=servers.head, tasks=tasks(count=200))
+        servers.run_reply = reply_four
+        (figures,) = await _run(out, head=servers.head, tasks=tasks(count=200), resume=True)
     assert figures["outcomes"] == {"scored": 200}
 
 
-async def test_a_run_goes_on_with_servers_that_have_moved(out: Path, tasks: Tasks) -> None:
-    def half(row: dict[str, Any], number: int) -> Any:
-        return echoed(row, number) if row["_ng_task_index"] < 2 else JSONResponse("broken", 500)
+async def test_a_run_resumes_with_servers_that_have_moved(out: Path, tasks: Tasks) -> None:
+    def reply_to_half(row: dict[str, Any], number: int) -> Any:
+        return reply_four(row, number) if row["_ng_task_index"] < 2 else JSONResponse("broken", 500)
 
-    async with Theirs(half).serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks(count=4))
-    async with Theirs().serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks(count=4), resume=True)
-    assert sorted(told_by(out / "rollouts.jsonl")) == [(number, 0) for number in range(4)]
-    assert len(theirs.sent) == 2
+    async with NemoGymServers(reply_to_half).serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks(count=4))
+    async with NemoGymServers().serve() as servers:
+        await _run(out, head=servers.head, tasks=tasks(count=4), resume=True)
+    assert sorted(read_comparable(out / "rollouts.jsonl")) == [(number, 0) for number in range(4)]
+    assert len(servers.sent) == 2
 
 
-async def test_an_agent_with_a_name_of_its_own_is_asked_by_that(out: Path, tasks: Tasks) -> None:
+async def test_an_agent_with_a_custom_name_is_called_by_it(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "my_own"}}
-    async with Theirs(agent="my_own").serving() as theirs:
-        (figures,) = await _run(out, head=theirs.head, tasks=tasks(row))
+    async with NemoGymServers(agent="my_own").serve() as servers:
+        (figures,) = await _run(out, head=servers.head, tasks=tasks(row))
     assert figures["agent_ref"] == {"name": "my_own"}
-    assert lines_of(out / "rollouts.jsonl")[0]["agent_ref"]["name"] == "my_own"
+    assert read_lines(out / "rollouts.jsonl")[0]["agent_ref"]["name"] == "my_own"
 
 
-async def test_a_row_for_an_agent_the_head_does_not_know_is_told_before_anything_is_written(
-    out: Path, tasks: Tasks
-) -> None:
+async def test_a_row_for_an_unknown_agent_is_rejected_before_anything_is_written(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sumz_simple_agent"}}
-    async with Theirs().serving() as theirs:
+    async with NemoGymServers().serve() as servers:
         with pytest.raises(UnknownServer, match=r"tasks.jsonl:1: .* knows no agent 'sumz_simple_agent'; did you mean"):
-            await _run(out, head=theirs.head, tasks=tasks(row))
+            await _run(out, head=servers.head, tasks=tasks(row))
         with pytest.raises(UnknownServer, match="knows no agent 'math_simple_agent'"):
-            await _run(out, head=theirs.head, environments={"math": {}}, limit=1)
+            await _run(out, head=servers.head, environments={"math": {}}, limit=1)
     assert _is_missing(out)
 
 
-async def test_a_row_without_an_agent_is_for_the_one_environment_named(out: Path, tasks: Tasks) -> None:
+async def test_a_row_without_an_agent_is_for_the_named_environment(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "answer": 4}
-    async with Theirs().serving() as theirs:
+    async with NemoGymServers().serve() as servers:
         with pytest.raises(BadRow, match=r"does not name its agent; add `agent_ref.name`"):
-            await _run(out, head=theirs.head, tasks=tasks(row))
-        await _run(out, head=theirs.head, tasks=tasks(row), environments={"sums": {}})
-    assert theirs.sent[0]["agent_ref"]["name"] == "sums_simple_agent"
+            await _run(out, head=servers.head, tasks=tasks(row))
+        await _run(out, head=servers.head, tasks=tasks(row), environments={"sums": {}})
+    assert servers.sent[0]["agent_ref"]["name"] == "sums_simple_agent"
 
 
-async def test_a_head_that_has_just_begun_is_waited_for(out: Path, tasks: Tasks) -> None:
-    theirs, looks = Theirs(), 0
+async def test_a_head_that_has_just_started_is_waited_for(out: Path, tasks: Tasks) -> None:
+    servers, requests = NemoGymServers(), 0
 
     def config() -> str:
-        nonlocal looks
-        looks += 1
-        # Two looks long it has heard of nobody.
-        return "{}" if looks < 3 else theirs.config()
+        nonlocal requests
+        requests += 1
+        # The first two requests find no agent.
+        return "{}" if requests < 3 else servers.config()
 
     app = FastAPI()
     app.add_api_route("/global_config_dict_yaml", config, methods=["GET"])
     app.add_api_route("/nodes", lambda: {"settled": False}, methods=["GET"])
-    app.add_api_route("/run", theirs.run, methods=["POST"])
-    async with listening(app) as (host, port):
-        theirs.head = f"http://{host}:{port}"
-        await _run(out, head=theirs.head, tasks=tasks(count=2))
-    assert (looks >= 3, len(lines_of(out / "rollouts.jsonl"))) == (True, 2)
+    app.add_api_route("/run", servers.run, methods=["POST"])
+    async with serve_app(app) as (host, port):
+        servers.head = f"http://{host}:{port}"
+        await _run(out, head=servers.head, tasks=tasks(count=2))
+    assert (requests >= 3, len(read_lines(out / "rollouts.jsonl"))) == (True, 2)
 
 
-async def test_what_is_no_head_is_told(out: Path, tasks: Tasks) -> None:
+async def test_an_address_that_is_not_a_head_is_rejected(out: Path, tasks: Tasks) -> None:
     with pytest.raises(UsageError, match=r"write it as a URL, as in http://127.0.0.1:11000"):
         await _run(out, head="localhost:11000", tasks=tasks())
-    async with Theirs().serving() as theirs:
+    async with NemoGymServers().serve() as servers:
         with pytest.raises(Failed, match="check that it is a head server"):
-            await _run(out, head=f"{theirs.head}/elsewhere", tasks=tasks())
+            await _run(out, head=f"{servers.head}/elsewhere", tasks=tasks())
     assert _is_missing(out)

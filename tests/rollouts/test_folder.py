@@ -17,47 +17,47 @@ def _line(task: int, repeat: int = 0, **fields: Any) -> dict[str, Any]:
     return {"_ng_task_index": task, "_ng_rollout_index": repeat, "reward": 1.0, **fields}
 
 
-def _begin(folder: RunFolder, **settings: Any) -> None:
+def _start(folder: RunFolder, **settings: Any) -> None:
     folder.start(settings=settings, about={"python": "3"}, inputs=[_line(0), _line(1)])
 
 
-def test_a_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "a" / "b") as folder:
-        _begin(folder)
+        _start(folder)
     assert (tmp_path / "a" / "b" / "run.json").exists()
 
 
-def test_a_folder_that_nothing_came_of_leaves_no_trace(tmp_path: Path) -> None:
+def test_an_unused_new_folder_is_removed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), RunFolder(tmp_path / "a" / "b"):
         raise RuntimeError
     assert not (tmp_path / "a").exists()
 
 
-def test_a_file_in_its_place_is_named(tmp_path: Path) -> None:
+def test_a_file_at_the_path_is_reported(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(BadOutput, match=r"out is a file; name a folder with --output$"), RunFolder(tmp_path / "out"):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadOutput, match="Not a directory; choose another"), RunFolder(tmp_path / "file" / "out"):
         pass
 
 
-def test_one_process_holds_it_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_holds_a_folder(tmp_path: Path) -> None:
     with RunFolder(tmp_path), pytest.raises(BadOutput, match="another run is writing"), RunFolder(tmp_path):
         pass
     with RunFolder(tmp_path):
         pass
 
 
-def test_whoever_is_refused_leaves_the_holder_its_folder(tmp_path: Path) -> None:
+def test_a_rejected_process_leaves_the_folder_to_its_holder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with RunFolder(out) as folder:
         with pytest.raises(BadOutput), RunFolder(out):
             pass
-        _begin(folder)
+        _start(folder)
     assert folder.is_begun
 
 
@@ -95,23 +95,23 @@ for number in range(int(sys.argv[2])):
         os.waitpid(child, 0)
     print(*sorted(os.pread(tried, 100, 0).decode().split()), (base / "out" / "run.json").exists())
 """
-"""Three processes that enter one new folder at the same moment, again and again: prints what became of each."""
+"""Three processes enter one new folder at the same moment, in many rounds; the script prints each result."""
 
 
-def test_only_one_of_three_processes_that_start_together_enters_a_new_folder(tmp_path: Path) -> None:
+def test_only_one_of_three_concurrent_processes_enters_a_new_folder(tmp_path: Path) -> None:
     rounds = 30
     command = [sys.executable, "-c", THREE_AT_ONCE, str(tmp_path), str(rounds)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert ended.stdout.splitlines() == ["entered refused refused True"] * rounds
 
 
-def test_rows_that_cannot_be_read_leave_the_run_that_is_there(tmp_path: Path) -> None:
+def test_unreadable_rows_leave_an_existing_run_unchanged(tmp_path: Path) -> None:
     def broken() -> Any:
         yield _line(0)
         raise RuntimeError
 
     with RunFolder(tmp_path) as folder:
-        _begin(folder, model="one")
+        _start(folder, model="one")
         folder.append(_line(0))
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         with pytest.raises(RuntimeError):
@@ -119,52 +119,52 @@ def test_rows_that_cannot_be_read_leave_the_run_that_is_there(tmp_path: Path) ->
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_run_that_begins_removes_the_one_before_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_run_removes_only_the_files_of_the_previous_one(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with RunFolder(tmp_path) as folder:
-        _begin(folder, model="one")
+        _start(folder, model="one")
         folder.append(_line(0))
         folder.write_metrics([])
-        _begin(folder, model="other")
+        _start(folder, model="other")
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "inputs.jsonl", "run.json"}
     assert folder.read_settings() == {"model": "other"}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_no_run_has_written_is_a_stranger(tmp_path: Path, name: str) -> None:
+def test_a_file_without_a_run_is_foreign(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    strangers = RunFolder(tmp_path).list_foreign_files()
-    assert strangers == ([] if name == "run.json" else [name])
+    foreign = RunFolder(tmp_path).list_foreign_files()
+    assert foreign == ([] if name == "run.json" else [name])
 
 
-def test_what_is_kept_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_an_appended_line_is_on_disk_at_once(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
-        _begin(folder)
+        _start(folder)
         folder.append(_line(0))
         folder.append(_line(1), failed=True)
         assert [json.loads(line) for line in folder.rollouts.read_bytes().splitlines()] == [_line(0)]
         assert [json.loads(line) for line in folder.failures.read_bytes().splitlines()] == [_line(1)]
 
 
-def test_it_knows_how_far_its_run_is(tmp_path: Path) -> None:
+def test_a_folder_reports_the_progress_of_its_run(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
-        _begin(folder)
+        _start(folder)
         folder.append(_line(0, 0, reward=0.25))
         folder.append(_line(0, 1, reward=0.5))
         folder.append(_line(1, 0), failed=True)
-        standing = folder.read_progress()
-    assert standing.done == {(0, 0), (0, 1), (1, 0)}
-    assert (standing.scored, standing.earned, standing.failed) == (2, 0.75, 1)
+        progress = folder.read_progress()
+    assert progress.done == {(0, 0), (0, 1), (1, 0)}
+    assert (progress.scored, progress.earned, progress.failed) == (2, 0.75, 1)
 
 
-@pytest.mark.parametrize("left", [1, 10, 30])
-def test_a_torn_last_line_is_cut_off_on_a_resume(tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize("kept_bytes", [1, 10, 30])
+def test_a_partial_last_line_is_removed_on_resume(tmp_path: Path, kept_bytes: int) -> None:
     with RunFolder(tmp_path) as folder:
-        _begin(folder)
+        _start(folder)
         for name, failed in (("rollouts", False), ("failures", True)):
             folder.append(_line(0, _ng_failure_terminal=True), failed=failed)
             with (tmp_path / f"{name}.jsonl").open("ab") as file:
-                file.write(json.dumps(_line(1)).encode()[:left])
+                file.write(json.dumps(_line(1)).encode()[:kept_bytes])
         folder.resume({})
         assert len(list(folder.read_rollouts())) == len(list(folder.read_failures())) == 1
         folder.append(_line(1))
@@ -172,7 +172,7 @@ def test_a_torn_last_line_is_cut_off_on_a_resume(tmp_path: Path, left: int) -> N
 
 
 @pytest.mark.parametrize("whole", [b"", b"one\n", b"one\ntwo\n", b"x" * 200_000 + b"\n"])
-def test_cutting_keeps_whole_lines_however_long(tmp_path: Path, whole: bytes) -> None:
+def test_dropping_a_partial_line_keeps_whole_lines_of_any_length(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "file"
     for part in (b"", b"torn", b"t" * 150_000):
         path.write_bytes(whole + part)
@@ -180,9 +180,9 @@ def test_cutting_keeps_whole_lines_however_long(tmp_path: Path, whole: bytes) ->
         assert path.read_bytes() == whole
 
 
-def test_a_resume_forgets_the_failures_another_try_may_mend(tmp_path: Path) -> None:
+def test_a_resume_removes_failures_that_a_retry_may_fix(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
-        _begin(folder)
+        _start(folder)
         folder.append(_line(0, _ng_failure_terminal=True), failed=True)
         folder.append(_line(1, _ng_failure_terminal=False), failed=True)
         folder.resume({"command": "again"})
@@ -190,24 +190,24 @@ def test_a_resume_forgets_the_failures_another_try_may_mend(tmp_path: Path) -> N
     assert json.loads(folder.run.read_bytes())["resumed"] == [{"command": "again"}]
 
 
-def test_a_run_json_that_is_no_run_json_is_told(tmp_path: Path) -> None:
+def test_an_invalid_run_json_is_reported(tmp_path: Path) -> None:
     for text in ("", "{}", "[]", '{"settings": 3}'):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(BadOutput, match="unreadable; start over with --overwrite"):
             RunFolder(tmp_path).read_settings()
 
 
-def test_what_json_has_no_word_for_is_written_readably(tmp_path: Path) -> None:
+def test_values_that_json_cannot_express_are_replaced(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
-        _begin(folder)
+        _start(folder)
         folder.append(_line(0, big=2**70, text="half \ud800 a pair", nothing=float("nan")))
         folder.append(_line(1))
-        odd, plain = folder.read_rollouts()
-    assert (odd["big"], odd["text"], odd["nothing"]) == (2.0**70, "half ? a pair", None)
+        replaced, plain = folder.read_rollouts()
+    assert (replaced["big"], replaced["text"], replaced["nothing"]) == (2.0**70, "half ? a pair", None)
     assert plain == _line(1)
 
 
-def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "rollouts.jsonl").symlink_to("/dev/full")
     with (
         RunFolder(tmp_path) as folder,

@@ -8,54 +8,54 @@ from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed, get_environ
 ROW = {"responses_create_params": {"input": "2 + 2", "temperature": 0.5}, "answer": 4}
 
 
-def _sent(number: int, **fields: Any) -> dict[str, Any]:
+def _input_row(number: int, **fields: Any) -> dict[str, Any]:
     return build_input_row({**ROW, **fields}, environment="sums", task=number, sampling={})
 
 
-def test_a_row_is_sent_numbered_and_routed() -> None:
-    sent = _sent(3)
-    assert sent["_ng_task_index"] == 3
-    assert sent["agent_ref"] == {"type": "responses_api_agents", "name": "sums_simple_agent"}
-    assert get_environment_name(sent) == "sums"
+def test_an_input_row_is_numbered_and_names_its_agent() -> None:
+    row = _input_row(3)
+    assert row["_ng_task_index"] == 3
+    assert row["agent_ref"] == {"type": "responses_api_agents", "name": "sums_simple_agent"}
+    assert get_environment_name(row) == "sums"
 
 
-def test_sampling_parameters_go_over_the_rows_own() -> None:
-    sent = build_input_row(ROW, environment="sums", task=0, sampling={"temperature": 1.0, "top_p": 0.9})
-    assert sent["responses_create_params"] == {"input": "2 + 2", "temperature": 1.0, "top_p": 0.9}
+def test_sampling_parameters_override_those_of_the_row() -> None:
+    row = build_input_row(ROW, environment="sums", task=0, sampling={"temperature": 1.0, "top_p": 0.9})
+    assert row["responses_create_params"] == {"input": "2 + 2", "temperature": 1.0, "top_p": 0.9}
     assert ROW["responses_create_params"] == {"input": "2 + 2", "temperature": 0.5}
 
 
-def test_stamps_of_an_earlier_run_are_replaced() -> None:
-    sent = _sent(0, _ng_task_index=9, _ng_rollout_index=9, agent_ref={"name": "other"})
-    assert (sent["_ng_task_index"], get_environment_name(sent)) == (0, "sums")
-    assert sent["_ng_rollout_index"] == 0
+def test_marks_of_an_earlier_run_are_replaced() -> None:
+    row = _input_row(0, _ng_task_index=9, _ng_rollout_index=9, agent_ref={"name": "other"})
+    assert (row["_ng_task_index"], get_environment_name(row)) == (0, "sums")
+    assert row["_ng_rollout_index"] == 0
 
 
-def test_a_row_may_not_say_where_it_goes() -> None:
+def test_a_row_may_name_no_agent() -> None:
     assert [
-        get_environment_name(row) for row in ({}, {"agent_ref": None}, {"agent_ref": {}}, {"agent_ref": {"name": 3}})
+        get_environment_name(each) for each in ({}, {"agent_ref": None}, {"agent_ref": {}}, {"agent_ref": {"name": 3}})
     ] == [None] * 4
 
 
 def _repeated(*tasks: int) -> list[dict[str, Any]]:
-    return [_sent(task) | {"_ng_rollout_index": repeat} for task in tasks for repeat in range(2)]
+    return [_input_row(task) | {"_ng_rollout_index": repeat} for task in tasks for repeat in range(2)]
 
 
-def test_each_sent_row_is_one_job_without_its_indices() -> None:
-    found = list(iter_jobs(_repeated(0, 1)))
-    assert [job.key for job in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert not [key for job in found for key in job.row if key.startswith("_ng_")]
+def test_each_input_row_is_one_job_without_its_indices() -> None:
+    jobs = list(iter_jobs(_repeated(0, 1)))
+    assert [job.key for job in jobs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert not [key for job in jobs for key in job.row if key.startswith("_ng_")]
 
 
-def test_what_is_done_is_not_played_again() -> None:
+def test_finished_jobs_are_skipped() -> None:
     keys = [job.key for job in iter_jobs(_repeated(0, 1), done={(0, 1), (1, 0)})]
     assert keys == [(0, 0), (1, 1)]
 
 
-def test_rows_are_taken_one_at_a_time() -> None:
+def test_rows_are_read_lazily() -> None:
     def endless() -> Iterator[dict[str, Any]]:
         while True:
-            yield _sent(0)
+            yield _input_row(0)
 
     assert next(iter_jobs(endless())).id == "0:0"
 

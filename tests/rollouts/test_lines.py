@@ -12,14 +12,14 @@ from gymsdk.types import Failure
 
 
 class Graded(Verdict):
-    """A verdict with fields of its own."""
+    """A verdict with additional fields."""
 
     extracted: str | None
     seen: tuple[int, ...] = (1,)
 
 
 class Grades:
-    """An environment whose steps pay and whose verdict has fields of its own."""
+    """An environment with step rewards and a verdict with additional fields."""
 
     def __init__(self, error=None) -> None:
         self.error = error
@@ -44,7 +44,7 @@ async def rollout(policy):
     return await play(Environment("grades", Grades()), policy("4"), ROW, seed=5, repeat=1, id="3:1", sampling=sampling)
 
 
-async def test_a_scored_line_holds_the_row_what_was_played_and_the_verdict_flat(rollout):
+async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rollout):
     line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
     ours = line.pop("gymsdk")
     response = line.pop("response")
@@ -71,7 +71,7 @@ async def test_a_scored_line_holds_the_row_what_was_played_and_the_verdict_flat(
     }
 
 
-async def test_a_scored_line_is_read_back(rollout):
+async def test_a_scored_line_can_be_read_back(rollout):
     line = folder.build_scored_line(rollout, (3, 1))
     read = folder.parse_rollout(json.loads(jsonl.dump_row(line)))
     assert folder.get_key(line) == (3, 1)
@@ -81,35 +81,35 @@ async def test_a_scored_line_is_read_back(rollout):
     assert read.response == rollout.response
 
 
-async def test_a_line_read_back_is_written_the_same(rollout):
+async def test_a_line_that_was_read_back_is_written_unchanged(rollout):
     line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
     assert json.loads(jsonl.dump_row(folder.build_scored_line(folder.parse_rollout(line), (3, 1)))) == line
 
 
-async def test_a_verdict_without_components_has_none_on_its_line(policy):
-    class Plain:
+async def test_a_verdict_without_components_adds_none_to_its_line(policy):
+    class NoComponents:
         @hookimpl
         def verify(self):
             return Verdict(reward=0.5)
 
-    rollout = await play(Environment("plain", Plain()), policy("4"), ROW)
+    rollout = await play(Environment("plain", NoComponents()), policy("4"), ROW)
     assert "reward_components" not in folder.build_scored_line(rollout, (0, 0))
 
 
-async def test_the_tools_on_offer_are_on_the_line(policy):
+async def test_the_offered_tools_are_on_the_line(policy):
     def look(where: str): ...
 
-    class Tooled(Grades):
+    class WithTools(Grades):
         @hookimpl
         def tools(self):
             return [look]
 
-    rollout = await play(Environment("tooled", Tooled()), policy("4"), ROW)
+    rollout = await play(Environment("tooled", WithTools()), policy("4"), ROW)
     line = folder.build_scored_line(rollout, (0, 0))
     assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["look"]
 
 
-async def test_a_failed_line_says_what_failed_and_has_no_reward(policy):
+async def test_a_failed_line_describes_the_failure_and_has_no_reward(policy):
     rollout = await play(Environment("grades", Grades(ValueError("no"))), policy("4"), ROW, budget=Budget(turns=1))
     line = json.loads(jsonl.dump_row(folder.build_failed_line(rollout, (3, 1), attempts=2)))
     assert {key: value for key, value in line.items() if key.startswith("_ng_")} == {
@@ -127,22 +127,22 @@ async def test_a_failed_line_says_what_failed_and_has_no_reward(policy):
     assert line["response"]["output"]
 
 
-def test_a_rollout_that_never_opened_has_a_line_too():
+def test_a_rollout_that_failed_before_its_reset_has_a_line():
     rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed")
     line = folder.build_failed_line(rollout, (0, 0), attempts=1)
     assert line["responses_create_params"] == ROW["responses_create_params"]
     assert line["response"] is None
 
 
-async def test_what_an_earlier_play_wrote_on_a_row_is_left_out(policy):
-    played = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
-    rollout = await play(Environment("grades", Grades()), policy("4"), played)
+async def test_results_of_an_earlier_run_are_left_out_of_a_line(policy):
+    row = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
+    rollout = await play(Environment("grades", Grades()), policy("4"), row)
     line = folder.build_scored_line(rollout, (0, 0))
     assert (line["reward"], line["mine"]) == (1.25, 1)
     assert "_ng_failure_class" not in line
 
 
-async def test_a_failure_of_the_models_is_tried_again_on_a_resume(policy):
+async def test_terminal_failures_are_those_a_retry_cannot_fix(policy):
     refused = await play(Environment("grades", Grades()), policy([("no", "{")]), ROW, budget=Budget(turns=1))
     for stage, kind, terminal in (
         ("model", "model_refused", False),
@@ -157,18 +157,18 @@ async def test_a_failure_of_the_models_is_tried_again_on_a_resume(policy):
 
 
 @pytest.mark.parametrize("kind", ["worker_killed", "worker_timeout", "worker_start"])
-def test_a_worker_lost_while_grading_is_settled_and_elsewhere_is_not(kind):
+def test_a_worker_lost_while_grading_is_terminal_and_elsewhere_is_not(kind):
     for stage, terminal in (("verify", True), ("step", False)):
         failure = Failure(stage=stage, kind=kind, message="", retryable=True)
         lost = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
         assert folder.build_failed_line(lost, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
 
 
-async def test_a_line_says_how_many_tries_it_took(rollout):
+async def test_a_line_records_the_number_of_attempts(rollout):
     assert folder.build_scored_line(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
 
 
-async def test_a_row_of_an_earlier_run_keeps_nothing_of_its_verdict(rollout):
+async def test_strip_results_removes_the_verdict_of_an_earlier_run(rollout):
     row = {**folder.build_scored_line(rollout, (3, 1)), "_ng_failure_class": "old", "_ng_attempt_index": 2}
     assert folder.strip_results(row) == {
         "responses_create_params": row["responses_create_params"],
@@ -181,5 +181,5 @@ async def test_a_row_of_an_earlier_run_keeps_nothing_of_its_verdict(rollout):
 
 
 @pytest.mark.parametrize("ours", [None, 3, {}, {"verdict": None}, {"verdict": [["x"]]}])
-def test_a_row_that_nobody_played_may_say_gymsdk_as_it_likes(ours):
+def test_a_gymsdk_field_without_a_verdict_does_not_affect_the_other_fields(ours):
     assert folder.strip_results({**ROW, "gymsdk": ours}) == ROW

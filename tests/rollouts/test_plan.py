@@ -40,12 +40,12 @@ def _sums(installed: Callable[..., Path]) -> None:
     installed()
 
 
-def test_the_same_plan_has_no_differences() -> None:
+def test_equal_plans_have_no_differences() -> None:
     assert _differences() == []
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"model": "scripted/null"}, "--model was scripted/oracle, now scripted/null"),
         ({"seed": 1}, "--seed was 0, now 1"),
@@ -63,54 +63,54 @@ def test_the_same_plan_has_no_differences() -> None:
         ({"environments": {"sums": {"digits": "4"}}}, "--set sums.digits was 3, now 4"),
     ],
 )
-def test_each_difference_is_named_as_its_option(changed: dict[str, Any], told: str) -> None:
-    assert _differences(**changed) == [told]
+def test_each_difference_is_named_by_its_option(changed: dict[str, Any], expected: str) -> None:
+    assert _differences(**changed) == [expected]
 
 
-def test_where_the_model_is_served_may_change() -> None:
+def test_the_address_of_the_model_may_change() -> None:
     assert _differences(base_url="http://127.0.0.1:8001/v1") == []
 
 
-def test_a_setting_given_its_default_is_no_difference() -> None:
+def test_a_setting_with_its_default_value_is_no_difference() -> None:
     assert _differences(environments={"sums": {"digits": "3"}}) == []
 
 
-def test_the_content_of_a_tasks_file_counts_not_its_name(tmp_path: Path) -> None:
+def test_a_tasks_file_is_compared_by_content_not_by_name(tmp_path: Path) -> None:
     one, same, other = (tmp_path / name for name in ("one", "same", "other"))
     one.write_text("{}\n")
     same.write_text("{}\n")
     other.write_text("{} \n")
-    begun = _settings(PLAN.model_copy(update={"tasks": one}))
-    assert list_differences(begun, _settings(PLAN.model_copy(update={"tasks": same}))) == []
-    changed = list_differences(begun, _settings(PLAN.model_copy(update={"tasks": other})))
+    before = _settings(PLAN.model_copy(update={"tasks": one}))
+    assert list_differences(before, _settings(PLAN.model_copy(update={"tasks": same}))) == []
+    changed = list_differences(before, _settings(PLAN.model_copy(update={"tasks": other})))
     assert changed == ["the content of the --tasks file has changed"]
-    assert list_differences(begun, _settings(PLAN)) == ["--tasks was given, now not given"]
+    assert list_differences(before, _settings(PLAN)) == ["--tasks was given, now not given"]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("missing", "the path does not exist"), ("", "the path is a folder")])
-def test_a_tasks_file_that_is_none_is_told(tmp_path: Path, name: str, reason: str) -> None:
+def test_a_missing_tasks_file_is_reported(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(BadRow, match=f"{reason}; name a JSONL file"):
         _settings(PLAN.model_copy(update={"tasks": tmp_path / name}))
 
 
-def test_changed_code_of_an_environment_is_a_difference(tmp_path: Path) -> None:
-    begun = _settings(PLAN)
+def test_changed_environment_code_is_a_difference(tmp_path: Path) -> None:
+    before = _settings(PLAN)
     with (tmp_path / "site" / "env_sums.py").open("a") as file:
         file.write("# changed\n")
-    assert list_differences(begun, _settings(PLAN)) == ["the code of environment 'sums' has changed"]
+    assert list_differences(before, _settings(PLAN)) == ["the code of environment 'sums' has changed"]
 
 
 def test_another_version_of_an_environment_is_a_difference(tmp_path: Path) -> None:
-    begun = _settings(PLAN)
+    before = _settings(PLAN)
     about = tmp_path / "site" / "env_sums-1.0.dist-info" / "METADATA"
     about.write_text(about.read_text().replace("1.0", "1.1"))
-    assert list_differences(begun, _settings(PLAN)) == ["the version of environment 'sums' was 1.0, now 1.1"]
+    assert list_differences(before, _settings(PLAN)) == ["the version of environment 'sums' was 1.0, now 1.1"]
 
 
 def test_another_environment_is_a_difference() -> None:
-    begun = _settings(PLAN)
-    del begun["environments"]["sums"]
-    assert "the version of environment 'sums' was not given, now 1.0" in list_differences(begun, _settings(PLAN))
+    before = _settings(PLAN)
+    del before["environments"]["sums"]
+    assert "the version of environment 'sums' was not given, now 1.0" in list_differences(before, _settings(PLAN))
 
 
 def test_a_packages_fingerprint_covers_its_data_but_not_its_cache(
@@ -122,23 +122,23 @@ def test_a_packages_fingerprint_covers_its_data_but_not_its_cache(
     monkeypatch.syspath_prepend(tmp_path)
     import packaged
 
-    found = [compute_fingerprint(packaged)]
+    fingerprints = [compute_fingerprint(packaged)]
     for path in (package / "data" / "train.jsonl", package / "__pycache__" / "x.pyc"):
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        found.append(compute_fingerprint(packaged))
-    assert found[0] != found[1] == found[2]
+        fingerprints.append(compute_fingerprint(packaged))
+    assert fingerprints[0] != fingerprints[1] == fingerprints[2]
     del sys.modules["packaged"]
 
 
-def test_settings_are_written_with_their_defaults_and_without_secrets() -> None:
+def test_settings_are_written_with_defaults_and_without_secrets() -> None:
     written = _settings(PLAN.model_copy(update={"environments": {"sums": {"key": "hush"}}}))
-    found = written["environments"]["sums"]["settings"]
-    assert found["digits"] == 3
+    settings = written["environments"]["sums"]["settings"]
+    assert settings["digits"] == 3
     assert "hush" not in json.dumps(written)
 
 
-def test_the_command_is_kept_without_keys_and_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_recorded_without_keys_and_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     address = "http://me:hush@127.0.0.1:1/v1"
     monkeypatch.setattr(sys, "argv", ["/bin/gymsdk", "rollout", "sums", "--base-url", address, "--set", "key=hush2"])
     plan = PLAN.model_copy(update={"model": "vllm/x", "base_url": address})
@@ -148,13 +148,13 @@ def test_the_command_is_kept_without_keys_and_passwords(monkeypatch: pytest.Monk
     assert written["base_url"] == "http://***@127.0.0.1:1/v1"
 
 
-def test_every_installed_version_is_kept() -> None:
+def test_every_installed_version_is_recorded() -> None:
     versions = describe_host()["distributions"]
     assert versions["env_sums"] == "1.0"
     assert {"pydantic", "pluggy", "orjson"} <= versions.keys()
 
 
-ODD = """
+UNUSUAL_SETTINGS = """
 import re
 from typing import Any
 from gymsdk import Config, Verdict, hookimpl
@@ -176,7 +176,7 @@ def verify(config: Odd):
     return Verdict(reward=0.0)
 """
 
-WRITTEN = """
+PRINT_SETTINGS = """
 import json
 from gymsdk import load
 from gymsdk.rollouts.plan import Plan, build_settings
@@ -185,24 +185,24 @@ print(json.dumps(build_settings(plan, {"odd": load("odd")})))
 """
 
 
-def _written_elsewhere(site: Path, seed: int) -> dict[str, Any]:
-    """What another process writes of the settings of `odd`, its sets and objects in an order of their own."""
+def _read_from_subprocess(site: Path, seed: int) -> dict[str, Any]:
+    """Return the settings of `odd` as another process writes them, with a different order of sets."""
     environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", WRITTEN], env=environment, capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PRINT_SETTINGS], env=environment, capture_output=True, check=True)
     written: dict[str, Any] = json.loads(done.stdout)
     return written
 
 
-def test_sets_and_objects_are_the_same_settings_in_every_process(installed: Callable[..., Path]) -> None:
-    site = installed("odd", ODD)
-    one, other = (_written_elsewhere(site, seed) for seed in (1, 2))
+def test_sets_and_objects_give_equal_settings_in_every_process(installed: Callable[..., Path]) -> None:
+    site = installed("odd", UNUSUAL_SETTINGS)
+    one, other = (_read_from_subprocess(site, seed) for seed in (1, 2))
     assert list_differences(one, other) == []
     assert one["environments"]["odd"]["settings"]["groups"] == {"a": [1, 2, 3]}
     assert one["environments"]["odd"]["settings"]["thing"] == "Thing"
 
 
-def test_what_is_no_json_goes_by_the_text_it_was_given_as(installed: Callable[..., Path]) -> None:
-    source = ODD.replace("thing: Any", "thing: Annotated[Any, BeforeValidator(Thing)]").replace(
+def test_a_setting_that_is_not_json_is_compared_by_its_input_text(installed: Callable[..., Path]) -> None:
+    source = UNUSUAL_SETTINGS.replace("thing: Any", "thing: Annotated[Any, BeforeValidator(Thing)]").replace(
         "from typing import Any", "from pydantic import BeforeValidator\nfrom typing import Annotated, Any"
     )
     installed("odd", source)

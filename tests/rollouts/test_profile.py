@@ -33,17 +33,17 @@ def _profile(groups: Groups, *, failed: int = 0, maxima: dict[int, float] | None
     return build_profile("sums", "scripted/oracle", _lines(groups), failures, maxima=maxima)
 
 
-def test_groups_all_alike_are_counted() -> None:
+def test_groups_without_variance_are_counted() -> None:
     assert _profile([[1, 1], [0, 0], [0, 1], [1, 0]]).flat == 0.5
 
 
-def test_bands_go_by_the_best_reward_claimed_of_each_task() -> None:
+def test_bands_use_the_claimed_maximum_of_each_task() -> None:
     profile = _profile([[0, 0], [0, 2], [2, 2], [1, 1]], maxima={0: 2.0, 1: 2.0, 2: 2.0, 3: 1.0})
     assert profile.bands == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 2}
     assert profile.maximum == 2.0
 
 
-def test_pass_at_k_comes_with_its_interval() -> None:
+def test_pass_at_k_has_an_interval() -> None:
     passes = _profile([[0, 1], [1, 0], [0, 0], [1, 1]]).passes
     assert (passes[1].value, passes[2].value) == (0.5, 0.75)
     assert 0 <= passes[2].low < 0.75 < passes[2].high <= 1
@@ -54,7 +54,7 @@ def test_grading_times_are_percentiles() -> None:
     assert (grading["p50"], grading["p99"]) == (51.0, 100.0)
 
 
-def test_tokens_are_counted_by_turn() -> None:
+def test_tokens_are_counted_per_turn() -> None:
     profile = _profile([[1, 0]])
     assert (profile.tokens, profile.turns) == (5.0, 2.0)
 
@@ -79,7 +79,7 @@ def test_every_reward_is_in_the_histogram() -> None:
         ([[0, 1]] * 6 + [[1, 1]] * 4, 0, "Ready to train: 60% of 10 groups differ within themselves."),
     ],
 )
-def test_the_verdict_is_plain(groups: Groups, failed: int, verdict: str) -> None:
+def test_the_verdict_on_a_run_names_the_problem(groups: Groups, failed: int, verdict: str) -> None:
     assert _profile(groups, failed=failed).verdict == verdict
 
 

@@ -12,10 +12,10 @@ from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
 from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import DEFAULT_TASKS, Run, RunLimits, execute
-from rollouts.conftest import Ear
+from rollouts.conftest import RecordingProgress
 
 TASK = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}\n'
-"""A row of a task file."""
+"""One row of a tasks file."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,36 +28,38 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def _run(out: Path, *, resume: bool = False, overwrite: bool = False, attempts: int = 1, **plan: Any) -> Ear:
+def _run(
+    out: Path, *, resume: bool = False, overwrite: bool = False, attempts: int = 1, **plan: Any
+) -> RecordingProgress:
     given = {"environments": {"sums": {}}, "model": "scripted/oracle", "limit": 3, **plan}
-    ear = Ear()
+    progress = RecordingProgress()
     run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, limits=RunLimits(attempts=attempts))
-    asyncio.run(execute(run, ear))
-    return ear
+    asyncio.run(execute(run, progress))
+    return progress
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     return map(json.loads, path.read_bytes().splitlines())
 
 
-def _told(path: Path) -> dict[tuple[int, int], Any]:
-    """What a rollouts file says, but for ids and times."""
-    found = {}
+def _comparable(path: Path) -> dict[tuple[int, int], Any]:
+    """Return the lines of a rollouts file by task and repeat, without ids and times."""
+    rollouts = {}
     for line in _lines(path):
         line["response"] = [
             {key: value for key, value in item.items() if key not in {"id", "call_id"}}
             for item in line["response"]["output"]
         ]
         del line["gymsdk"]["timing"]
-        found[line["_ng_task_index"], line["_ng_rollout_index"]] = line
-    return found
+        rollouts[line["_ng_task_index"], line["_ng_rollout_index"]] = line
+    return rollouts
 
 
-def test_a_run_leaves_its_five_files(out: Path) -> None:
-    ear = _run(out, repeats=2)
+def test_a_run_writes_its_five_files(out: Path) -> None:
+    progress = _run(out, repeats=2)
     assert {path.name for path in out.iterdir()} == set(FILES)
-    assert (ear.total, len(ear.played)) == (6, 6)
-    assert len(_told(out / "rollouts.jsonl")) == 6
+    assert (progress.total, len(progress.played)) == (6, 6)
+    assert len(_comparable(out / "rollouts.jsonl")) == 6
 
 
 def test_the_same_seed_gives_the_same_rollouts(out: Path, tmp_path: Path) -> None:
@@ -65,18 +67,18 @@ def test_the_same_seed_gives_the_same_rollouts(out: Path, tmp_path: Path) -> Non
     _run(out, **same)
     _run(tmp_path / "again", **same)
     _run(tmp_path / "other", **{**same, "seed": 6})
-    assert _told(out / "rollouts.jsonl") == _told(tmp_path / "again" / "rollouts.jsonl")
-    assert _told(out / "rollouts.jsonl") != _told(tmp_path / "other" / "rollouts.jsonl")
+    assert _comparable(out / "rollouts.jsonl") == _comparable(tmp_path / "again" / "rollouts.jsonl")
+    assert _comparable(out / "rollouts.jsonl") != _comparable(tmp_path / "other" / "rollouts.jsonl")
 
 
-def test_rows_are_sent_with_the_sampling_parameters(out: Path) -> None:
+def test_sampling_parameters_are_written_to_the_rows(out: Path) -> None:
     _run(out, sampling={"temperature": 0.5, "stop": ["x"]})
     for name in ("inputs.jsonl", "rollouts.jsonl"):
         params = next(_lines(out / name))["responses_create_params"]
         assert (params["temperature"], params["stop"]) == (0.5, ["x"])
 
 
-def test_an_output_row_has_the_rows_fields_and_the_verdicts(out: Path, tmp_path: Path) -> None:
+def test_an_output_row_has_the_fields_of_the_row_and_the_verdict(out: Path, tmp_path: Path) -> None:
     row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "mine": {"a": [1]}, "reward": 9, "response": 9}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
     _run(out, tasks=tmp_path / "tasks.jsonl")
@@ -94,7 +96,7 @@ def test_an_output_row_has_the_rows_fields_and_the_verdicts(out: Path, tmp_path:
     assert line["response"]["output"][0]["content"][0]["text"] == "4"
 
 
-def test_a_failures_row_has_its_kind_and_no_reward(out: Path, tmp_path: Path) -> None:
+def test_a_failed_row_has_its_kind_and_no_reward(out: Path, tmp_path: Path) -> None:
     row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "mine": 1, "reward": 9, "_ng_failure_class": "x"}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
     _run(out, tasks=tmp_path / "tasks.jsonl", environments={"sums": {"breaks": [4]}})
@@ -110,34 +112,34 @@ def test_a_failing_row_does_not_stop_the_run(out: Path) -> None:
     _run(out)
     answer = next(_lines(out / "inputs.jsonl"))["answer"]
     _run(out, overwrite=True, environments={"sums": {"breaks": [answer]}})
-    assert len(_told(out / "rollouts.jsonl")) == 2
+    assert len(_comparable(out / "rollouts.jsonl")) == 2
     assert len(list(_lines(out / "failures.jsonl"))) == 1
 
 
-def test_a_resumed_run_that_is_finished_plays_nothing(out: Path) -> None:
+def test_resuming_a_finished_run_plays_nothing(out: Path) -> None:
     _run(out)
     before = (out / "rollouts.jsonl").read_bytes()
-    ear = _run(out, resume=True)
-    assert (ear.played, ear.standing.scored) == ([], 3)
+    progress = _run(out, resume=True)
+    assert (progress.played, progress.progress.scored) == ([], 3)
     assert (out / "rollouts.jsonl").read_bytes() == before
 
 
-def test_failures_are_played_again_on_a_resume(out: Path) -> None:
+def test_failures_are_retried_on_resume(out: Path) -> None:
     _run(out)
     answer = next(_lines(out / "inputs.jsonl"))["answer"]
     breaking = {"environments": {"sums": {"breaks": [answer]}}}
     _run(out, overwrite=True, **breaking)
-    ear = _run(out, resume=True, **breaking)
-    assert len(ear.played) == 1
+    progress = _run(out, resume=True, **breaking)
+    assert len(progress.played) == 1
     assert len(list(_lines(out / "failures.jsonl"))) == 1
 
 
-def test_failures_no_try_mends_are_kept_on_a_resume(out: Path) -> None:
+def test_terminal_failures_are_kept_on_resume(out: Path) -> None:
     _run(out)
     answer = next(_lines(out / "inputs.jsonl"))["answer"]
-    sulking = {"environments": {"sums": {"sulks": [answer]}}}
-    _run(out, overwrite=True, **sulking)
-    assert (_run(out, resume=True, **sulking)).played == []
+    unserializable = {"environments": {"sums": {"sulks": [answer]}}}
+    _run(out, overwrite=True, **unserializable)
+    assert (_run(out, resume=True, **unserializable)).played == []
     assert len(list(_lines(out / "failures.jsonl"))) == 1
 
 
@@ -160,10 +162,10 @@ def step(task: Pays):
 def verify():
     return Verdict(reward=1.5e308)
 """
-"""An environment whose first task pays more than a float can hold."""
+"""Source of an environment whose first task has a reward larger than a float can hold."""
 
 
-def test_a_sum_of_rewards_that_is_not_finite_is_a_failure_and_the_run_has_figures(
+def test_a_reward_sum_that_is_not_finite_is_a_failure_and_the_run_has_metrics(
     out: Path, installed: Callable[..., Path]
 ) -> None:
     installed("huge", HUGE)
@@ -177,11 +179,11 @@ def test_a_sum_of_rewards_that_is_not_finite_is_a_failure_and_the_run_has_figure
         assert figures["agent_metrics"]["mean/reward"] == 1.5e308
 
 
-def test_a_resume_begins_where_nothing_is(out: Path) -> None:
+def test_a_resume_without_a_run_starts_one(out: Path) -> None:
     assert len((_run(out, resume=True)).played) == 3
 
 
-def test_a_run_that_is_there_is_not_touched(out: Path) -> None:
+def test_an_existing_run_is_not_overwritten(out: Path) -> None:
     _run(out)
     before = {path: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(BadOutput, match="out holds a run; continue it with --resume, or replace it with --overwrite"):
@@ -189,7 +191,7 @@ def test_a_run_that_is_there_is_not_touched(out: Path) -> None:
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_files_of_nobodys_run_are_not_touched(out: Path) -> None:
+def test_foreign_files_are_not_overwritten(out: Path) -> None:
     out.mkdir()
     (out / "rollouts.jsonl").write_text("mine\n")
     for resume in (False, True):
@@ -199,7 +201,7 @@ def test_files_of_nobodys_run_are_not_touched(out: Path) -> None:
     assert len((_run(out, overwrite=True)).played) == 3
 
 
-def test_other_settings_are_refused_on_a_resume_each_named(out: Path) -> None:
+def test_changed_settings_are_rejected_on_resume_and_named(out: Path) -> None:
     _run(out)
     with pytest.raises(
         BadOutput, match=r"--model was .*oracle, now .*null; --repeats was 1, now 2; resume it unchanged"
@@ -207,20 +209,20 @@ def test_other_settings_are_refused_on_a_resume_each_named(out: Path) -> None:
         _run(out, resume=True, model="scripted/null", repeats=2)
 
 
-def test_more_of_the_same_is_refused_on_a_resume(out: Path) -> None:
+def test_a_higher_limit_is_rejected_on_resume(out: Path) -> None:
     _run(out)
     with pytest.raises(BadOutput, match="--limit was 3, now 4"):
         _run(out, resume=True, limit=4)
 
 
-def test_lost_inputs_are_told_on_a_resume(out: Path) -> None:
+def test_missing_inputs_are_reported_on_resume(out: Path) -> None:
     _run(out)
     (out / "inputs.jsonl").unlink()
     with pytest.raises(BadOutput, match=r"inputs\.jsonl is missing"):
         _run(out, resume=True)
 
 
-def test_a_file_and_a_split_exclude_each_other(out: Path, tmp_path: Path) -> None:
+def test_a_tasks_file_and_a_split_exclude_each_other(out: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(TASK)
     with pytest.raises(UsageError, match="choose one of them"):
         _run(out, tasks=tmp_path / "tasks.jsonl", split="train")
@@ -228,48 +230,48 @@ def test_a_file_and_a_split_exclude_each_other(out: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("brought", "numbers"),
+    ("given", "numbers"),
     [([7, 3], [7, 3]), ([7, None], [0, 1]), ([7, 7], [0, 1]), ([None, 7], [0, 1]), ([True, 3], [0, 1])],
 )
-def test_rows_keep_their_numbers_where_each_brings_its_own(
-    out: Path, tmp_path: Path, brought: list[int | None], numbers: list[int]
+def test_rows_keep_their_task_numbers_if_all_are_valid_and_distinct(
+    out: Path, tmp_path: Path, given: list[int | None], numbers: list[int]
 ) -> None:
-    rows = [json.loads(TASK) | ({} if number is None else {"_ng_task_index": number}) for number in brought]
+    rows = [json.loads(TASK) | ({} if number is None else {"_ng_task_index": number}) for number in given]
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     _run(out, tasks=tmp_path / "tasks.jsonl", limit=None)
     assert [line["_ng_task_index"] for line in _lines(out / "inputs.jsonl")] == numbers
-    assert _told(out / "rollouts.jsonl").keys() == {(number, 0) for number in numbers}
+    assert _comparable(out / "rollouts.jsonl").keys() == {(number, 0) for number in numbers}
 
 
-def test_shards_of_a_run_are_played_as_the_whole_run_is(out: Path, tmp_path: Path) -> None:
+def test_shards_of_a_run_give_the_same_rollouts_as_the_whole_run(out: Path, tmp_path: Path) -> None:
     same = {"model": "scripted/oracle:0.5", "repeats": 3, "limit": 6}
     _run(out, **same)
     tasks = [line for line in _lines(out / "inputs.jsonl") if line["_ng_rollout_index"] == 0]
-    found = {}
+    rollouts = {}
     for number, shard in enumerate((tasks[:3], tasks[3:])):
         lines = [{key: line[key] for key in line if key != "_ng_rollout_index"} for line in shard]
         (tmp_path / f"{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
         _run(tmp_path / str(number), **same, tasks=tmp_path / f"{number}.jsonl")
-        found |= _told(tmp_path / str(number) / "rollouts.jsonl")
-    assert found == _told(out / "rollouts.jsonl")
+        rollouts |= _comparable(tmp_path / str(number) / "rollouts.jsonl")
+    assert rollouts == _comparable(out / "rollouts.jsonl")
 
 
-def test_inputs_name_every_rollout_of_the_run(out: Path) -> None:
+def test_inputs_list_every_rollout_of_the_run(out: Path) -> None:
     _run(out, repeats=2)
     keys = [(line["_ng_task_index"], line["_ng_rollout_index"]) for line in _lines(out / "inputs.jsonl")]
     assert keys == [(task, repeat) for task in range(3) for repeat in range(2)]
-    assert set(keys) == _told(out / "rollouts.jsonl").keys()
+    assert set(keys) == _comparable(out / "rollouts.jsonl").keys()
 
 
-def test_rollouts_have_trajectories_where_they_are_asked_for(out: Path) -> None:
+def test_rollouts_have_trajectories_when_requested(out: Path) -> None:
     run = Run(Plan(environments={"sums": {}}, model="scripted/oracle", limit=1, repeats=2), out, trajectories=True)
-    asyncio.run(execute(run, Ear()))
+    asyncio.run(execute(run, RecordingProgress()))
     for line in _lines(out / "rollouts.jsonl"):
-        found = line["ng_trajectory"]
-        assert found["rollout_id"] == f"0-{line['_ng_rollout_index']}"
-        (turn,) = found["turns"]
-        (call,) = found["model_calls"]
-        assert turn["question"] == found["invocations"][0]["conversation"][: len(turn["question"])]
+        trajectory = line["ng_trajectory"]
+        assert trajectory["rollout_id"] == f"0-{line['_ng_rollout_index']}"
+        (turn,) = trajectory["turns"]
+        (call,) = trajectory["model_calls"]
+        assert turn["question"] == trajectory["invocations"][0]["conversation"][: len(turn["question"])]
         assert turn["answer"] == line["response"]["output"]
         assert turn["model_calls"] == [{"model_call_id": call["model_call_id"]}]
         assert call["completed_at"] >= call["started_at"] > 0
@@ -279,34 +281,34 @@ def test_the_inputs_of_a_run_played_in_parts_give_the_same_rollouts(out: Path, t
     same = {"model": "scripted/oracle:0.5", "limit": None}
     _run(out, model="scripted/oracle:0.5", repeats=3)
     inputs = (out / "inputs.jsonl").read_text().splitlines(keepends=True)
-    found = {}
+    rollouts = {}
     for number, part in enumerate((inputs[:4], inputs[4:])):
         (tmp_path / f"{number}.jsonl").write_text("".join(part))
         _run(tmp_path / str(number), **same, tasks=tmp_path / f"{number}.jsonl")
-        found |= _told(tmp_path / str(number) / "rollouts.jsonl")
-    assert found == _told(out / "rollouts.jsonl")
+        rollouts |= _comparable(tmp_path / str(number) / "rollouts.jsonl")
+    assert rollouts == _comparable(out / "rollouts.jsonl")
 
 
-def test_repeats_of_numbered_repeats_are_numbered_on(out: Path, tmp_path: Path) -> None:
+def test_repeats_of_numbered_repeats_get_consecutive_numbers(out: Path, tmp_path: Path) -> None:
     _run(tmp_path / "first", repeats=2, limit=1)
     _run(out, tasks=tmp_path / "first" / "inputs.jsonl", repeats=2, limit=None)
-    assert _told(out / "rollouts.jsonl").keys() == {(0, repeat) for repeat in range(4)}
+    assert _comparable(out / "rollouts.jsonl").keys() == {(0, repeat) for repeat in range(4)}
 
 
-def test_a_run_whose_inputs_have_a_row_per_task_is_resumed(out: Path) -> None:
+def test_a_run_with_one_input_row_per_task_can_be_resumed(out: Path) -> None:
     _run(out, repeats=2)
-    before = _told(out / "rollouts.jsonl")
+    before = _comparable(out / "rollouts.jsonl")
     tasks = [line for line in _lines(out / "inputs.jsonl") if line.pop("_ng_rollout_index") == 0]
     (out / "inputs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in tasks))
     kept = (out / "rollouts.jsonl").read_bytes().splitlines(keepends=True)[:2]
     (out / "rollouts.jsonl").write_bytes(b"".join(kept))
-    ear = _run(out, repeats=2, resume=True)
-    assert (ear.total, len(ear.played)) == (6, 4)
-    assert _told(out / "rollouts.jsonl") == before
+    progress = _run(out, repeats=2, resume=True)
+    assert (progress.total, len(progress.played)) == (6, 4)
+    assert _comparable(out / "rollouts.jsonl") == before
     assert len(list(_lines(out / "inputs.jsonl"))) == 6
 
 
-def test_rollouts_as_tasks_leave_no_trace_of_their_verdict(out: Path, tmp_path: Path) -> None:
+def test_rollouts_used_as_tasks_keep_nothing_of_their_verdict(out: Path, tmp_path: Path) -> None:
     _run(tmp_path / "first")
     _run(out, tasks=tmp_path / "first" / "rollouts.jsonl", environments={"sums": {"breaks": list(range(2000))}})
     failures, stale = list(_lines(out / "failures.jsonl")), {"right", "extracted_answer", "reward", "grader_timeout"}
@@ -332,7 +334,7 @@ def test_resume_and_overwrite_exclude_each_other(out: Path) -> None:
         {"tasks": Path("missing.jsonl")},
     ],
 )
-def test_wrong_input_leaves_no_trace(out: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input_creates_no_files(out: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYMSDK_BASE_URL", raising=False)
     with pytest.raises(UsageError) as caught:
         _run(out / "deep", **plan)
@@ -340,7 +342,7 @@ def test_wrong_input_leaves_no_trace(out: Path, plan: dict[str, Any], monkeypatc
     assert not out.exists()
 
 
-def test_a_bad_row_leaves_the_run_that_is_there(out: Path, tmp_path: Path) -> None:
+def test_a_bad_row_leaves_an_existing_run_unchanged(out: Path, tmp_path: Path) -> None:
     _run(out)
     before = {path: path.read_bytes() for path in out.iterdir()}
     (tmp_path / "tasks.jsonl").write_text("{broken")
@@ -349,29 +351,29 @@ def test_a_bad_row_leaves_the_run_that_is_there(out: Path, tmp_path: Path) -> No
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_bad_rows_can_be_skipped_and_are_named(out: Path, tmp_path: Path) -> None:
+def test_bad_rows_can_be_skipped_and_are_reported(out: Path, tmp_path: Path) -> None:
     good = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}'
     (tmp_path / "tasks.jsonl").write_text(f"{good}\n{{broken\n{good}\n")
-    ear = _run(out, tasks=tmp_path / "tasks.jsonl", skip_bad_rows=True)
-    assert len(ear.played) == 2
-    assert [":2: not valid JSON" in sentence for sentence in ear.sentences] == [True]
+    progress = _run(out, tasks=tmp_path / "tasks.jsonl", skip_bad_rows=True)
+    assert len(progress.played) == 2
+    assert [":2: not valid JSON" in message for message in progress.messages] == [True]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "{broken\n"])
-def test_no_rows_at_all_is_told(out: Path, tmp_path: Path, text: str) -> None:
+def test_a_tasks_file_without_rows_is_rejected(out: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "tasks.jsonl").write_text(text)
     with pytest.raises(BadRow, match="has no rows to play"):
         _run(out, tasks=tmp_path / "tasks.jsonl", skip_bad_rows=True)
     assert not out.exists()
 
 
-def test_an_endless_split_is_cut_and_that_is_told(out: Path) -> None:
-    ear = _run(out, limit=None)
-    assert len(ear.played) == DEFAULT_TASKS
-    assert ear.sentences == [f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N"]
+def test_an_endless_split_is_limited_with_a_message(out: Path) -> None:
+    progress = _run(out, limit=None)
+    assert len(progress.played) == DEFAULT_TASKS
+    assert progress.messages == [f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N"]
 
 
-def test_a_model_that_never_answers_ends_the_run_and_leaves_it_resumable(out: Path, tmp_path: Path) -> None:
+def test_a_model_that_never_answers_ends_the_run_which_stays_resumable(out: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.jsonl"
     recorded.touch()
     plan = {"model": f"scripted/replay:{recorded}", "limit": 200}
@@ -382,10 +384,12 @@ def test_a_model_that_never_answers_ends_the_run_and_leaves_it_resumable(out: Pa
     _run(tmp_path / "done", limit=200)
     recorded.write_bytes((tmp_path / "done" / "rollouts.jsonl").read_bytes())
     _run(out, resume=True, **plan)
-    assert len(_told(out / "rollouts.jsonl")) == 200
+    assert len(_comparable(out / "rollouts.jsonl")) == 200
 
 
-def test_what_an_environments_figures_raise_is_told_with_the_others(out: Path, installed: Callable[..., Path]) -> None:
+def test_an_error_of_the_metrics_hook_is_reported_beside_the_other_metrics(
+    out: Path, installed: Callable[..., Path]
+) -> None:
     source = """
 from gymsdk import Verdict, hookimpl, Message, Task
 from typing import Literal
@@ -413,7 +417,7 @@ def metrics(rollouts):
     assert summary["agent_metrics"]["mean/reward"] == 1.0
 
 
-def test_a_lifespan_that_breaks_is_told_and_the_run_can_go_on(out: Path, installed: Callable[..., Path]) -> None:
+def test_a_failing_lifespan_is_reported_and_the_run_can_be_resumed(out: Path, installed: Callable[..., Path]) -> None:
     source = """
 from gymsdk import Verdict, hookimpl, Message, Task
 from contextlib import asynccontextmanager

@@ -36,7 +36,7 @@ def sums(environment: Callable[..., Environment]) -> Mapping[str, Environment]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Callable[..., Path]:
+def task_file(tmp_path: Path) -> Callable[..., Path]:
     def write(*rows: Any) -> Path:
         path = tmp_path / "tasks.jsonl"
         texts = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
@@ -46,42 +46,44 @@ def file(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_a_split_is_taken_up_to_the_limit(sums: Mapping[str, Environment]) -> None:
-    found = list(read_splits(sums, "train", seed=3, limit=2))
-    assert [(name, row["answer"]) for name, row in found] == [("sums", 0), ("sums", 1)]
-    assert found[0][1]["responses_create_params"]["input"][0]["content"] == "train 3"
+def test_a_split_is_read_up_to_the_limit(sums: Mapping[str, Environment]) -> None:
+    rows = list(read_splits(sums, "train", seed=3, limit=2))
+    assert [(name, row["answer"]) for name, row in rows] == [("sums", 0), ("sums", 1)]
+    assert rows[0][1]["responses_create_params"]["input"][0]["content"] == "train 3"
 
 
-def test_every_environment_gives_its_own(sums: Mapping[str, Environment]) -> None:
+def test_every_environment_contributes_its_own_rows(sums: Mapping[str, Environment]) -> None:
     both = {**sums, "more": sums["sums"]}
     assert [name for name, _ in read_splits(both, None, seed=0, limit=2)] == ["sums", "sums", "more", "more"]
 
 
-def test_the_example_split_is_taken_where_none_is_named(sums: Mapping[str, Environment]) -> None:
+def test_the_example_split_is_the_default(sums: Mapping[str, Environment]) -> None:
     assert get_default_split(sums["sums"]) == "example"
 
 
-def test_the_first_split_is_taken_where_there_is_no_example(environment: Callable[..., Environment]) -> None:
+def test_the_first_split_is_the_default_without_an_example_split(environment: Callable[..., Environment]) -> None:
     assert get_default_split(environment(SPLITS.replace('"example"', '"test"'))) == "train"
 
 
-def test_an_environment_without_tasks_asks_for_a_file(environment: Callable[..., Environment]) -> None:
+def test_an_environment_without_splits_requires_a_tasks_file(environment: Callable[..., Environment]) -> None:
     bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     with pytest.raises(UnknownSplit, match="has no splits; name a task file with --tasks"):
         get_default_split(bare)
 
 
-def test_an_unknown_split_is_told(sums: Mapping[str, Environment]) -> None:
+def test_an_unknown_split_is_rejected(sums: Mapping[str, Environment]) -> None:
     with pytest.raises(UnknownSplit, match="trian"):
         list(read_splits(sums, "trian", seed=0, limit=1))
 
 
-def test_rows_of_a_file_keep_every_field(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
-    assert list(read_file(sums, file(GOOD, b"", GOOD), limit=None)) == [("sums", GOOD)] * 2
+def test_rows_of_a_file_keep_every_field(sums: Mapping[str, Environment], task_file: Callable[..., Path]) -> None:
+    assert list(read_file(sums, task_file(GOOD, b"", GOOD), limit=None)) == [("sums", GOOD)] * 2
 
 
-def test_a_file_is_read_no_further_than_the_limit(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
-    assert len(list(read_file(sums, file(GOOD, GOOD, b"{broken"), limit=2))) == 2
+def test_a_file_is_read_no_further_than_the_limit(
+    sums: Mapping[str, Environment], task_file: Callable[..., Path]
+) -> None:
+    assert len(list(read_file(sums, task_file(GOOD, GOOD, b"{broken"), limit=2))) == 2
 
 
 BAD = {
@@ -94,52 +96,56 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("told", BAD)
-def test_a_bad_row_is_told_with_its_file_and_line(
-    sums: Mapping[str, Environment], file: Callable[..., Path], told: str
+@pytest.mark.parametrize("expected", BAD)
+def test_a_bad_row_is_reported_with_its_file_and_line(
+    sums: Mapping[str, Environment], task_file: Callable[..., Path], expected: str
 ) -> None:
-    path = file(GOOD, b"", BAD[told])
+    path = task_file(GOOD, b"", BAD[expected])
     with pytest.raises(BadRow) as caught:
         list(read_file(sums, path, limit=None))
-    sentence = str(caught.value)
-    assert sentence.startswith(f"{path}:3: ")
-    assert told in sentence
-    assert "\n" not in sentence
+    message = str(caught.value)
+    assert message.startswith(f"{path}:3: ")
+    assert expected in message
+    assert "\n" not in message
 
 
-def test_bad_rows_can_be_left_out(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
-    told: list[BadRow] = []
-    found = list(read_file(sums, file(GOOD, *BAD.values(), GOOD), limit=2, bad=told.append))
-    assert len(found) == 2
-    assert [str(error).split(": ")[0].rpartition(":")[2] for error in told] == ["2", "3", "4", "5", "6", "7"]
+def test_bad_rows_can_be_skipped(sums: Mapping[str, Environment], task_file: Callable[..., Path]) -> None:
+    reported: list[BadRow] = []
+    rows = list(read_file(sums, task_file(GOOD, *BAD.values(), GOOD), limit=2, bad=reported.append))
+    assert len(rows) == 2
+    assert [str(error).split(": ")[0].rpartition(":")[2] for error in reported] == ["2", "3", "4", "5", "6", "7"]
 
 
-def test_with_several_environments_a_row_says_which(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
+def test_a_row_must_name_its_environment_if_there_are_several(
+    sums: Mapping[str, Environment], task_file: Callable[..., Path]
+) -> None:
     both = {**sums, "more": sums["sums"]}
-    path = file({**GOOD, "agent_ref": {"name": "more_simple_agent"}}, {**GOOD, "agent_ref": {"name": "sums"}}, GOOD)
+    path = task_file(
+        {**GOOD, "agent_ref": {"name": "more_simple_agent"}}, {**GOOD, "agent_ref": {"name": "sums"}}, GOOD
+    )
     rows = read_file(both, path, limit=None)
     assert [next(rows)[0], next(rows)[0]] == ["more", "sums"]
     with pytest.raises(BadRow, match=r":3: with several environments, a row must name one of sums, more"):
         next(rows)
 
 
-def test_whom_the_rows_of_a_file_are_for_is_told_once_each(file: Callable[..., Path]) -> None:
+def test_the_agents_named_in_a_file_are_listed_once_each(task_file: Callable[..., Path]) -> None:
     named = {**GOOD, "agent_ref": {"name": "sums_simple_agent"}}
-    path = file(b"{torn", GOOD, named, named)
+    path = task_file(b"{torn", GOOD, named, named)
     assert list_wanted(["sums"], path, limit=None, agent=None) == [(None, "sums"), ("sums_simple_agent", "sums")]
     assert list_wanted(["sums"], path, limit=1, agent=None) == [(None, "sums")]
     assert list_wanted([], path, limit=None, agent="mine") == [("mine", "mine"), ("sums_simple_agent", "sums")]
 
 
-def test_no_more_of_a_file_is_read_beforehand_than_its_first_lines(file: Callable[..., Path]) -> None:
-    assert list_wanted(["sums"], file(*[b"{torn"] * SAMPLE, GOOD), limit=None, agent=None) == []
+def test_only_the_first_lines_of_a_file_are_sampled_for_agents(task_file: Callable[..., Path]) -> None:
+    assert list_wanted(["sums"], task_file(*[b"{torn"] * SAMPLE, GOOD), limit=None, agent=None) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "known"),
+    ("wanted", "known"),
     [([], True), ([(None, "sums")], True), ([("sumz", "sums")], True), ([(None, "sums"), ("sumz", "sumz")], False)],
 )
-def test_servers_have_the_agents_of_a_file_or_lack_one(asked: list[tuple[str | None, str]], *, known: bool) -> None:
+def test_servers_have_all_agents_of_a_file_or_lack_one(wanted: list[tuple[str | None, str]], *, known: bool) -> None:
     served = HeadServers(ServerClient(), {"sums_simple_agent": "sums"}, frozenset({"sums"}))
-    assert has_agents(served, asked) is known
-    assert has_judges(served, asked) is known
+    assert has_agents(served, wanted) is known
+    assert has_judges(served, wanted) is known

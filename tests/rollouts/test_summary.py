@@ -16,7 +16,7 @@ from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import StoredRollouts, build_summaries
 from gymsdk.servers.aggregates import aggregate_rows
 
-SEEN = """
+OWN_METRICS = """
 class Own(Verdict):
     extracted_answer: str | None = None
     length: int = 0
@@ -64,8 +64,8 @@ def _failed(task: int, repeat: int, kind: str, message: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def made(environment: Callable[..., Environment]) -> Environment:
-    return environment(SEEN)
+def counting(environment: Callable[..., Environment]) -> Environment:
+    return environment(OWN_METRICS)
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
         yield folder
 
 
-def _summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
-    (summary,) = asyncio.run(build_summaries(folder, {"made": made}))
+def _summary(folder: RunFolder, counting: Environment) -> dict[str, Any]:
+    (summary,) = asyncio.run(build_summaries(folder, {"made": counting}))
     return summary
 
 
 @pytest.fixture
-def summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
+def summary(folder: RunFolder, counting: Environment) -> dict[str, Any]:
     for line in (_line(0, 0, 1.0, "4"), _line(0, 1, 0.0, "5"), _line(1, 0, 1.0, "7")):
         folder.append(line)
     folder.append(_failed(1, 1, "tool_raised", "first"), failed=True)
-    return _summary(folder, made)
+    return _summary(folder, counting)
 
 
 def test_only_scored_rollouts_enter_a_mean(summary: dict[str, Any]) -> None:
@@ -97,12 +97,12 @@ def test_only_scored_rollouts_enter_a_mean(summary: dict[str, Any]) -> None:
     assert summary["outcomes"] == {"scored": 3, "failed": 1}
 
 
-def test_failures_are_counted_by_kind_with_a_message_of_each(summary: dict[str, Any]) -> None:
+def test_failures_are_counted_by_kind_with_one_message_each(summary: dict[str, Any]) -> None:
     assert summary["failures"] == {"tool_raised": 1}
     assert summary["failure_messages"] == {"tool_raised": "first"}
 
 
-def test_failures_are_told_apart_by_what_helps(folder: RunFolder, made: Environment) -> None:
+def test_retryable_and_terminal_failures_are_counted_separately(folder: RunFolder, counting: Environment) -> None:
     for task, (kind, ours, more) in enumerate(
         [
             ("model_unreachable", {"retryable": True}, {}),
@@ -112,20 +112,20 @@ def test_failures_are_told_apart_by_what_helps(folder: RunFolder, made: Environm
     ):
         line = _failed(task, 0, kind, "no") | more
         folder.append(line | {"gymsdk": line["gymsdk"] | ours}, failed=True)
-    found = _summary(folder, made)
-    assert (found["failures_retryable"], found["failures_for_good"]) == (1, 1)
+    result = _summary(folder, counting)
+    assert (result["failures_retryable"], result["failures_for_good"]) == (1, 1)
 
 
-def test_prompts_that_were_too_long_are_counted(folder: RunFolder, made: Environment) -> None:
+def test_prompts_that_were_too_long_are_counted(folder: RunFolder, counting: Environment) -> None:
     details = {"reason": "max_output_tokens", "message": "maximum context length is 8"}
     folder.append(_line(0, 0, 0.0, response={"output": [], "incomplete_details": details}))
     folder.append(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
-    found = _summary(folder, made)
-    assert found["prompts_too_long"] == 1
-    assert re.search(r"^prompt too long +1$", format_metrics_table([found]), re.MULTILINE)
+    result = _summary(folder, counting)
+    assert result["prompts_too_long"] == 1
+    assert re.search(r"^prompt too long +1$", format_metrics_table([result]), re.MULTILINE)
 
 
-def test_tokens_are_summed_failed_ones_too(summary: dict[str, Any]) -> None:
+def test_tokens_include_those_of_failed_rollouts(summary: dict[str, Any]) -> None:
     assert summary["usage"] == {"policy": {"input_tokens": 40, "output_tokens": 8, "total_tokens": 48, "calls": 4}}
 
 
@@ -142,26 +142,26 @@ def test_an_answer_key_gives_majorities(summary: dict[str, Any]) -> None:
     assert summary["agent_metrics"]["majority@1/accuracy"] == 100.0
 
 
-def test_without_an_answer_key_there_are_no_majorities(folder: RunFolder, made: Environment) -> None:
+def test_without_an_answer_key_there_are_no_majorities(folder: RunFolder, counting: Environment) -> None:
     line = _line(0, 0, 1.0)
     line["gymsdk"]["verdict"] = []
     folder.append(line)
-    assert not any(key.startswith("majority") for key in _summary(folder, made)["agent_metrics"])
+    assert not any(key.startswith("majority") for key in _summary(folder, counting)["agent_metrics"])
 
 
-def test_components_are_averaged(folder: RunFolder, made: Environment) -> None:
+def test_components_are_averaged(folder: RunFolder, counting: Environment) -> None:
     folder.append(_line(0, 0, 1.0, reward_components={"steps": 0.25, "verdict": 0.75}))
     folder.append(_line(0, 1, 0.75, reward_components={"steps": 0.75, "verdict": 0.0}))
-    assert _summary(folder, made)["agent_metrics"]["mean/reward_components/steps"] == 0.5
+    assert _summary(folder, counting)["agent_metrics"]["mean/reward_components/steps"] == 0.5
 
 
-def test_the_environments_own_figures_are_merged(summary: dict[str, Any]) -> None:
+def test_the_metrics_of_the_environment_are_merged(summary: dict[str, Any]) -> None:
     assert summary["agent_metrics"]["own/rollouts"] == 3.0
     assert summary["key_metrics"]["own/length"] == 9.0
 
 
-class Claims:
-    """An environment whose `metrics` answers a figure of gymsdk's, and one of its own."""
+class ConflictingMetrics:
+    """An environment whose `metrics` hook returns a name that gymsdk uses and a new one."""
 
     @hookimpl
     def verify(self) -> Verdict:
@@ -172,27 +172,27 @@ class Claims:
         return {"mean/reward": 1.0, "own/figure": 3.0}
 
 
-def test_a_metrics_hook_does_not_replace_a_figure_of_gymsdks(folder: RunFolder) -> None:
+def test_a_metrics_hook_cannot_replace_a_metric_of_gymsdk(folder: RunFolder) -> None:
     folder.append(_line(0, 0, 0.25))
-    summary = _summary(folder, Environment("made", Claims()))
+    summary = _summary(folder, Environment("made", ConflictingMetrics()))
     for figures in (summary["agent_metrics"], summary["key_metrics"]):
         assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
     assert summary["complaint"].startswith("hook 'metrics' returned 'mean/reward', which gymsdk computes itself")
 
 
-async def test_a_metrics_hook_does_not_replace_a_figure_of_the_servers() -> None:
+async def test_a_metrics_hook_cannot_replace_a_metric_of_the_servers() -> None:
     rows = [{"reward": 0.25, "_ng_task_index": 0}, {"reward": 0.25, "_ng_task_index": 1}]
-    figured = await aggregate_rows(Environment("made", Claims()), {"verify_responses": rows})
-    for figures in (figured["agent_metrics"], figured["key_metrics"]):
+    aggregated = await aggregate_rows(Environment("made", ConflictingMetrics()), {"verify_responses": rows})
+    for figures in (aggregated["agent_metrics"], aggregated["key_metrics"]):
         assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
-    assert "hook 'metrics' returned 'mean/reward'" in figured["complaint"]
+    assert "hook 'metrics' returned 'mean/reward'" in aggregated["complaint"]
 
 
-def test_rewards_near_the_end_of_a_floats_range_have_figures(folder: RunFolder, made: Environment) -> None:
+def test_rewards_near_the_float_limit_have_finite_metrics(folder: RunFolder, counting: Environment) -> None:
     for repeat, reward in enumerate((1.5e308, 1.5e308, -1.5e308)):
         folder.append(_line(0, repeat, reward))
     folder.append(_line(1, 0, 1.5e308))
-    summary = _summary(folder, made)
+    summary = _summary(folder, counting)
     figures = summary["agent_metrics"]
     assert figures["mean/reward"] == pytest.approx(0.75e308)
     assert figures["std/reward"] == pytest.approx(1.5e308)
@@ -201,7 +201,7 @@ def test_rewards_near_the_end_of_a_floats_range_have_figures(folder: RunFolder, 
     json.dumps(summary, allow_nan=False)
 
 
-def test_each_task_says_how_many_rollouts_are_missing(summary: dict[str, Any]) -> None:
+def test_each_task_counts_its_missing_rollouts(summary: dict[str, Any]) -> None:
     missing = {each["_ng_task_index"]: each["missing_num_rollouts"] for each in summary["group_level_metrics"]}
     assert missing == {0: 0, 1: 1}
 
@@ -211,9 +211,9 @@ def test_each_task_shows_its_row_without_the_prompt(summary: dict[str, Any]) -> 
     assert samples == {0: {"difficulty": 0}, 1: {"difficulty": 1}}
 
 
-def test_a_run_without_a_reward_still_has_a_summary(folder: RunFolder, made: Environment) -> None:
+def test_a_run_without_a_reward_has_a_summary(folder: RunFolder, counting: Environment) -> None:
     folder.append(_failed(0, 0, "hook_raised", "no"), failed=True)
-    summary = _summary(folder, made)
+    summary = _summary(folder, counting)
     assert (summary["agent_metrics"], summary["group_level_metrics"]) == ({}, [])
     json.dumps(summary)
 
@@ -239,7 +239,7 @@ def test_stored_rollouts_of_other_environments_are_left_out() -> None:
     assert list(StoredRollouts(lambda: [_line(0, 0, 1.0)], "other", count=0)) == []
 
 
-def test_a_rollout_is_read_back_as_it_was_played() -> None:
+def test_a_stored_rollout_equals_the_played_one() -> None:
     (rollout,) = StoredRollouts(
         lambda: [_line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})], "made", count=1
     )

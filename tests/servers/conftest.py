@@ -1,4 +1,4 @@
-"""Fixtures of the server tests: an environment with counters, and clients of it."""
+"""Fixtures of the server tests: an environment with a counter as its state, and clients of its servers."""
 
 from __future__ import annotations
 
@@ -103,68 +103,68 @@ async def close(state: Count, task: Start):
 """
 """An environment with a counter as its state: tools change it, the reply is rewarded, the verdict reads it."""
 
-Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+ResourcesClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @asynccontextmanager
-async def asked(made: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of *made* in this process, within the app's lifespan."""
-    transport = httpx.ASGITransport(made)
+async def app_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of *app* in this process, within the app's lifespan."""
+    transport = httpx.ASGITransport(app)
     async with (
-        made.router.lifespan_context(made),
+        app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://gym.test") as client,
     ):
         yield client
 
 
 @asynccontextmanager
-async def _listening(made: FastAPI) -> AsyncIterator[str]:
-    """The address of *made*, served on a loopback port."""
+async def _serve_app(app: FastAPI) -> AsyncIterator[str]:
+    """Serve *app* on a loopback port and yield its URL."""
     bound = socket.create_server(("127.0.0.1", 0))
     # Accepted sockets inherit the option; without it, each response waits 40 ms for an acknowledgement.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = uvicorn.Server(uvicorn.Config(made, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve([bound]))
+        server_task = group.create_task(server.serve([bound]))
         while not server.started:  # noqa: ASYNC110  # uvicorn has no event for its start
             await asyncio.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:
             server.should_exit = True
-            await serving
+            await server_task
 
 
 @pytest.fixture
 def counter(made: Callable[..., ModuleType]) -> Iterator[Callable[..., Environment]]:
-    """The environment that counts, with its settings."""
+    """Return a function that builds the counting environment with its settings."""
 
-    def make(**settings: Any) -> Environment:
+    def build(**settings: Any) -> Environment:
         return Environment("counter", made(COUNTER, "counter_env"), settings)
 
-    return make
+    return build
 
 
 @pytest.fixture
-def listening() -> Callable[[FastAPI], AbstractAsyncContextManager[str]]:
-    """Serves an app on a loopback port; gives its address."""
-    return _listening
+def serve_app() -> Callable[[FastAPI], AbstractAsyncContextManager[str]]:
+    """Return a context manager that serves an app on a loopback port and yields its URL."""
+    return _serve_app
 
 
 @pytest.fixture
-def serving(counter: Callable[..., Environment]) -> Serving:
-    """A client of a resources server of the environment that counts."""
+def resources_client(counter: Callable[..., Environment]) -> ResourcesClient:
+    """Return a context manager that yields a client of a resources server of the counting environment."""
 
     @asynccontextmanager
-    async def serve(environment: Environment | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-        async with asked(resources.create_app(environment or counter(), **options)) as client:
+    async def open_client(environment: Environment | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+        async with app_client(resources.create_app(environment or counter(), **options)) as client:
             yield client
 
-    return serve
+    return open_client
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that changes only when a test sets it."""
 
     now = 0.0
 

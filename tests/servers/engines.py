@@ -1,4 +1,4 @@
-"""Helpers of the policy endpoint's tests: deterministic policies, and clients that call them."""
+"""Helpers of the tests of the policy endpoint: deterministic policies, and clients that call them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-class Replies:
-    """Answers every request with the same items, or fails; records its requests."""
+class FixedModel:
+    """A model that returns the same items for every request, or fails, and records the requests."""
 
     def __init__(self, *output: Item, failure: Failed | None = None) -> None:
         self.output = list(output) or [responses.build_message("hello")]
         self.failure = failure
-        self.asked: list[Item] = []
+        self.requests: list[Item] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.failure:
             raise self.failure
         return responses.build_response(
@@ -40,7 +40,7 @@ class Replies:
 
 
 @asynccontextmanager
-async def asking(model: Model, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def endpoint_client(model: Model, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with serve(build_app(model, name="stub", **options)) as url, httpx.AsyncClient(base_url=url) as client:
         yield client
 

@@ -31,14 +31,14 @@ from gymsdk.servers.reports import LEASE_SECONDS
 from gymsdk.servers.routing import App
 from gymsdk.servers.service import Service
 
-LOOK = 0.05
+MAX_AGE = 0.05
 SCRIPT = """
 import asyncio, sys
 from gymsdk import load
 from tests.servers.nodes import Instance
 
 async def main(name, head_url, lease):
-    async with Instance(load(name), head_url, lease=float(lease)).there() as one:
+    async with Instance(load(name), head_url, lease=float(lease)).serve() as one:
         print(one.url, flush=True)
         await asyncio.sleep(60)
 
@@ -47,41 +47,43 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @asynccontextmanager
-async def listening(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-    """The port at which *app* is served on *host*."""
-    at = bind_socket(host, port)
-    strand = BackgroundTask("a server", Listener(app, at, grace=0.1, host=host).run)
-    await strand.wait_until_up(20)
+async def serve_app(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """Serve *app* on *host* and yield its port."""
+    listener = bind_socket(host, port)
+    background_task = BackgroundTask("a server", Listener(app, listener, grace=0.1, host=host).run)
+    await background_task.wait_until_up(20)
     try:
-        yield at.getsockname()[1]
+        yield listener.getsockname()[1]
     finally:
-        await strand.stop(5)
+        await background_task.stop(5)
 
 
 @asynccontextmanager
-async def heading(
+async def serve_head(
     *services: Service, host: str = "127.0.0.1", port: int = 0, lease: float = LEASE_SECONDS
 ) -> AsyncIterator[str]:
-    """The address of a head."""
+    """Serve a head and yield its URL."""
     app = head.create_app(services, host=host, port=port, registry=NodeRegistry(services, lease=lease))
-    async with listening(app, host, port) as at:
-        yield f"http://{host}:{at}"
+    async with serve_app(app, host, port) as bound_port:
+        yield f"http://{host}:{bound_port}"
 
 
 @asynccontextmanager
-async def noded(node: Node) -> AsyncIterator[Node]:
-    """A node that is known for as long as it runs."""
-    strand = BackgroundTask(node.description, node.run)
-    await strand.wait_until_up(10)
+async def run_node(node: Node) -> AsyncIterator[Node]:
+    """Run a node, which is registered at its head until the end of the context."""
+    background_task = BackgroundTask(node.description, node.run)
+    await background_task.wait_until_up(10)
     try:
         yield node
     finally:
-        await strand.stop(5)
+        await background_task.stop(5)
 
 
 @dataclass
 class Instance:
-    """A resources server of *environment*, known to the head; `cut` ends it without a word, as a lost machine ends."""
+    """A resources server of *environment*, registered at the head; `shut_down` ends it without a report, like a lost
+    machine.
+    """
 
     environment: Environment
     head_url: str
@@ -91,35 +93,39 @@ class Instance:
     url: str = ""
     id: str = ""
     node: Node = field(init=False)
-    figures: ServerMetrics = field(default_factory=lambda: ServerMetrics("one"))
+    metrics: ServerMetrics = field(default_factory=lambda: ServerMetrics("one"))
     server: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @asynccontextmanager
-    async def there(self) -> AsyncIterator[Instance]:
+    async def serve(self) -> AsyncIterator[Instance]:
         name = self.environment.name
         service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
         self.id = service.id
         url = partial(
-            InstanceDirectory(nodes_fetcher(self.head_url), max_age=LOOK).find_url, name=name, kind="resources_servers"
+            InstanceDirectory(nodes_fetcher(self.head_url), max_age=MAX_AGE).find_url,
+            name=name,
+            kind="resources_servers",
         )
         peers = Peers(self.id, url)
-        app = resources.create_app(self.environment, metrics=self.figures, peers=peers, **self.options)
+        app = resources.create_app(self.environment, metrics=self.metrics, peers=peers, **self.options)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server)
-            port = await self.server.enter_async_context(listening(app, self.host))
-            placed = service.model_copy(update={"port": port})
-            self.url = placed.url
-            self.node = Node(self.head_url, [placed], lambda: compute_loads({name: self.figures}), lease=self.lease)
-            await stack.enter_async_context(noded(self.node))
+            port = await self.server.enter_async_context(serve_app(app, self.host))
+            listening_service = service.model_copy(update={"port": port})
+            self.url = listening_service.url
+            self.node = Node(
+                self.head_url, [listening_service], lambda: compute_loads({name: self.metrics}), lease=self.lease
+            )
+            await stack.enter_async_context(run_node(self.node))
             yield self
 
-    async def cut(self) -> None:
+    async def shut_down(self) -> None:
         """Stop answering without leaving the head."""
         await self.server.aclose()
 
     @property
     def sessions(self) -> int:
-        return self.figures.sum_gauges("sessions_open")
+        return self.metrics.sum_gauges("sessions_open")
 
 
 def metric(text: str, name: str, **labels: str) -> float | None:
@@ -129,27 +135,27 @@ def metric(text: str, name: str, **labels: str) -> float | None:
 
 
 @asynccontextmanager
-async def balancing(urls: Sequence[str]) -> AsyncIterator[str]:
-    """The address of a balancer that gives each connection to the next of *urls* that takes it."""
+async def serve_balancer(urls: Sequence[str]) -> AsyncIterator[str]:
+    """Serve a balancer that gives each connection to the next of *urls* that accepts it, and yield its URL."""
     turn = itertools.cycle(urls)
 
-    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in urls:
-            place = httpx.URL(next(turn))
+            target = httpx.URL(next(turn))
             try:
-                there = await asyncio.open_connection(place.host, place.port)
+                connection = await asyncio.open_connection(target.host, target.port)
             except OSError:
                 continue
             with contextlib.suppress(ConnectionError):
-                await asyncio.gather(_copied(reader, there[1]), _copied(there[0], writer))
+                await asyncio.gather(_copy(reader, connection[1]), _copy(connection[0], writer))
             break
         writer.close()
 
-    async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
@@ -157,8 +163,10 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 @asynccontextmanager
-async def process(name: str, head_url: str, *, lease: float) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A separate process that serves the environment *name*, and its URL."""
+async def serve_process(
+    name: str, head_url: str, *, lease: float
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Serve the environment *name* in a separate process; yield the process and its URL."""
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SCRIPT, name, head_url, str(lease), stdout=asyncio.subprocess.PIPE
     )
@@ -171,21 +179,21 @@ async def process(name: str, head_url: str, *, lease: float) -> AsyncIterator[tu
         await started.communicate()
 
 
-async def told(head_url: str) -> dict[str, Any]:
+async def fetch_nodes(head_url: str) -> dict[str, Any]:
     """Return the head's snapshot of its nodes."""
-    answer: dict[str, Any] = (await client.get(f"{head_url}/nodes")).json()
-    return answer
+    snapshot: dict[str, Any] = (await client.get(f"{head_url}/nodes")).json()
+    return snapshot
 
 
-async def until(true: Callable[[], Any], seconds: float = 15.0) -> None:
-    """Wait until something is *true*."""
+async def wait_until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
+    """Wait until *condition* returns a true value."""
     async with asyncio.timeout(seconds):
-        while not (await found if asyncio.iscoroutine(found := true()) else found):  # noqa: ASYNC110  # of anything
+        while not (await value if asyncio.iscoroutine(value := condition()) else value):  # noqa: ASYNC110  # any condition
             await asyncio.sleep(0.02)
 
 
-def free(host: str = "127.0.0.1") -> int:
-    """A port without a listener."""
-    with socket.create_server((host, 0)) as one:
-        port: int = one.getsockname()[1]
+def find_free_port(host: str = "127.0.0.1") -> int:
+    """Return a port without a listener."""
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port

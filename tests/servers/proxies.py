@@ -19,7 +19,7 @@ from gymsdk import responses as wire
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
 
-from .reached import listening
+from .app_helpers import serve_app
 
 NAME = "org/policy-1"
 """The policy's name; some names contain a slash."""
@@ -51,22 +51,22 @@ Answer: TypeAlias = ChatCompletion | Response | Message
 
 
 @dataclass
-class Told:
-    """A policy with prepared responses that records its requests."""
+class PreparedModel:
+    """A model with a prepared response that records its requests."""
 
     output: list[Item] = field(default_factory=list)
     reason: str | None = None
-    asked: list[Item] = field(default_factory=list)
+    requests: list[Item] = field(default_factory=list)
     name: str = NAME
 
-    def says(self, *output: Item, reason: str | None = None) -> None:
-        """Have it say *output* from now on, cut short for a *reason*."""
+    def prepare(self, *output: Item, reason: str | None = None) -> None:
+        """Return *output* from now on, truncated for a *reason*."""
         self.output, self.reason = list(output), reason
-        self.asked.clear()
+        self.requests.clear()
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request*."""
-        self.asked.append(request)
+        self.requests.append(request)
         status: wire.ResponseStatus = "incomplete" if self.reason else "completed"
         used = wire.build_usage(3, 4, cached_tokens=1, reasoning_tokens=2)
         return wire.build_response(
@@ -80,8 +80,8 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Said:
-    """Return the content of a response of any API."""
+class Content:
+    """The content of a response of any API."""
 
     thoughts: str = ""
     text: str = ""
@@ -91,10 +91,10 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Rig:
-    """Proxies in front of one policy endpoint, by how they ask it, and clients of them."""
+class ProxySetup:
+    """Proxies in front of one policy endpoint, by the API they use for it, and clients of the proxies."""
 
-    policy: Told
+    policy: PreparedModel
     upstream: str
     urls: dict[str, str]
     openai: dict[str, AsyncOpenAI]
@@ -102,22 +102,22 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(upstreams: Sequence[str] = UPSTREAMS, **options: Any) -> AsyncIterator[Rig]:
-    """Proxies in front of a policy endpoint; *options* are those of the models that ask it."""
-    told = Told()
+async def run_proxies(upstreams: Sequence[str] = UPSTREAMS, **options: Any) -> AsyncIterator[ProxySetup]:
+    """Run proxies in front of a policy endpoint; *options* are options of the models that call the endpoint."""
+    policy = PreparedModel()
     async with AsyncExitStack() as stack:
-        base = await stack.enter_async_context(testing.serve(testing.build_app(told, name=NAME)))
-        rig = Rig(told, base, {}, {}, {})
+        base = await stack.enter_async_context(testing.serve(testing.build_app(policy, name=NAME)))
+        setup = ProxySetup(policy, base, {}, {}, {})
         for each in upstreams:
-            url = await stack.enter_async_context(listening(server.create_app(asking(each, base, **options))))
-            rig.urls[each] = url
-            rig.openai[each], rig.anthropic[each] = await stack.enter_async_context(sdks(url))
-        yield rig
+            url = await stack.enter_async_context(serve_app(server.create_app(build_model(each, base, **options))))
+            setup.urls[each] = url
+            setup.openai[each], setup.anthropic[each] = await stack.enter_async_context(sdks(url))
+        yield setup
 
 
 @asynccontextmanager
 async def sdks(url: str = "http://gym.test") -> AsyncIterator[Sdks]:
-    """The SDKs of both, their calls sent to the proxy at *url*."""
+    """Yield the SDKs of OpenAI and Anthropic; both send their calls to the proxy at *url*."""
     async with (
         AsyncOpenAI(base_url=f"{url}/v1", api_key="key-of-the-client", max_retries=0) as openai,
         AsyncAnthropic(base_url=url, api_key="key-of-the-client", max_retries=0) as anthropic,
@@ -125,8 +125,8 @@ async def sdks(url: str = "http://gym.test") -> AsyncIterator[Sdks]:
         yield openai, anthropic
 
 
-def at(url: str, both: Sdks, *, retries: int = 0) -> Sdks:
-    """Return *both* SDKs, their calls sent to the proxy at *url* on the connections that they have."""
+def clients_at(url: str, both: Sdks, *, retries: int = 0) -> Sdks:
+    """Return *both* SDKs with calls to the proxy at *url*, on their existing connections."""
     openai, anthropic = both
     return (
         openai.with_options(base_url=f"{url}/v1", max_retries=retries),
@@ -134,20 +134,20 @@ def at(url: str, both: Sdks, *, retries: int = 0) -> Sdks:
     )
 
 
-def asking(upstream: str, base: str, **options: Any) -> Model:
-    """Return the model behind *base*, asked as *upstream* says."""
+def build_model(upstream: str, base: str, **options: Any) -> Model:
+    """Return the model behind *base*, called through the API that *upstream* names."""
     provider, _, api = upstream.partition("-")
-    words: dict[str, Any] = {"base_url": base, "api": api or None, "api_key": "key-of-the-proxy"}
-    made: Model = model(f"{provider}/{NAME}", **words, **options)
-    return made
+    options = {"base_url": base, "api": api or None, "api_key": "key-of-the-proxy"}
+    built: Model = model(f"{provider}/{NAME}", **options)
+    return built
 
 
-async def asked(rig: Rig, client: str, upstream: str, *, streamed: bool) -> Answer:
-    """Ask for the sum of two numbers with the SDK of *client*, offering a tool."""
-    return await added(client, rig.openai[upstream], rig.anthropic[upstream], streamed=streamed)
+async def request_sum(setup: ProxySetup, client: str, upstream: str, *, streamed: bool) -> Answer:
+    """Ask for the sum of two numbers with the SDK of *client*, and offer a tool."""
+    return await send_sum_request(client, setup.openai[upstream], setup.anthropic[upstream], streamed=streamed)
 
 
-async def added(client: str, openai: AsyncOpenAI, anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
+async def send_sum_request(client: str, openai: AsyncOpenAI, anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
     """Ask for the sum of two numbers in the API of *client*."""
     if client == "messages":
         return await _messages(anthropic, streamed=streamed)
@@ -156,19 +156,19 @@ async def added(client: str, openai: AsyncOpenAI, anthropic: AsyncAnthropic, *, 
 
 async def _chat(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
     tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": ADD, "strict": True}}
-    words: Any = {
+    request: Any = {
         "model": "any",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "40 + 2?"}],
         "tools": [tool],
     }
     completions: Any = openai.chat.completions
     if not streamed:
-        whole: ChatCompletion = await completions.create(**words)
+        whole: ChatCompletion = await completions.create(**request)
         return whole
     # With tools or a response format, the SDK raises an error for a truncated response.
-    tools = words.pop("tools")
-    counted = {"include_usage": True}
-    async with completions.stream(**words, stream_options=counted, extra_body={"tools": tools}) as stream:
+    tools = request.pop("tools")
+    stream_options = {"include_usage": True}
+    async with completions.stream(**request, stream_options=stream_options, extra_body={"tools": tools}) as stream:
         await stream.until_done()
         final: ChatCompletion = stream.current_completion_snapshot
         return final
@@ -176,14 +176,14 @@ async def _chat(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
 
 async def _responses(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
     tool = {"type": "function", "name": "add", "description": "Add.", "parameters": ADD, "strict": True}
-    words: Any = {"model": "any", "instructions": "Be brief.", "input": "40 + 2?", "tools": [tool]}
+    request: Any = {"model": "any", "instructions": "Be brief.", "input": "40 + 2?", "tools": [tool]}
     responses: Any = openai.responses
     if not streamed:
-        whole: Response = await responses.create(**words)
+        whole: Response = await responses.create(**request)
         return whole
     # With tools, the SDK parses their arguments and fails on invalid JSON.
-    tools = words.pop("tools")
-    async with responses.stream(**words, extra_body={"tools": tools}) as stream:
+    tools = request.pop("tools")
+    async with responses.stream(**request, extra_body={"tools": tools}) as stream:
         *_, last = [event async for event in stream]
     final: Response = last.response
     return final
@@ -191,7 +191,7 @@ async def _responses(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
 
 async def _messages(anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
     tool = {"name": "add", "description": "Add.", "input_schema": ADD}
-    words: Any = {
+    request: Any = {
         "model": "any",
         "max_tokens": 4096,
         "system": "Be brief.",
@@ -200,27 +200,27 @@ async def _messages(anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
     }
     messages: Any = anthropic.messages
     if not streamed:
-        whole: Message = await messages.create(**words)
+        whole: Message = await messages.create(**request)
         return whole
-    async with messages.stream(**words) as stream:
+    async with messages.stream(**request) as stream:
         final: Message = await stream.get_final_message()
         return final
 
 
-def said(answer: Answer) -> Said:
-    """Return what *answer* says."""
+def read_content(answer: Answer) -> Content:
+    """Return the content of *answer*."""
     if isinstance(answer, Message):
         return _of_message(answer)
     return _of_completion(answer) if isinstance(answer, ChatCompletion) else _of_response(answer)
 
 
-def _of_completion(answer: ChatCompletion) -> Said:
+def _of_completion(answer: ChatCompletion) -> Content:
     [choice] = answer.choices
     message = choice.message
     functions = [each.function for each in message.tool_calls or [] if each.type == "function"]
     calls = [(each.name, json.loads(each.arguments)) for each in functions]
     used = answer.usage
-    return Said(
+    return Content(
         thoughts=(message.model_extra or {}).get("reasoning_content") or "",
         text=message.content or "",
         calls=tuple(calls),
@@ -229,12 +229,12 @@ def _of_completion(answer: ChatCompletion) -> Said:
     )
 
 
-def _of_response(answer: Response) -> Said:
+def _of_response(answer: Response) -> Content:
     thoughts = [part.text for item in answer.output if item.type == "reasoning" for part in item.summary]
     calls = [(item.name, json.loads(item.arguments)) for item in answer.output if item.type == "function_call"]
     reason = answer.incomplete_details.reason if answer.incomplete_details else None
     used = answer.usage
-    return Said(
+    return Content(
         thoughts="\n".join(thoughts),
         text=answer.output_text,
         calls=tuple(calls),
@@ -243,10 +243,10 @@ def _of_response(answer: Response) -> Said:
     )
 
 
-def _of_message(answer: Message) -> Said:
+def _of_message(answer: Message) -> Content:
     calls = [(block.name, block.input) for block in answer.content if block.type == "tool_use"]
     used = answer.usage
-    return Said(
+    return Content(
         thoughts="\n".join(block.thinking for block in answer.content if block.type == "thinking"),
         text="".join(block.text for block in answer.content if block.type == "text"),
         calls=tuple(calls),

@@ -1,4 +1,4 @@
-"""Helpers of the security tests: every server of the counter environment, each on its own socket."""
+"""Helpers of the security tests: every server of the counting environment, each on its own socket."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TOKEN = SecretStr("a-token-of-32-characters-and-more")
 
 
 @dataclass(frozen=True)
-class Up:
-    """Servers that run: their head's URL, theirs by name, their apps by name."""
+class SecuredServers:
+    """Running servers: the URL of their head, and their URLs and apps by name."""
 
     head: str
     urls: Mapping[str, str]
@@ -35,55 +35,55 @@ class Up:
 
 
 @asynccontextmanager
-async def secured(environment: Environment, safety: Security = NO_SECURITY) -> AsyncIterator[Up]:
-    """All the servers of *environment*, kept as *safety* says, played by who knows nothing."""
+async def serve_secured(environment: Environment, security: Security = NO_SECURITY) -> AsyncIterator[SecuredServers]:
+    """Serve all servers of *environment* with the security settings *safety* and a policy that never answers."""
     apps: dict[str, App] = {}
-    fleet = ServerRunner(
-        [*_parts(environment, safety, apps)],
+    runner = ServerRunner(
+        [*_parts(environment, security, apps)],
         host="127.0.0.1",
         port=0,
         contexts={"the environment": environment},
         extra_config={"policy_model_name": "scripted/null", "gymsdk_version": "1"},
         times=Times(grace=0.5, ending=0.5),
-        security=safety,
+        security=security,
     )
-    running = asyncio.ensure_future(fleet.run())
+    running = asyncio.ensure_future(runner.run())
     try:
-        await fleet.wait_until_up(running)
-        yield Up(fleet.head_url, {each.name: each.url for each in fleet.services}, apps)
+        await runner.wait_until_up(running)
+        yield SecuredServers(runner.head_url, {each.name: each.url for each in runner.services}, apps)
     finally:
         await client.aclose()
         running.cancel()
         await asyncio.wait({running})
 
 
-def _parts(environment: Environment, safety: Security, apps: dict[str, App]) -> Iterator[ServerSpec]:
+def _parts(environment: Environment, security: Security, apps: dict[str, App]) -> Iterator[ServerSpec]:
     name, model = environment.name, models.model("scripted/null")
 
-    def kept(called: str, app: App) -> App:
-        apps[called] = app
+    def record(label: str, app: App) -> App:
+        apps[label] = app
         return app
 
-    def agents(urls: Mapping[str, str]) -> App:
-        return kept(
+    def build_agent(urls: Mapping[str, str]) -> App:
+        return record(
             name + AGENT_SUFFIX,
             agent.create_app(
-                environment, model, resources=RemoteEnvironment(urls[name], name, token=safety.token or "")
+                environment, model, resources=RemoteEnvironment(urls[name], name, token=security.token or "")
             ),
         )
 
     yield ServerSpec(
         _service(name, "resources_servers", name),
-        lambda _: kept(name, resources.create_app(environment, with_mcp=True)),
+        lambda _: record(name, resources.create_app(environment, with_mcp=True)),
     )
-    yield ServerSpec(_service(name + AGENT_SUFFIX, "responses_api_agents", "simple_agent", name), agents)
+    yield ServerSpec(_service(name + AGENT_SUFFIX, "responses_api_agents", "simple_agent", name), build_agent)
     yield ServerSpec(
         _service(name + "_environment_server", "environment_servers", "single_agent_turn"),
-        lambda _: kept(name + "_environment_server", environment_server.create_app(environment, model)),
+        lambda _: record(name + "_environment_server", environment_server.create_app(environment, model)),
     )
     yield ServerSpec(
         _service("policy_model", "responses_api_models", "gymsdk_model"),
-        lambda _: kept("policy_model", model_server.create_app(model)),
+        lambda _: record("policy_model", model_server.create_app(model)),
     )
 
 

@@ -40,8 +40,8 @@ def request(
     return "\r\n".join([f"{verb} {path} HTTP/{version}", *lines, "", ""]).encode("latin-1") + body
 
 
-async def told(url: str, sent: bytes, *, leaves: bool = False) -> list[int]:
-    """The statuses of what *url* answers to the bytes *sent*; a client that *leaves* does not wait for any."""
+async def send_raw(url: str, sent: bytes, *, leaves: bool = False) -> list[int]:
+    """Send the bytes *sent* to *url* and return the statuses of the responses; a client that *leaves* does not wait."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -57,10 +57,10 @@ async def told(url: str, sent: bytes, *, leaves: bool = False) -> list[int]:
 
 
 CHUNKED = request(Transfer_Encoding="chunked", Content_Length="")
-ODD: dict[str, Any] = {
+MALFORMED: dict[str, Any] = {
     "http/1.0": (request(body=BODY, version="1.0"), [200]),
     "chunks": (CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY), [200]),
-    "chunks-that-are-none": (CHUNKED + b"zz\r\n", [400]),
+    "invalid-chunks": (CHUNKED + b"zz\r\n", [400]),
     "several-at-once": (request(body=BODY, Connection="keep-alive") * 4 + request("GET", "/"), [200] * 5),
     "a-header-of-100-kb": (request(body=BODY, X_Long="a" * 100_000), [200]),
     "cookies-of-100-kb": (request(body=BODY, Cookie="ResourcesServer___counter=a; " * 3500), [200]),
@@ -71,52 +71,52 @@ ODD: dict[str, Any] = {
     "a-hundred-thousand-lists": (request(body=b"[" * 100_000), [422]),
     "depths": (request(body=BODY[:-1] + b',"x":' + b"[" * 1000 + b"]" * 1000 + b"}"), [422], [200]),
     "a-length-of-an-exabyte": (request(Content_Length=str(10**18)), [413]),
-    "a-length-below-nothing": (request(Content_Length="-5"), [400]),
-    "a-name-of-elsewhere": (request(body=BODY, Host="evil.test"), [421]),
+    "a-negative-length": (request(Content_Length="-5"), [400]),
+    "a-foreign-host": (request(body=BODY, Host="evil.test"), [421]),
     "head": (request("HEAD", "/verify"), [405]),
     "options": (request("OPTIONS", "/verify"), [405]),
     "options-of-all": (request("OPTIONS", "*"), [400]),
     "put": (request("PUT", "/verify", BODY), [405]),
-    "a-verb-of-its-own": (request("BREW", "/verify", BODY), [405], [400]),
+    "an-unknown-verb": (request("BREW", "/verify", BODY), [405], [400]),
     "up": (request(path="/../../etc/passwd"), [404]),
-    "up-in-disguise": (request(path="/%2e%2e/%2e%2e/etc/passwd"), [404]),
-    "no-byte": (request(path="/verify%00"), [404]),
-    "no-text": (request(path="/%ff%fe"), [404]),
-    "half-a-pair": (request(path="/ng-rollout/r/%ed%a0%80"), [404]),
+    "up-percent-encoded": (request(path="/%2e%2e/%2e%2e/etc/passwd"), [404]),
+    "a-null-byte": (request(path="/verify%00"), [404]),
+    "not-text": (request(path="/%ff%fe"), [404]),
+    "half-a-surrogate-pair": (request(path="/ng-rollout/r/%ed%a0%80"), [404]),
     "a-tool-in-chinese": (request(path="/%E4%B8%AD%E6%96%87", body=b"{}"), [404]),
     "two-rollouts": (request(path="/ng-rollout/a/ng-rollout/b/verify"), [404]),
-    "no-http": (b"\x16\x03\x01\x00" + b"a" * 300, [400]),
-    "an-origin-that-is-none": (request(path="/mcp", body=b"{}", Origin="http://[::"), [403]),
-    "a-key-that-is-none": (request(path="/mcp", body=b'{"id":1}', X_NeMo_Gym_Session_Token="\xe9"), [200]),
+    "not-http": (b"\x16\x03\x01\x00" + b"a" * 300, [400]),
+    "an-invalid-origin": (request(path="/mcp", body=b"{}", Origin="http://[::"), [403]),
+    "an-invalid-key": (request(path="/mcp", body=b'{"id":1}', X_NeMo_Gym_Session_Token="\xe9"), [200]),
 }
 
 
 @asynccontextmanager
-async def intact(running: RunningServers, caplog: pytest.LogCaptureFixture) -> AsyncIterator[aiohttp.ClientSession]:
-    """Have a session open meanwhile: it is judged alike before and after, and no server has logged an error."""
+async def unaffected(running: RunningServers, caplog: pytest.LogCaptureFixture) -> AsyncIterator[aiohttp.ClientSession]:
+    """Keep a session open meanwhile; check that its verdict does not change and that no server logs an error."""
     url = running.urls["counter"]
     jar = aiohttp.CookieJar(unsafe=True)
     async with aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=20)) as client:
         for path, body in (("seed_session", ROW), ("increment_counter", {"count": 4})):
             async with client.post(f"{url}/{path}", json=body) as answer:
                 assert answer.status == 200
-        before = await _judged(client, url)
+        before = await _fetch_count(client, url)
         yield client
-        assert await _judged(client, url) == before == 7
+        assert await _fetch_count(client, url) == before == 7
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-async def _judged(client: aiohttp.ClientSession, url: str) -> int:
+async def _fetch_count(client: aiohttp.ClientSession, url: str) -> int:
     async with client.post(f"{url}/verify", json=ROW | {"response": RESPONSE}) as answer:
         final: int = (await answer.json())["final"]
     return final
 
 
 async def test_malformed_requests_get_a_response(running: RunningServers, caplog: pytest.LogCaptureFixture) -> None:
-    async with intact(running, caplog):
-        found = {name: await told(running.urls["counter"], sent) for name, (sent, *_) in ODD.items()}
-    # Where `httptools` is installed uvicorn reads with it, and refuses two of them itself.
-    assert {name: statuses for name, statuses in found.items() if statuses not in ODD[name][1:]} == {}
+    async with unaffected(running, caplog):
+        found = {name: await send_raw(running.urls["counter"], sent) for name, (sent, *_) in MALFORMED.items()}
+    # uvicorn reads with `httptools` where that package is installed, and then rejects two of these requests itself.
+    assert {name: statuses for name, statuses in found.items() if statuses not in MALFORMED[name][1:]} == {}
 
 
 @pytest.mark.parametrize("server", ["head", *SERVERS[1:]])
@@ -124,17 +124,17 @@ async def test_malformed_requests_break_no_server(
     running: RunningServers, caplog: pytest.LogCaptureFixture, server: str
 ) -> None:
     url = running.head_url if server == "head" else running.urls[server]
-    async with intact(running, caplog):
-        found = {name: await told(url, sent) for name, (sent, *_) in ODD.items()}
+    async with unaffected(running, caplog):
+        found = {name: await send_raw(url, sent) for name, (sent, *_) in MALFORMED.items()}
     assert {name: statuses for name, statuses in found.items() if not statuses or max(statuses) >= 500} == {}
 
 
 async def test_clients_that_disconnect_break_nothing(running: RunningServers, caplog: pytest.LogCaptureFixture) -> None:
     cut = [request(body=BODY, Content_Length="999"), CHUNKED + b"ff\r\n{", request(body=BODY)[:40], request(body=BODY)]
-    async with intact(running, caplog) as client:
+    async with unaffected(running, caplog) as client:
         for server in SERVERS:
             for sent in cut:
-                await told(running.urls[server], sent, leaves=True)
+                await send_raw(running.urls[server], sent, leaves=True)
         await asyncio.sleep(0.1)
         async with client.get(f"{running.urls['counter']}/metrics") as answer:
             assert 'status="500"' not in await answer.text()
@@ -144,9 +144,9 @@ async def test_a_body_that_does_not_arrive_times_out(
     running: RunningServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_app, "BODY_RECEIVE_SECONDS", 0.1)
-    async with intact(running, caplog):
+    async with unaffected(running, caplog):
         for path in ("/seed_session", "/increment_counter"):
-            assert await told(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]
+            assert await send_raw(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]
 
 
 async def test_concurrent_calls_of_one_session_are_all_counted(
@@ -159,8 +159,8 @@ async def test_concurrent_calls_of_one_session_are_all_counted(
             await answer.read()
             return answer.status
 
-    async with intact(running, caplog), aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
+    async with unaffected(running, caplog), aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
         async with client.post(f"{url}/seed_session", json=ROW):
             pass
         assert set(await asyncio.gather(*(add(client) for _ in range(100)))) == {200}
-        assert await _judged(client, url) == 103
+        assert await _fetch_count(client, url) == 103

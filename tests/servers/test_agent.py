@@ -23,32 +23,32 @@ from gymsdk.servers.agent_sessions import AgentSessions, OpenAgentSession
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Episode, Item
 
-from .reached import asked, listening
+from .app_helpers import app_client, serve_app
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
 TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("increment_counter", "verify", "stumble")]
 ADD = [("increment_counter", {"count": 2})]
 
 
-class Slow:
-    """Answers when it is let go; counts who asked, and whom it was taken from."""
+class SlowModel:
+    """A model that answers when it is released, and counts its calls and cancellations."""
 
     def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.begun = self.given_up = 0
+        self.released = asyncio.Event()
+        self.started = self.cancelled = 0
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.begun += 1
+        self.started += 1
         try:
-            await self.go.wait()
+            await self.released.wait()
         except asyncio.CancelledError:
-            self.given_up += 1
+            self.cancelled += 1
             raise
         return responses.build_response([responses.build_message("done")], model="slow")
 
 
 class Broken:
-    """A model that has no answer."""
+    """A model that fails."""
 
     def __init__(self, *, retryable: bool) -> None:
         self.retryable = retryable
@@ -59,7 +59,7 @@ class Broken:
         )
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110  # any condition, of any object
             await asyncio.sleep(0.005)
@@ -72,7 +72,7 @@ def counting(counter: Callable[..., Environment]) -> Environment:
 
 async def test_run_returns_the_rollouts_line(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
     row = ROW | {"_ng_task_index": 4, "_ng_rollout_index": 1, "agent_ref": {"name": "counter_simple_agent"}}
-    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
+    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
     own = {key: value for key, value in row.items() if key != "responses_create_params"}
     assert own.items() <= line.items()
@@ -84,7 +84,7 @@ async def test_run_returns_the_rollouts_line(counting: Environment, policy: Call
 async def test_run_adds_no_indices_to_a_row_without_indices(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.create_app(counting, policy("done"))) as client:
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
     assert not [key for key in line if key.startswith("_ng_")]
 
@@ -93,7 +93,7 @@ async def test_a_row_can_set_its_seed_repeat_and_budget(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"gymsdk": {"seed": 11, "repeat": 2, "budget": {"turns": 1}}}
-    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
+    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
     assert (line["gymsdk"]["seed"], line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (11, 1, "turns")
     assert line["responses_create_params"]["input"][-1]["content"] == "seed 11"
@@ -103,7 +103,7 @@ async def test_a_rows_budget_is_limited_to_the_servers(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"gymsdk": {"budget": {"turns": 9}}}
-    async with asked(agent.create_app(counting, policy(ADD), budget=Budget(turns=2))) as client:
+    async with app_client(agent.create_app(counting, policy(ADD), budget=Budget(turns=2))) as client:
         line = (await client.post("/run", json=row)).json()
     assert (line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (2, "turns")
 
@@ -112,7 +112,7 @@ async def test_a_rows_budget_is_limited_to_the_servers(
 async def test_a_row_that_does_not_fit_gets_422_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel], row: Item
 ) -> None:
-    async with asked(agent.create_app(counting, policy("done"))) as client:
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
         answer = await client.post("/run", json=row)
     assert answer.status_code == 422
     assert "does not fit environment 'counter'" in answer.json()["detail"]
@@ -123,18 +123,18 @@ async def test_a_row_that_does_not_fit_gets_422_with_a_message(
 async def test_a_failure_names_its_stage_and_has_no_reward(
     counting: Environment, retryable: bool, status: int, pause: str | None
 ) -> None:
-    async with asked(agent.create_app(counting, Broken(retryable=retryable))) as client:
+    async with app_client(agent.create_app(counting, Broken(retryable=retryable))) as client:
         answer = await client.post("/run", json=ROW)
-    told = answer.json()
+    body = answer.json()
     assert (answer.status_code, answer.headers.get("retry-after")) == (status, pause)
-    assert (told["stage"], told["kind"], told["outcome"]) == ("model", "model_error", "failed")
-    assert "reward" not in told
+    assert (body["stage"], body["kind"], body["outcome"]) == ("model", "model_error", "failed")
+    assert "reward" not in body
 
 
 async def test_a_failed_judge_gives_no_reward(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.create_app(counter(judge="down"), policy("done"))) as client:
+    async with app_client(agent.create_app(counter(judge="down"), policy("done"))) as client:
         answer = await client.post("/run", json=ROW)
     assert (answer.status_code, answer.json()["outcome"], answer.json()["kind"]) == (503, "unscorable", "judge_failed")
 
@@ -144,13 +144,13 @@ async def test_a_failed_judge_gives_no_reward(
     [("/run", {"_ng_rollout_id": "r1"}), ("/ng-rollout/r1/run", {}), ("/run", {"capture_rollout_id": "r1"})],
 )
 async def test_a_rollout_requested_twice_is_played_once(counting: Environment, path: str, extra: Item) -> None:
-    model = Slow()
-    async with asked(agent.create_app(counting, model)) as client:
+    model = SlowModel()
+    async with app_client(agent.create_app(counting, model)) as client:
         both = [asyncio.ensure_future(client.post(path, json=ROW | extra)) for _ in range(2)]
-        await until(lambda: model.begun == 1)
-        model.go.set()
+        await wait_until(lambda: model.started == 1)
+        model.released.set()
         answers = [*await asyncio.gather(*both), await client.post(path, json=ROW | extra)]
-    assert model.begun == 1
+    assert model.started == 1
     assert len({answer.content for answer in answers}) == 1
 
 
@@ -166,26 +166,26 @@ async def test_a_rollout_requested_twice_is_played_once(counting: Environment, p
     ],
 )
 async def test_different_requests_are_played_separately(counting: Environment, one: Item, other: Item) -> None:
-    model = Slow()
-    model.go.set()
-    async with asked(agent.create_app(counting, model)) as client:
+    model = SlowModel()
+    model.released.set()
+    async with app_client(agent.create_app(counting, model)) as client:
         for extra in (one, other):
             assert (await client.post("/run", json=ROW | extra)).status_code == 200
-    assert model.begun == 2
+    assert model.started == 2
 
 
 @pytest.mark.parametrize("name", ["r1", "3-0"])
 async def test_concurrent_requests_for_one_rollout_play_it_once_whatever_the_key_order(
     counting: Environment, name: str
 ) -> None:
-    model, row = Slow(), ROW | {"_ng_rollout_id": name}
-    async with asked(agent.create_app(counting, model)) as client:
+    model, row = SlowModel(), ROW | {"_ng_rollout_id": name}
+    async with app_client(agent.create_app(counting, model)) as client:
         bodies = (row, dict(reversed(row.items())))
         both = [asyncio.ensure_future(client.post("/run", json=each)) for each in bodies]
-        await until(lambda: model.begun > 0)
-        model.go.set()
-        told = [(await each).json()["gymsdk"]["id"] for each in both]
-    assert (model.begun, told) == (1, [name, name])
+        await wait_until(lambda: model.started > 0)
+        model.released.set()
+        ids = [(await each).json()["gymsdk"]["id"] for each in both]
+    assert (model.started, ids) == (1, [name, name])
 
 
 LASTING = """
@@ -213,12 +213,12 @@ async def close(task):
 async def test_an_abandoned_rollout_closes_before_the_environment(
     made: Callable[..., ModuleType],
 ) -> None:
-    module, model = made(LASTING, "lasting_env"), Slow()
-    async with asked(agent.create_app(Environment("lasting", module, {}), model)) as client:
-        asking = asyncio.ensure_future(client.post("/run", json=ROW | {"_ng_rollout_id": "r1"}))
-        await until(lambda: model.begun == 1)
-        asking.cancel()
-        await asyncio.wait({asking})
+    module, model = made(LASTING, "lasting_env"), SlowModel()
+    async with app_client(agent.create_app(Environment("lasting", module, {}), model)) as client:
+        request = asyncio.ensure_future(client.post("/run", json=ROW | {"_ng_rollout_id": "r1"}))
+        await wait_until(lambda: model.started == 1)
+        request.cancel()
+        await asyncio.wait({request})
     assert module.told == ["closed", "left"]
 
 
@@ -226,7 +226,7 @@ async def test_a_row_for_another_agent_is_rejected_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"agent_ref": {"name": "math_simple_agent"}}
-    async with asked(agent.create_app(counting, policy("done"))) as client:
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
         answer = await client.post("/run", json=row)
     assert answer.status_code == 422
     assert "'math_simple_agent', and this is 'counter_simple_agent'" in answer.json()["detail"]
@@ -247,70 +247,70 @@ async def test_the_verdicts_own_mask_is_kept(
     environment: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     masking = environment(MASKING)
-    async with asked(agent.create_app(masking, policy("done"))) as client:
+    async with app_client(agent.create_app(masking, policy("done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
-    async with asked(resources.create_app(masking)) as client:
+    async with app_client(resources.create_app(masking)) as client:
         judged = (await client.post("/verify", json=ROW | {"response": line["response"]})).json()
-    for told in (line, judged):
-        assert (told["mask_sample"], told["failure_kind"], told["failure_reason"]) == (True, "too_long", None)
-    async with listening(resources.create_app(masking)) as url:
+    for body in (line, judged):
+        assert (body["mask_sample"], body["failure_kind"], body["failure_reason"]) == (True, "too_long", None)
+    async with serve_app(resources.create_app(masking)) as url:
         rollout = await play(RemoteEnvironment(url, masking.name), policy("done"), ROW)
     assert (rollout.outcome, rollout.reward) == ("scored", 0.5)
 
 
 async def test_a_client_that_disconnects_ends_its_episode(counting: Environment) -> None:
-    model = Slow()
-    async with listening(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
-        asking = asyncio.ensure_future(client.post(f"{url}/run", json=ROW))
-        await until(lambda: model.begun == 1)
-        asking.cancel()
-        await until(lambda: model.given_up == 1)
+    model = SlowModel()
+    async with serve_app(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
+        request = asyncio.ensure_future(client.post(f"{url}/run", json=ROW))
+        await wait_until(lambda: model.started == 1)
+        request.cancel()
+        await wait_until(lambda: model.cancelled == 1)
 
 
 async def test_a_client_that_disconnects_leaves_the_rollout_to_another_waiting_client(counting: Environment) -> None:
-    model, row = Slow(), ROW | {"_ng_rollout_id": "r1"}
-    async with listening(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
+    model, row = SlowModel(), ROW | {"_ng_rollout_id": "r1"}
+    async with serve_app(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         first = asyncio.ensure_future(client.post(f"{url}/run", json=row))
-        await until(lambda: model.begun == 1)
+        await wait_until(lambda: model.started == 1)
         second = asyncio.ensure_future(client.post(f"{url}/run", json=row))
         await asyncio.sleep(0.05)
         first.cancel()
         await asyncio.sleep(0.05)
-        model.go.set()
+        model.released.set()
         assert (await second).status == 200
-    assert (model.begun, model.given_up) == (1, 0)
+    assert (model.started, model.cancelled) == (1, 0)
 
 
 async def test_episodes_beyond_the_limit_get_retry_after(counting: Environment) -> None:
-    model = Slow()
-    async with asked(agent.create_app(counting, model, concurrency=1, queue=0)) as client:
+    model = SlowModel()
+    async with app_client(agent.create_app(counting, model, concurrency=1, queue=0)) as client:
         first = asyncio.ensure_future(client.post("/run", json=ROW))
-        await until(lambda: model.begun == 1)
-        turned_away = await client.post("/run", json=ROW)
-        model.go.set()
+        await wait_until(lambda: model.started == 1)
+        rejected = await client.post("/run", json=ROW)
+        model.released.set()
         assert (await first).status_code == 200
         assert (await client.post("/run", json=ROW)).status_code == 200
-    assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "5")
+    assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "5")
 
 
 async def test_aggregate_metrics_returns_the_metrics_of_rows(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
+    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
-        told = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
-    assert told["agent_metrics"]["mean/reward"] == 1.5
+        body = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
+    assert body["agent_metrics"]["mean/reward"] == 1.5
 
 
 @asynccontextmanager
-async def seeded(
+async def open_session(
     environment: Environment, model: Model, **options: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
-    """A client of an agent that has a resources server, with the cookies of a session there, and its address."""
+    """Yield a client of an agent with the cookies of a session at its resources server, and that server's URL."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(listening(resources.create_app(environment)))
+        url = await stack.enter_async_context(serve_app(resources.create_app(environment)))
         client = await stack.enter_async_context(
-            asked(agent.create_app(environment, model, resources=RemoteEnvironment(url, "counter"), **options))
+            app_client(agent.create_app(environment, model, resources=RemoteEnvironment(url, "counter"), **options))
         )
         plain = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
         await plain.post("/seed_session", json=ROW)
@@ -321,7 +321,7 @@ async def seeded(
 async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with seeded(counting, policy(ADD, "done")) as (client, _):
+    async with open_session(counting, policy(ADD, "done")) as (client, _):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     output = answer.json()["output"]
     assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
@@ -332,7 +332,7 @@ async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
 async def test_the_cookies_of_a_response_identify_the_session_to_verify(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with seeded(counting, policy(ADD, "done")) as (client, url):
+    async with open_session(counting, policy(ADD, "done")) as (client, url):
         answer = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
         async with httpx.AsyncClient(cookies=answer.cookies) as judge:
             verdict = (await judge.post(f"{url}/verify", json=ROW | {"response": answer.json()})).json()
@@ -340,7 +340,7 @@ async def test_the_cookies_of_a_response_identify_the_session_to_verify(
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (("verify", {}), "There is no tool named 'verify'"),
         (("get_counter_value", {}), "There is no tool named 'get_counter_value'"),
@@ -348,23 +348,23 @@ async def test_the_cookies_of_a_response_identify_the_session_to_verify(
     ],
 )
 async def test_calls_of_unlisted_tools_are_answered_and_never_sent(
-    counting: Environment, policy: Callable[..., ScriptedModel], call: tuple[str, Any], told: str
+    counting: Environment, policy: Callable[..., ScriptedModel], call: tuple[str, Any], message: str
 ) -> None:
-    async with seeded(counting, policy([call], "done")) as (client, _):
+    async with open_session(counting, policy([call], "done")) as (client, _):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    assert told in answer.json()["output"][1]["output"]
+    assert message in answer.json()["output"][1]["output"]
 
 
 async def test_an_environment_failure_in_a_tool_is_not_a_tool_output(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with seeded(counting, policy([("stumble", {})], "done")) as (client, _):
+    async with open_session(counting, policy([("stumble", {})], "done")) as (client, _):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["stage"], answer.json()["kind"]) == (503, "step", "tool_raised")
 
 
 async def test_a_lost_session_is_not_a_tool_output(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
-    async with seeded(counting, policy(ADD, "done")) as (client, _):
+    async with open_session(counting, policy(ADD, "done")) as (client, _):
         client.cookies.clear()
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["kind"]) == (503, "session_lost")
@@ -374,7 +374,7 @@ async def test_a_resources_server_that_is_gone_is_not_a_tool_output(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
-    async with asked(agent.create_app(counting, policy(ADD, "done"), resources=gone)) as client:
+    async with app_client(agent.create_app(counting, policy(ADD, "done"), resources=gone)) as client:
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
@@ -382,7 +382,7 @@ async def test_a_resources_server_that_is_gone_is_not_a_tool_output(
 async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with seeded(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
+    async with open_session(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
         response = (await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})).json()
     assert sum(item["type"] == "function_call" for item in response["output"]) == 3
     assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
@@ -392,11 +392,11 @@ async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(
 async def test_an_invalid_request_gets_422(
     counting: Environment, policy: Callable[..., ScriptedModel], request_body: Item
 ) -> None:
-    async with seeded(counting, policy("done")) as (client, _):
+    async with open_session(counting, policy("done")) as (client, _):
         assert (await client.post("/v1/responses", json=request_body)).status_code == 422
 
 
-def opening(url: str, jar: dict[str, str], **changed: Any) -> Item:
+def build_opening(url: str, jar: dict[str, str], **changed: Any) -> Item:
     access = {"kind": "direct_http", "name": "counter.direct_http", "required": True, "base_url": url, "cookies": jar}
     body = {
         "agent_session_id": "agent-session-1",
@@ -415,14 +415,14 @@ async def test_an_agent_session_calls_tools_at_its_base_url(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with (
-        listening(resources.create_app(counting)) as url,
+        serve_app(resources.create_app(counting)) as url,
         httpx.AsyncClient(base_url=url) as plain,
-        asked(agent.create_app(counting, policy(ADD, "done"))) as client,
+        app_client(agent.create_app(counting, policy(ADD, "done"))) as client,
     ):
         jar = jars.parse_cookies(
             "; ".join(f"{key}={value}" for key, value in (await plain.post("/seed_session", json=ROW)).cookies.items())
         )
-        opened = await client.post("/v1/agent_sessions", json=opening(url, jar))
+        opened = await client.post("/v1/agent_sessions", json=build_opening(url, jar))
         response = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
         closed = (await client.post("/v1/agent_sessions/close", json=CLOSING)).json()
         verdict = (await plain.post("/verify", json=ROW | {"response": response.json()})).json()
@@ -436,16 +436,16 @@ async def test_an_agent_session_calls_tools_at_its_base_url(
 async def test_an_agent_session_is_opened_once_and_never_after_its_close(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    body = opening("http://127.0.0.1:9", {})
+    body = build_opening("http://127.0.0.1:9", {})
     other = body | {"episode_id": {"rollout_id": "r2", "attempt": 0}}
-    async with asked(agent.create_app(counting, policy("done"))) as client:
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
         first, same = [await client.post("/v1/agent_sessions", json=body) for _ in range(2)]
-        strange = await client.post("/v1/agent_sessions", json=other)
-        theirs = await client.post("/v1/agent_sessions/close", json=CLOSING | {"episode_id": other["episode_id"]})
+        conflicting = await client.post("/v1/agent_sessions", json=other)
+        other_close = await client.post("/v1/agent_sessions/close", json=CLOSING | {"episode_id": other["episode_id"]})
         await client.post("/v1/agent_sessions/close", json=CLOSING)
         late = await client.post("/v1/agent_sessions", json=body)
     assert first.headers["set-cookie"] == same.headers["set-cookie"]
-    assert [each.status_code for each in (first, same, strange, theirs, late)] == [200, 200, 409, 409, 409]
+    assert [each.status_code for each in (first, same, conflicting, other_close, late)] == [200, 200, 409, 409, 409]
 
 
 @pytest.mark.parametrize(
@@ -460,8 +460,8 @@ async def test_an_agent_session_is_opened_once_and_never_after_its_close(
 async def test_an_unsupported_agent_session_is_rejected_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel], changed: Item
 ) -> None:
-    async with asked(agent.create_app(counting, policy("done"))) as client:
-        answer = await client.post("/v1/agent_sessions", json=opening("http://127.0.0.1:9", {}, **changed))
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
+        answer = await client.post("/v1/agent_sessions", json=build_opening("http://127.0.0.1:9", {}, **changed))
     assert answer.status_code == 422
     assert answer.json()["detail"]
 
@@ -473,11 +473,11 @@ async def test_a_malformed_cookie_of_a_tool_is_not_sent_on(policy: Callable[...,
         response.raw_headers.append((b"set-cookie", cookie.encode()))
         return response
 
-    theirs = FastAPI()
-    theirs.add_api_route("/increment_counter", tool, methods=["POST"])
+    tool_server = FastAPI()
+    tool_server.add_api_route("/increment_counter", tool, methods=["POST"])
     async with (
-        listening(theirs) as url,
-        asked(agent.create_app(RemoteEnvironment(url, "counter"), policy(ADD, "done"))) as client,
+        serve_app(tool_server) as url,
+        app_client(agent.create_app(RemoteEnvironment(url, "counter"), policy(ADD, "done"))) as client,
     ):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["output"][1]["output"]) == (200, "done")
@@ -486,8 +486,8 @@ async def test_a_malformed_cookie_of_a_tool_is_not_sent_on(policy: Callable[...,
 async def test_an_agent_session_at_an_invalid_address_fails_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
-        await client.post("/v1/agent_sessions", json=opening(f"http://{'a' * 300}.x", {}))
+    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
+        await client.post("/v1/agent_sessions", json=build_opening(f"http://{'a' * 300}.x", {}))
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, "is not the URL of a server" in answer.json()["detail"]) == (422, True)
 
@@ -495,15 +495,15 @@ async def test_an_agent_session_at_an_invalid_address_fails_with_a_message(
 async def test_agent_sessions_expire_only_by_time() -> None:
     sessions = AgentSessions(ttl=0.02)
     async with sessions.sweep_periodically():
-        sessions.open(OpenAgentSession.model_validate(opening("http://127.0.0.1:9", {})), None)
+        sessions.open(OpenAgentSession.model_validate(build_opening("http://127.0.0.1:9", {})), None)
         assert len(sessions) == 1
-        await until(lambda: len(sessions) == 0)
+        await wait_until(lambda: len(sessions) == 0)
 
 
 async def test_an_expired_agent_session_is_not_found() -> None:
     now = 0.0
     sessions = AgentSessions(ttl=10, clock=lambda: now)
-    token = sessions.open(OpenAgentSession.model_validate(opening("http://127.0.0.1:9", {})), None).token
+    token = sessions.open(OpenAgentSession.model_validate(build_opening("http://127.0.0.1:9", {})), None).token
     now = 10.0
     assert sessions.find_by_token(token) is None
 
@@ -515,12 +515,12 @@ async def test_cookies_that_would_split_a_header_are_not_sent_on() -> None:
 
 async def test_nulls_added_by_a_table_do_not_matter(counter, policy):
     row = Task.ask("add", initial_count=3, expected_count=3, nested={"a": 1, "b": None}, other=None).row()
-    async with asked(agent.create_app(counter(), policy("done"))) as client:
-        told = await client.post("/run", json=row)
-    assert (told.status_code, told.json()["final"]) == (200, 3)
+    async with app_client(agent.create_app(counter(), policy("done"))) as client:
+        body = await client.post("/run", json=row)
+    assert (body.status_code, body.json()["final"]) == (200, 3)
 
 
 async def test_unknown_usage_details_are_zero(counter, policy):
-    async with asked(agent.create_app(counter(), policy("done"))) as client:
-        told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
-    assert told["input_tokens_details"] == {"cached_tokens": 0}
+    async with app_client(agent.create_app(counter(), policy("done"))) as client:
+        body = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
+    assert body["input_tokens_details"] == {"cached_tokens": 0}

@@ -30,13 +30,13 @@ ERRORS = {
 
 
 @pytest.fixture
-def figures():
+def metrics():
     return ServerMetrics("made")
 
 
 @pytest.fixture
-async def client(figures):
-    made = create_app("made", "A server.", metrics=figures)
+async def client(metrics):
+    app = create_app("made", "A server.", metrics=metrics)
 
     async def echo(request: Request):
         return json_response(await read_json_object(request))
@@ -44,13 +44,13 @@ async def client(figures):
     async def fails(kind: str):
         raise ERRORS[kind][0]
 
-    async def whose(request: Request):
+    async def get_rollout_id(request: Request):
         return json_response(request.scope.get("state", {}).get("rollout_id"))
 
-    made.add_api_route("/echo", echo, methods=["POST"])
-    made.add_api_route("/fails/{kind}", fails)
-    made.add_api_route("/whose", whose)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
+    app.add_api_route("/echo", echo, methods=["POST"])
+    app.add_api_route("/fails/{kind}", fails)
+    app.add_api_route("/whose", get_rollout_id)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gym.test") as client:
         yield client
 
 
@@ -62,15 +62,15 @@ async def test_a_body_is_read_and_written(client):
 
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"NaN", b'{"a": NaN}', b'{"\\ud800": Infinity}'])
 async def test_invalid_json_is_rejected(client, text):
-    refused = await client.post("/echo", content=text)
-    assert (refused.status_code, refused.json()["detail"][0]["type"]) == (422, "json_invalid")
+    response = await client.post("/echo", content=text)
+    assert (response.status_code, response.json()["detail"][0]["type"]) == (422, "json_invalid")
     with pytest.raises(ValueError):
         parse_json(text)
 
 
 async def test_a_body_that_is_not_an_object_is_rejected(client):
-    refused = await client.post("/echo", content=b"[]")
-    assert (refused.status_code, refused.json()["detail"][0]["msg"]) == (422, "the body must be a JSON object")
+    response = await client.post("/echo", content=b"[]")
+    assert (response.status_code, response.json()["detail"][0]["msg"]) == (422, "the body must be a JSON object")
 
 
 async def test_a_body_that_is_too_large_is_rejected(client, monkeypatch):
@@ -80,10 +80,10 @@ async def test_a_body_that_is_too_large_is_rejected(client, monkeypatch):
 
 @pytest.mark.parametrize("kind", ERRORS)
 async def test_an_error_becomes_a_status_and_a_message(client, kind):
-    _, status, told = ERRORS[kind]
-    found = await client.get(f"/fails/{kind}")
-    assert found.status_code == status
-    assert told.items() <= found.json().items()
+    _, status, expected = ERRORS[kind]
+    response = await client.get(f"/fails/{kind}")
+    assert response.status_code == status
+    assert expected.items() <= response.json().items()
 
 
 async def test_retry_after_is_at_least_a_second(client):
@@ -92,13 +92,13 @@ async def test_retry_after_is_at_least_a_second(client):
 
 
 async def test_a_wrong_method_gets_the_allowed_ones(client):
-    found = await client.get("/echo")
-    assert (found.status_code, found.headers["allow"]) == (405, "POST")
+    response = await client.get("/echo")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
 async def test_a_server_that_is_not_ready_reports_it():
-    made = create_app("made", "A server.", metrics=ServerMetrics("made"), ready=lambda: False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
+    app = create_app("made", "A server.", metrics=ServerMetrics("made"), ready=lambda: False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gym.test") as client:
         assert [(await client.get(path)).status_code for path in ("/livez", "/readyz")] == [200, 503]
 
 
@@ -119,8 +119,8 @@ async def test_an_invalid_prefix_is_an_ordinary_path(client, path):
     assert (await client.get(path)).status_code == 404
 
 
-async def test_requests_are_counted_by_route_and_status(client, figures):
-    figures.add_gauge("places", "Places.", lambda: 3)
+async def test_requests_are_counted_by_route_and_status(client, metrics):
+    metrics.add_gauge("places", "Places.", lambda: 3)
     await client.post("/echo", content=b"{}")
     await client.post("/echo", content=b"{")
     await client.get("/nowhere")
@@ -155,11 +155,11 @@ def test_each_metric_has_its_type_and_a_description(figures):
     assert len(re.findall(r"^# HELP \w+ \w.*[.]$", text, re.MULTILINE)) == 4
 
 
-def test_buckets_are_cumulative(figures):
+def test_buckets_are_cumulative(metrics):
     for seconds in (0.0005, 0.003, 0.003, 1000):
-        figures.record_response("/x", 200, seconds)
+        metrics.record_response("/x", 200, seconds)
     buckets = {
-        labels["le"]: value for name, labels, value in parse_samples(figures.render()) if name.endswith("_bucket")
+        labels["le"]: value for name, labels, value in parse_samples(metrics.render()) if name.endswith("_bucket")
     }
     assert list(buckets) == ["0.001", "0.005", "0.025", "0.1", "0.5", "2.5", "10", "60", "600", "+Inf"]
     assert list(buckets.values()) == [1, 3, 3, 3, 3, 3, 3, 3, 3, 4]
@@ -171,7 +171,7 @@ def test_values_that_orjson_cannot_write_are_written():
 
 
 def test_a_response_in_two_writes_is_not_delayed_by_acknowledgements():
-    with bind_socket("127.0.0.1") as listening, socket.create_connection(listening.getsockname()):
-        accepted, _ = listening.accept()
+    with bind_socket("127.0.0.1") as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -38,32 +38,32 @@ async def test_a_flat_row_returns_its_trajectory_and_its_model_calls_are_capture
     async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             line = (await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())).json()
-            told = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
+            config = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
         await http.aclose()
-    found = line["ng_trajectory"]
+    trajectory = line["ng_trajectory"]
     output = line["response"]["output"]
-    (invocation,) = found["invocations"]
-    assert (found["task_id"], found["rollout_id"], found["gaps"]) == ("3", "3-1", [])
+    (invocation,) = trajectory["invocations"]
+    assert (trajectory["task_id"], trajectory["rollout_id"], trajectory["gaps"]) == ("3", "3-1", [])
     assert invocation["status"] == "completed"
     assert len(invocation["conversation"]) == len(line["responses_create_params"]["input"]) + len(output)
     calls = [item for item in output if item["type"] == "function_call"]
-    assert [call["tool_call_id"] for call in found["tool_calls"]] == [call["call_id"] for call in calls]
-    assert len(found["turns"]) == line["gymsdk"]["turns"] > 1
-    assert found["turns"][-1]["step_count"] == len(calls)
-    assert [turn["turn_no"] for turn in found["turns"]] == list(range(1, len(found["turns"]) + 1))
-    tokens = sum(call["token_stats"]["completion_tokens"] for call in found["model_calls"])
+    assert [call["tool_call_id"] for call in trajectory["tool_calls"]] == [call["call_id"] for call in calls]
+    assert len(trajectory["turns"]) == line["gymsdk"]["turns"] > 1
+    assert trajectory["turns"][-1]["step_count"] == len(calls)
+    assert [turn["turn_no"] for turn in trajectory["turns"]] == list(range(1, len(trajectory["turns"]) + 1))
+    tokens = sum(call["token_stats"]["completion_tokens"] for call in trajectory["model_calls"])
     assert tokens == line["response"]["usage"]["output_tokens"]
     captured = _calls(tmp_path / "3-1.capture.jsonl")
-    assert [each["model_call_id"] for each in captured] == [call["model_call_id"] for call in found["model_calls"]]
+    assert [each["model_call_id"] for each in captured] == [call["model_call_id"] for call in trajectory["model_calls"]]
     assert {(each["status_code"], each["error_category"]) for each in captured} == {(200, None)}
-    assert yaml.safe_load(told)["model_call_capture_dir"] == str(tmp_path)
+    assert yaml.safe_load(config)["model_call_capture_dir"] == str(tmp_path)
 
 
 async def test_an_episode_returns_the_agents_observations(tmp_path: Path) -> None:
     row = _row()
-    given = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
+    task_input = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
     ids = {"episode_id": {"rollout_id": "r1", "attempt": 2}}
-    body = ids | {"task": {"task_id": {"taskset": NAME, "task_id": "7"}, "task_input": given}}
+    body = ids | {"task": {"task_id": {"taskset": NAME, "task_id": "7"}, "task_input": task_input}}
     async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=body)
@@ -94,9 +94,9 @@ async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
     monkeypatch.setattr("gymsdk.servers.capture.MAX_WRITE_SECONDS", 0.2)
     path = tmp_path / "3-1.capture.jsonl"
     async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
-        # Another process that keeps its lock on the file holds up every writer, as a disk that hangs does.
-        with path.open("ab") as held:
-            fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+        # Another process that holds a lock on the file blocks every writer, as a hanging disk does.
+        with path.open("ab") as locked:
+            fcntl.flock(locked.fileno(), fcntl.LOCK_EX)
             async with httpx.AsyncClient(timeout=60) as client:
                 answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())
             captured = path.read_text()

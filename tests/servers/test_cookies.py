@@ -19,10 +19,10 @@ BODY = {**ROW, "response": {"output": [responses.build_message("done")]}}
 
 
 @pytest.fixture
-def served(counter, listening):
+def serve_counter(counter, serve_app):
     @asynccontextmanager
     async def serve(**options):
-        async with listening(resources.create_app(counter(), **options)) as url:
+        async with serve_app(resources.create_app(counter(), **options)) as url:
             yield url
 
     return serve
@@ -32,8 +32,8 @@ def token(answer):
     return answer.headers["set-cookie"].split(";")[0].partition("=")[2]
 
 
-async def test_a_cookie_jar_keeps_the_session_after_errors(served):
-    async with served() as url, httpx.AsyncClient(base_url=url) as client:
+async def test_a_cookie_jar_keeps_the_session_after_errors(serve_counter):
+    async with serve_counter() as url, httpx.AsyncClient(base_url=url) as client:
         await client.post("/seed_session", json=ROW)
         await client.post("/increment_counter", json={"count": 5})
         statuses = [(await client.post(path, content="{")).status_code for path in ("/nope", "/verify", "/stumble")]
@@ -42,9 +42,9 @@ async def test_a_cookie_jar_keeps_the_session_after_errors(served):
     assert answer.json() == {"count": 8}
 
 
-async def test_a_client_that_keeps_only_the_last_cookies_keeps_the_session_after_errors(served):
-    async with served() as url, aiohttp.ClientSession(url, cookie_jar=aiohttp.DummyCookieJar()) as client:
-        cookies, seen = None, []
+async def test_a_client_that_keeps_only_the_last_cookies_keeps_the_session_after_errors(serve_counter):
+    async with serve_counter() as url, aiohttp.ClientSession(url, cookie_jar=aiohttp.DummyCookieJar()) as client:
+        cookies, answers = None, []
         for path, sent in (
             ("/seed_session", ROW),
             ("/increment_counter", {"count": 5}),
@@ -56,12 +56,12 @@ async def test_a_client_that_keeps_only_the_last_cookies_keeps_the_session_after
         ):
             async with client.post(path, json=sent, cookies=cookies) as answer:
                 cookies = answer.cookies
-                seen.append((answer.status, await answer.json()))
-    assert [status for status, _ in seen] == [200, 200, 404, 503, 422, 200, 200]
-    assert (seen[-1][1]["final"], seen[-1][1]["reward"]) == (8, 1.5)
+                answers.append((answer.status, await answer.json()))
+    assert [status for status, _ in answers] == [200, 200, 404, 503, 422, 200, 200]
+    assert (answers[-1][1]["final"], answers[-1][1]["reward"]) == (8, 1.5)
 
 
-async def test_two_clients_have_separate_sessions(served):
+async def test_two_clients_have_separate_sessions(serve_counter):
     async def count(url, first):
         async with httpx.AsyncClient(base_url=url) as client:
             await client.post("/seed_session", json={**ROW, "initial_count": first})
@@ -69,13 +69,13 @@ async def test_two_clients_have_separate_sessions(served):
                 await client.post("/increment_counter", json={"count": 1})
             return (await client.post("/get_counter_value", json={})).json()["count"]
 
-    async with served() as url:
+    async with serve_counter() as url:
         assert await asyncio.gather(*(count(url, first) for first in range(8))) == [first + 5 for first in range(8)]
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/metrics", "/reverify_mode", "/docs"])
-async def test_every_response_sets_the_cookie(serving, path):
-    async with serving() as client:
+async def test_every_response_sets_the_cookie(resources_client, path):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         session = client.cookies[COOKIE]
         answer = await client.get(path)
@@ -87,29 +87,29 @@ async def test_every_response_sets_the_cookie(serving, path):
 
 
 @pytest.mark.parametrize("forged", ["abc", "", "a" * 5000, '"quoted"', "x\x7f=;;=", "counter"])
-async def test_an_invented_token_is_never_adopted(serving, forged):
-    async with serving() as client:
-        brought = {"cookie": f"{COOKIE}={forged}"}
-        called = await client.post("/spell", json={}, headers=brought)
+async def test_an_invented_token_is_never_adopted(resources_client, forged):
+    async with resources_client() as client:
+        headers = {"cookie": f"{COOKIE}={forged}"}
+        called = await client.post("/spell", json={}, headers=headers)
         client.cookies.clear()
-        seeded = await client.post("/seed_session", json=ROW, headers=brought)
+        seeded = await client.post("/seed_session", json=ROW, headers=headers)
         client.cookies.clear()
-        again = await client.post("/spell", json={}, headers=brought)
+        again = await client.post("/spell", json={}, headers=headers)
     assert (called.status_code, again.status_code) == (409, 409)
     assert forged not in {token(called), token(seeded)}
     assert len(token(seeded)) == 32
 
 
-async def test_an_open_session_is_found_among_other_cookies(serving):
-    async with serving() as client:
+async def test_an_open_session_is_found_among_other_cookies(resources_client):
+    async with resources_client() as client:
         session = token(await client.post("/seed_session", json=ROW))
         client.cookies.clear()
         cookies = f"other=1; {COOKIE}=stale; x; {COOKIE}={session}"
         assert (await client.post("/spell", json={}, headers={"cookie": cookies})).text == "it is 3"
 
 
-async def test_a_second_seed_opens_a_second_session(serving):
-    async with serving() as client:
+async def test_a_second_seed_opens_a_second_session(resources_client):
+    async with resources_client() as client:
         first = token(await client.post("/seed_session", json=ROW))
         second = token(await client.post("/seed_session", json={**ROW, "initial_count": 4}))
         client.cookies.clear()
@@ -120,8 +120,8 @@ async def test_a_second_seed_opens_a_second_session(serving):
     assert (first != second, texts) == (True, ["it is 3", "it is 4"])
 
 
-async def test_a_closed_sessions_token_is_not_sent_again(serving):
-    async with serving() as client:
+async def test_a_closed_sessions_token_is_not_sent_again(resources_client):
+    async with resources_client() as client:
         session = token(await client.post("/seed_session", json=ROW))
         await client.post("/verify", json=BODY)
         closed = await client.post("/close_session", json={})

@@ -15,7 +15,7 @@ from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.types import Item
 
-from .reached import asked, listening
+from .app_helpers import app_client, serve_app
 
 ROW = Task.ask("add", initial_count=1, expected_count=1).row()
 EPISODE = {
@@ -26,7 +26,7 @@ BUDGET = Budget(seconds=0.6)
 
 
 async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read the request and never answer, until the client gives up."""
+    """Read the request and never answer, until the client disconnects."""
     while await reader.read(2**16):
         pass
     writer.close()
@@ -41,8 +41,8 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 @asynccontextmanager
-async def _reached(fault: str) -> AsyncIterator[str]:
-    """Return the base URL of a model's server with this *fault*."""
+async def _serve_fault(fault: str) -> AsyncIterator[str]:
+    """Yield the base URL of a model's server with this *fault*."""
     server = await asyncio.start_server(_hang if fault == "hangs" else _refuse, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     if fault == "is gone":
@@ -56,30 +56,30 @@ async def _reached(fault: str) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["hangs", "answers 500", "is gone"])
 async def dead(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
-    """A model behind a server that gives no answer."""
-    async with _reached(request.param) as url:
+    """Yield a model behind a server that gives no answer."""
+    async with _serve_fault(request.param) as url:
         yield model("endpoint/dead", base_url=url)
 
 
 async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[..., Environment], dead: Model) -> None:
     async with (
-        asked(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,
-        asked(environment_server.create_app(counter(), dead, budget=BUDGET)) as by_environment,
-        counter() as played,
+        app_client(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,
+        app_client(environment_server.create_app(counter(), dead, budget=BUDGET)) as by_environment,
+        counter() as environment,
     ):
-        here, flat, responses, episode = await asyncio.gather(
-            play(played, dead, ROW, budget=BUDGET),
+        local, flat, responses, episode = await asyncio.gather(
+            play(environment, dead, ROW, budget=BUDGET),
             by_agent.post("/run", json=ROW),
             by_agent.post("/v1/responses", json={"input": "add"}),
             by_environment.post("/run", json=EPISODE),
         )
-    assert (here.outcome, here.reward, here.ended) == ("failed", None, None)
-    assert here.failure is not None
-    assert (here.failure.stage, here.failure.kind, here.failure.retryable) == ("model", "model_timeout", True)
+    assert (local.outcome, local.reward, local.ended) == ("failed", None, None)
+    assert local.failure is not None
+    assert (local.failure.stage, local.failure.kind, local.failure.retryable) == ("model", "model_timeout", True)
     for answer in (flat, responses):
-        told = answer.json()
-        assert (answer.status_code, "reward" in told, "retry-after" in answer.headers) == (503, False, True)
-        assert (told["stage"], told["kind"], told["retryable"]) == ("model", "model_timeout", True)
+        body = answer.json()
+        assert (answer.status_code, "reward" in body, "retry-after" in answer.headers) == (503, False, True)
+        assert (body["stage"], body["kind"], body["retryable"]) == ("model", "model_timeout", True)
     failure = episode.json()["failure"]
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
@@ -87,8 +87,8 @@ async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[.
 async def test_a_deadline_during_retries_reports_the_last_failure(
     counter: Callable[..., Environment],
 ) -> None:
-    async with _reached("answers 500") as url, counter() as played:
-        rollout = await play(played, model("endpoint/dead", base_url=url), ROW, budget=BUDGET)
+    async with _serve_fault("answers 500") as url, counter() as environment:
+        rollout = await play(environment, model("endpoint/dead", base_url=url), ROW, budget=BUDGET)
     assert rollout.failure is not None
     assert "answered 500)" in rollout.failure.message
 
@@ -96,37 +96,37 @@ async def test_a_deadline_during_retries_reports_the_last_failure(
 async def test_an_agent_session_with_a_dead_model_gets_no_response(
     counter: Callable[..., Environment], dead: Model
 ) -> None:
-    async with listening(resources.create_app(counter())) as url:
+    async with serve_app(resources.create_app(counter())) as url:
         opening = {
             "agent_session_id": "s1",
             "episode_id": EPISODE["episode_id"],
             "task_id": {"taskset": "counter:train", "task_id": "7"},
             "tool_accesses": [{"kind": "direct_http", "name": "counter", "base_url": url}],
         }
-        async with asked(agent.create_app(counter(), dead, budget=BUDGET)) as client:
+        async with app_client(agent.create_app(counter(), dead, budget=BUDGET)) as client:
             assert (await client.post("/v1/agent_sessions", json=opening)).status_code == 200
             answer = await client.post("/v1/responses", json={"input": "add"})
     assert (answer.status_code, answer.json()["kind"]) == (503, "model_timeout")
 
 
-class Talks(Config):
+class TalkConfig(Config):
     user: Model
 
 
-class Talk:
-    """An environment whose steps call a simulated user, which is a model."""
+class TalkEnvironment:
+    """An environment with steps that call a simulated user, which is a model."""
 
     @hookimpl
-    async def step(self, config: Talks) -> None:
+    async def step(self, config: TalkConfig) -> None:
         await config.user.respond({"input": "hello"})
 
     @hookimpl
     def verify(self) -> None:
-        raise AssertionError("an episode that has failed is not judged")
+        raise AssertionError("a failed episode must not be verified")
 
 
-class Late:
-    """A policy that answers late, so that its step begins in the last tenth of the episode's time."""
+class LateModel:
+    """A policy that answers late, so that its step starts in the last tenth of the episode's time."""
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         await asyncio.sleep(0.95)
@@ -134,9 +134,9 @@ class Late:
 
 
 async def test_a_hanging_model_of_the_environment_is_blamed_for_the_deadline() -> None:
-    async with _reached("hangs") as url:
-        talk = Environment("talk", Talk(), {"user": model("endpoint/dead", base_url=url)})
-        rollout = await play(talk, Late(), Task.ask("go"), budget=Budget(seconds=1.0))
+    async with _serve_fault("hangs") as url:
+        talk = Environment("talk", TalkEnvironment(), {"user": model("endpoint/dead", base_url=url)})
+        rollout = await play(talk, LateModel(), Task.ask("go"), budget=Budget(seconds=1.0))
     assert (rollout.outcome, rollout.ended) == ("failed", None)
     assert rollout.failure is not None
     assert (rollout.failure.stage, rollout.failure.kind) == ("step", "model_timeout")

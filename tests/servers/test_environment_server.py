@@ -13,7 +13,7 @@ from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import environment as server
 from gymsdk.types import Item
 
-from .reached import asked
+from .app_helpers import app_client
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
 ADD = [("increment_counter", {"count": 2})]
@@ -23,14 +23,14 @@ IDS = {"episode_id": {"rollout_id": "r1", "attempt": 2}, "task_id": {"taskset": 
 
 
 def episode(task_input: Item | None = None, **changed: object) -> Item:
-    given = {"responses_create_params": PARAMS, "task_data": DATA} if task_input is None else task_input
-    return {"episode_id": IDS["episode_id"], "task": {"task_id": IDS["task_id"], "task_input": given}} | changed
+    task_input = {"responses_create_params": PARAMS, "task_data": DATA} if task_input is None else task_input
+    return {"episode_id": IDS["episode_id"], "task": {"task_id": IDS["task_id"], "task_input": task_input}} | changed
 
 
 async def test_a_flat_row_returns_its_line(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy(ADD, "done"))) as client:
+    async with app_client(server.create_app(counter(), policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=ROW | {"_ng_task_index": 3})).json()
     assert (line["reward"], line["_ng_task_index"], line["mask_sample"]) == (1.5, 3, False)
 
@@ -42,7 +42,7 @@ async def test_a_flat_row_returns_its_line(
 async def test_an_episode_returns_its_result_under_its_ids(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
 ) -> None:
-    async with asked(server.create_app(counter(), policy(ADD, "done"))) as client:
+    async with app_client(server.create_app(counter(), policy(ADD, "done"))) as client:
         response = (await client.post("/run", json=episode(task_input))).json()
     assert response.keys() == {"episode_id", "task_id", "result"}
     assert {key: response[key] for key in IDS} == IDS
@@ -67,7 +67,7 @@ async def test_an_episode_without_a_reward_is_a_failure_with_status_200(
     kind: str,
     terminal: bool,
 ) -> None:
-    async with asked(server.create_app(counter(**settings), policy(*turns))) as client:
+    async with app_client(server.create_app(counter(**settings), policy(*turns))) as client:
         answer = await client.post("/run", json=episode())
     failure = answer.json()["failure"]
     assert answer.status_code == 200
@@ -100,7 +100,7 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
     stage: str,
     terminal: bool,
 ) -> None:
-    async with asked(server.create_app(counter(**settings), policy(*turns))) as client:
+    async with app_client(server.create_app(counter(**settings), policy(*turns))) as client:
         answer = await client.post("/run", json=row)
     failure = answer.json()
     assert answer.status_code == 200
@@ -114,7 +114,7 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
 async def test_a_flat_row_at_a_full_server_is_a_retryable_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
+    async with app_client(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
         failure = (await client.post("/run", json=FLAT)).json()
     assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
 
@@ -131,7 +131,7 @@ async def test_a_flat_row_at_a_full_server_is_a_retryable_failure(
 async def test_a_task_that_does_not_fit_is_a_terminal_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"))) as client:
+    async with app_client(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=episode(task_input))
     failure = answer.json()["failure"]
     assert answer.status_code == 200
@@ -141,7 +141,7 @@ async def test_a_task_that_does_not_fit_is_a_terminal_failure(
 async def test_a_failure_reason_has_at_most_2000_characters(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(judge="x" * 5000), policy("done"))) as client:
+    async with app_client(server.create_app(counter(judge="x" * 5000), policy("done"))) as client:
         answer = await client.post("/run", json=episode())
     assert len(answer.json()["failure"]["failure_reason"]) == 2000
 
@@ -159,7 +159,7 @@ async def test_a_failure_reason_has_at_most_2000_characters(
 async def test_a_request_with_invalid_ids_gets_422(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], body: Item
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"))) as client:
+    async with app_client(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=body)
     assert answer.status_code == 422
 
@@ -167,7 +167,7 @@ async def test_a_request_with_invalid_ids_gets_422(
 async def test_an_id_with_an_attempt_suffix_is_rejected(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"))) as client:
+    async with app_client(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=episode(episode_id={"rollout_id": "r1-a2"}))
     assert "must not end in `-a` and a number" in answer.json()["failure"]["failure_reason"]
 
@@ -175,7 +175,7 @@ async def test_an_id_with_an_attempt_suffix_is_rejected(
 async def test_an_episode_requested_twice_is_played_once_unless_it_failed(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy([("stumble", {})], "done"))) as client:
+    async with app_client(server.create_app(counter(), policy([("stumble", {})], "done"))) as client:
         failed, played, again = [(await client.post("/run", json=episode())).json() for _ in range(3)]
     assert "failure" in failed
     assert "result" in played
@@ -185,12 +185,12 @@ async def test_an_episode_requested_twice_is_played_once_unless_it_failed(
 async def test_an_episode_at_a_full_server_is_a_retryable_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
+    async with app_client(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
         failure = (await client.post("/run", json=episode())).json()["failure"]
     assert (failure["stage"], failure["terminal"]) == ("admission", False)
 
 
-class Asleep:
+class SleepingModel:
     """A model that takes longer than any timeout."""
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
@@ -199,18 +199,18 @@ class Asleep:
 
 
 async def test_an_agents_timeout_limits_the_episode(counter: Callable[..., Environment]) -> None:
-    given = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
-    async with asked(server.create_app(counter(), Asleep())) as client:
-        failure = (await client.post("/run", json=episode(given))).json()["failure"]
+    task_input = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
+    async with app_client(server.create_app(counter(), SleepingModel())) as client:
+        failure = (await client.post("/run", json=episode(task_input))).json()["failure"]
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
 async def test_aggregate_metrics_returns_the_metrics_of_rows(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"))) as client:
-        told = (await client.post("/aggregate_metrics", json={"verify_responses": [{"reward": 1.0}]})).json()
-    assert told["agent_metrics"]["mean/reward"] == 1.0
+    async with app_client(server.create_app(counter(), policy("done"))) as client:
+        body = (await client.post("/aggregate_metrics", json={"verify_responses": [{"reward": 1.0}]})).json()
+    assert body["agent_metrics"]["mean/reward"] == 1.0
 
 
 async def test_repeats_of_a_materialised_row_differ_by_the_index_in_their_rollout_id(
@@ -225,7 +225,7 @@ async def test_repeats_of_a_materialised_row_differ_by_the_index_in_their_rollou
         answers = [(await client.post("/run", json=body)).json() for body in bodies]
         return [answer.get("result", answer)["reward"] for answer in answers]
 
-    async with asked(server.create_app(sums, gymsdk.model("scripted/oracle:0.5"))) as client:
+    async with app_client(server.create_app(sums, gymsdk.model("scripted/oracle:0.5"))) as client:
         materialised = await rewards(
             [{"episode_id": {"rollout_id": f"7-{repeat}"}, "task": {**ids, "task_input": row}} for repeat in range(12)]
         )

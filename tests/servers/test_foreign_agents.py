@@ -10,7 +10,7 @@ import pytest
 
 from gymsdk import Environment, responses
 from gymsdk.types import Item
-from tests.servers.conftest import Serving
+from tests.servers.conftest import ResourcesClient
 
 SECRET = """
 class Hidden(State):
@@ -37,14 +37,14 @@ class Told(Verdict):
 async def verify(state: Hidden, transcript: Transcript):
     return Told(reward=float(transcript.text() == str(state.secret) and state.tries < 2), tries=state.tries)
 """
-"""An environment whose state is a secret derived from the seed, which can be read once."""
+"""Source of an environment with a secret, derived from the seed, that can be read once."""
 
 ROW = {"responses_create_params": {"input": "guess"}, "_ng_task_index": 3}
 OTHER = {"responses_create_params": {"input": "guess"}, "gymsdk": {"seed": 1}}
 
 
 @pytest.fixture
-def hidden(made: Callable[..., object]) -> Environment:
+def hidden_environment(made: Callable[..., object]) -> Environment:
     return Environment("hidden", made("import random\n" + SECRET, "hidden_env"), {})
 
 
@@ -71,15 +71,17 @@ class Agent:
         ]
         return answer
 
-    async def verify(self, said: str, row: Item = ROW) -> Item:
-        response = {"output": [*self.items, responses.build_message(said)]}
+    async def verify(self, reply: str, row: Item = ROW) -> Item:
+        response = {"output": [*self.items, responses.build_message(reply)]}
         found: Item = (await self.post("/verify", {**row, "response": response})).json()
         return found
 
 
-async def test_a_policy_cannot_choose_its_seed(serving: Serving, hidden: Environment) -> None:
+async def test_a_policy_cannot_choose_its_seed(
+    resources_client: ResourcesClient, hidden_environment: Environment
+) -> None:
     known = str(random.Random(1).randrange(10**6))
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         honest = (await agent.call("peek", {})).text
@@ -92,8 +94,10 @@ async def test_a_policy_cannot_choose_its_seed(serving: Serving, hidden: Environ
 
 
 @pytest.mark.parametrize("endpoint", ["seed_session", "reset"])
-async def test_a_policy_cannot_restart_its_episode(serving: Serving, hidden: Environment, endpoint: str) -> None:
-    async with serving(hidden) as client:
+async def test_a_policy_cannot_restart_its_episode(
+    resources_client: ResourcesClient, hidden_environment: Environment, endpoint: str
+) -> None:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         secret = (await agent.call("peek", {})).text
@@ -101,11 +105,13 @@ async def test_a_policy_cannot_restart_its_episode(serving: Serving, hidden: Env
         assert (await agent.call(endpoint, ROW)).status_code == 200
         await agent.call("peek", {})
         verdict = await agent.verify(secret)
-    assert (verdict["reward"], verdict["tries"]) == (0.0, 2), "what was used up stays so"
+    assert (verdict["reward"], verdict["tries"]) == (0.0, 2), "the number of tries is kept"
 
 
-async def test_a_policy_cannot_restart_its_episode_turn_by_turn(serving: Serving, hidden: Environment) -> None:
-    async with serving(hidden) as client:
+async def test_a_policy_cannot_restart_its_episode_turn_by_turn(
+    resources_client: ResourcesClient, hidden_environment: Environment
+) -> None:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         secret = (await agent.call("peek", {})).text
@@ -117,9 +123,11 @@ async def test_a_policy_cannot_restart_its_episode_turn_by_turn(serving: Serving
     assert (verdict["reward"], verdict["tries"]) == (0.0, 2)
 
 
-async def test_a_policy_cannot_restart_its_episode_through_another_path(serving: Serving, hidden: Environment) -> None:
+async def test_a_policy_cannot_restart_its_episode_through_another_path(
+    resources_client: ResourcesClient, hidden_environment: Environment
+) -> None:
     """The newer session receives as many tool calls as the response contains, one of them at a prefixed path."""
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         secret = (await agent.call("peek", {})).text
@@ -131,9 +139,9 @@ async def test_a_policy_cannot_restart_its_episode_through_another_path(serving:
 
 
 async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(
-    serving: Serving, hidden: Environment
+    resources_client: ResourcesClient, hidden_environment: Environment
 ) -> None:
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         for _ in range(2):
@@ -146,19 +154,21 @@ async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(
 
 @pytest.mark.parametrize("endpoint", ["seed_session", "reset", "verify"])
 async def test_tool_arguments_cannot_open_or_judge_sessions(
-    serving: Serving, hidden: Environment, endpoint: str
+    resources_client: ResourcesClient, hidden_environment: Environment, endpoint: str
 ) -> None:
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
-        refused = await agent.call(endpoint, {"response": {"output": []}, "count": 1})
+        rejected = await agent.call(endpoint, {"response": {"output": []}, "count": 1})
         secret = (await agent.call("peek", {})).text
         verdict = await agent.verify(secret)
-    assert (refused.status_code, verdict["reward"]) == (422, 1.0)
+    assert (rejected.status_code, verdict["reward"]) == (422, 1.0)
 
 
-async def test_a_policy_that_closes_its_session_is_judged_in_it(serving: Serving, hidden: Environment) -> None:
-    async with serving(hidden) as client:
+async def test_a_policy_that_closes_its_session_is_judged_in_it(
+    resources_client: ResourcesClient, hidden_environment: Environment
+) -> None:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         secret = (await agent.call("peek", {})).text
@@ -169,8 +179,10 @@ async def test_a_policy_that_closes_its_session_is_judged_in_it(serving: Serving
     assert (late.status_code, verdict["reward"], verdict["tries"]) == (409, 0.0, 2)
 
 
-async def test_a_policy_that_reads_its_reward_has_been_judged(serving: Serving, hidden: Environment) -> None:
-    async with serving(hidden) as client:
+async def test_a_policy_that_reads_its_reward_has_been_judged(
+    resources_client: ResourcesClient, hidden_environment: Environment
+) -> None:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         secret = (await agent.call("peek", {})).text
@@ -185,9 +197,9 @@ async def test_a_policy_that_reads_its_reward_has_been_judged(serving: Serving, 
 
 @pytest.mark.parametrize("more", [{"ng_trajectory": []}, {"_rowidx": 3}, {"extra": 1}, {"other": None}])
 async def test_fields_that_an_agent_adds_to_the_row_lose_no_session(
-    serving: Serving, hidden: Environment, more: Item
+    resources_client: ResourcesClient, hidden_environment: Environment, more: Item
 ) -> None:
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", {"responses_create_params": {"input": "guess"}})
         secret = (await agent.call("peek", {})).text
@@ -199,8 +211,10 @@ async def test_fields_that_an_agent_adds_to_the_row_lose_no_session(
 @pytest.mark.parametrize(
     "row", [{**ROW, "_ng_task_index": 4}, {**ROW, "responses_create_params": {"input": "other"}}, {**ROW, **OTHER}]
 )
-async def test_a_session_of_another_task_is_ignored(serving: Serving, hidden: Environment, row: Item) -> None:
-    async with serving(hidden) as client:
+async def test_a_session_of_another_task_is_ignored(
+    resources_client: ResourcesClient, hidden_environment: Environment, row: Item
+) -> None:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", row)
         secret = (await agent.post("/peek", {})).text
@@ -210,20 +224,20 @@ async def test_a_session_of_another_task_is_ignored(serving: Serving, hidden: En
 
 
 async def test_a_lost_session_is_reported_if_the_verdict_needs_it(
-    serving: Serving, hidden: Environment, made: Callable[..., object]
+    resources_client: ResourcesClient, hidden_environment: Environment, made: Callable[..., object]
 ) -> None:
     plain = Environment(
         "hidden", made("@hookimpl\nasync def verify(task):\n    return Verdict(reward=1.0)", "plain"), {}
     )
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         await agent.call("peek", {})
-    for environment, kind in ((hidden, "session_lost"), (plain, None)):
-        async with serving(environment) as client:
+    for environment, kind in ((hidden_environment, "session_lost"), (plain, None)):
+        async with resources_client(environment) as client:
             agent._client = client
             assert (await agent.verify("0")).get("kind") == kind
-    async with serving(hidden) as client:
+    async with resources_client(hidden_environment) as client:
         agent._client = client
         await agent.call("peek", {})
         assert (await agent.verify("0"))["kind"] == "session_lost", "an answer in between does not hide it"

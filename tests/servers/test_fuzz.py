@@ -33,7 +33,7 @@ NOT_IMPLEMENTED = 501
 
 
 def not_broken(context: Any, response: Any, case: Any) -> bool | None:
-    """No server error except a legitimate one: this policy has no tokens to count."""
+    """Reject server errors, except the one for token counts: this policy has no tokenizer."""
     return None if response.status_code == NOT_IMPLEMENTED else not_a_server_error(context, response, case)
 
 
@@ -45,7 +45,7 @@ CHECKS = [
     unsupported_method,
 ]
 FEW, MANY = 4, 60
-HANGS = 60.0
+HANG_SECONDS = 60.0
 """Seconds after which a request without a response counts as hanging."""
 
 Urls = dict[str, str]
@@ -53,13 +53,13 @@ Urls = dict[str, str]
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[Urls]:
-    """The servers of three environments in a separate process."""
-    # A policy that answers every prompt: the oracle would need the row of each prompt.
+    """Serve three environments in a separate process and yield the URLs."""
+    # This policy answers every prompt; the oracle would need the row of each prompt.
     policy = ("--model", "scripted/random")
-    words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, *policy, "--mcp", "--port", "0", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        told = orjson.loads(process.stdout.readline())
-        yield {"head": told["head"], **{name: each["url"] for name, each in told["servers"].items()}}
+    command = [sys.executable, "-m", "gymsdk", "serve", *NAMES, *policy, "--mcp", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        served = orjson.loads(process.stdout.readline())
+        yield {"head": served["head"], **{name: each["url"] for name, each in served["servers"].items()}}
         process.terminate()
         _, log = process.communicate(timeout=30)
     assert b"Traceback" not in log, log.decode()
@@ -71,15 +71,15 @@ def row_of(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def intact(url: str, name: str) -> Iterator[None]:
-    """Have a session of the environment *name* open meanwhile: it is judged alike before and after."""
+def unaffected(url: str, name: str) -> Iterator[None]:
+    """Keep a session of the environment *name* open meanwhile and check that its verdict does not change."""
     row = row_of(name)
-    asked = row | {"response": responses.build_response([responses.build_message("7")], model="m")}
-    with httpx.Client(base_url=url, timeout=HANGS) as client:
+    body = row | {"response": responses.build_response([responses.build_message("7")], model="m")}
+    with httpx.Client(base_url=url, timeout=HANG_SECONDS) as client:
         client.post("/seed_session", json=row).raise_for_status()
-        before = client.post("/verify", json=asked).raise_for_status().json()
+        before = client.post("/verify", json=body).raise_for_status().json()
         yield
-        assert client.post("/verify", json=asked).raise_for_status().json() == before
+        assert client.post("/verify", json=body).raise_for_status().json() == before
 
 
 @pytest.mark.timeout(1800)
@@ -89,25 +89,25 @@ def intact(url: str, name: str) -> Iterator[None]:
 @pytest.mark.parametrize("server", SERVERS)
 def test_every_endpoint_answers_as_documented(urls: Urls, server: str, examples: int) -> None:
     url = urls[server]
-    with intact(url, server) if server in NAMES else nullcontext():
-        asked = sum(
-            _fuzzed(found.ok(), mode, examples, cookies=_session(url, server))
+    with unaffected(url, server) if server in NAMES else nullcontext():
+        calls = sum(
+            _fuzz(found.ok(), mode, examples, cookies=_session(url, server))
             for found in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()
             for mode in GenerationMode
         )
-    assert asked > (examples if server != "head" else 0)
+    assert calls > (examples if server != "head" else 0)
     assert httpx.get(f"{url}/readyz").status_code == 200
 
 
 def _session(url: str, server: str) -> dict[str, str]:
     if server not in NAMES:
         return {}
-    return dict(httpx.post(f"{url}/seed_session", json=row_of(server), timeout=HANGS).cookies)
+    return dict(httpx.post(f"{url}/seed_session", json=row_of(server), timeout=HANG_SECONDS).cookies)
 
 
-def _fuzzed(operation: Any, mode: GenerationMode, examples: int, *, cookies: dict[str, str]) -> int:
+def _fuzz(operation: Any, mode: GenerationMode, examples: int, *, cookies: dict[str, str]) -> int:
     """Call one endpoint with bodies that its document allows or forbids; return the number of calls."""
-    asked = 0
+    calls = 0
 
     @settings(
         max_examples=examples,
@@ -117,15 +117,15 @@ def _fuzzed(operation: Any, mode: GenerationMode, examples: int, *, cookies: dic
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode), with_session=st.booleans())
-    def ask(case: Any, with_session: bool) -> None:
-        nonlocal asked
-        asked += 1
-        answer = case.call(cookies=cookies if with_session else None, timeout=HANGS)
+    def send(case: Any, with_session: bool) -> None:
+        nonlocal calls
+        calls += 1
+        answer = case.call(cookies=cookies if with_session else None, timeout=HANG_SECONDS)
         case.validate_response(answer, checks=CHECKS)
 
     try:
-        ask()
+        send()
     except Unsatisfiable:
         # An endpoint without a body forbids nothing.
         assert mode is GenerationMode.NEGATIVE, operation.label
-    return asked
+    return calls

@@ -39,22 +39,22 @@ ABOUT = {"policy_model_name": "scripted/oracle", "environment_server_routes": {"
 
 
 def client(
-    *services: Service, host: str = "127.0.0.1", called: str = "127.0.0.1:11000", **options
+    *services: Service, host: str = "127.0.0.1", authority: str = "127.0.0.1:11000", **options
 ) -> httpx.AsyncClient:
     app = head.create_app(services or SERVICES, host=host, port=11000, extra_config=ABOUT, **options)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{called}")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{authority}")
 
 
 @pytest.fixture
-async def listening() -> AsyncIterator[int]:
-    """The port of a server that answers."""
+async def answering_port() -> AsyncIterator[int]:
+    """Yield the port of a server that answers."""
 
-    async def answered(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]
 
 
@@ -88,8 +88,8 @@ async def test_a_resources_server_is_found_if_instance_and_implementation_share_
 
 async def test_a_server_is_found_by_the_only_value_of_each_of_its_levels() -> None:
     config = OmegaConf.create((await client().get("/global_config_dict_yaml")).json())
-    places = [next(iter(next(iter(config[each.name].values())).values())) for each in SERVICES]
-    assert [(each.host, each.port) for each in places] == [(each.host, each.port) for each in SERVICES]
+    blocks = [next(iter(next(iter(config[each.name].values())).values())) for each in SERVICES]
+    assert [(each.host, each.port) for each in blocks] == [(each.host, each.port) for each in SERVICES]
 
 
 async def test_every_reference_of_a_block_leads_to_a_server() -> None:
@@ -106,24 +106,24 @@ async def test_the_configuration_contains_the_heads_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("called", "seen"), [("10.1.2.3:11000", "10.1.2.3"), ("node-7:80", "node-7"), ("[fe80::1]:11000", "fe80::1")]
+    ("authority", "expected"), [("10.1.2.3:11000", "10.1.2.3"), ("node-7:80", "node-7"), ("[fe80::1]:11000", "fe80::1")]
 )
-async def test_a_wildcard_host_is_returned_as_the_host_the_client_called(called: str, seen: str) -> None:
+async def test_a_wildcard_host_is_returned_as_the_host_the_client_called(authority: str, expected: str) -> None:
     anywhere = SERVICES[0].model_copy(update={"host": "0.0.0.0"})
-    asking = client(anywhere, host="0.0.0.0", called=called)
-    config = yaml.safe_load((await asking.get("/global_config_dict_yaml")).json())
-    assert config["math"]["resources_servers"]["math"]["host"] == seen
-    assert config["head_server"]["host"] == seen
+    head_client = client(anywhere, host="0.0.0.0", authority=authority)
+    config = yaml.safe_load((await head_client.get("/global_config_dict_yaml")).json())
+    assert config["math"]["resources_servers"]["math"]["host"] == expected
+    assert config["head_server"]["host"] == expected
 
 
 async def test_an_invalid_host_header_is_not_echoed() -> None:
     anywhere = SERVICES[0].model_copy(update={"host": "0.0.0.0"})
-    told = await client(anywhere, host="0.0.0.0").get("/global_config_dict_yaml", headers={"host": "a b: ${c}[::"})
-    assert yaml.safe_load(told.json())["head_server"]["host"] == "127.0.0.1"
+    response = await client(anywhere, host="0.0.0.0").get("/global_config_dict_yaml", headers={"host": "a b: ${c}[::"})
+    assert yaml.safe_load(response.json())["head_server"]["host"] == "127.0.0.1"
 
 
-async def test_an_instance_has_every_field_and_its_health(listening: int) -> None:
-    answers = SERVICES[0].model_copy(update={"port": listening, "started": 5.0})
+async def test_an_instance_has_every_field_and_its_health(answering_port: int) -> None:
+    answers = SERVICES[0].model_copy(update={"port": answering_port, "started": 5.0})
     (instance,) = (await client(answers).get("/server_instances")).json()
     assert instance.pop("uptime_seconds") > 1e9
     assert instance.pop("pid") > 0
@@ -133,33 +133,33 @@ async def test_an_instance_has_every_field_and_its_health(listening: int) -> Non
         "entrypoint": "app.py",
         "host": "127.0.0.1",
         "name": "math",
-        "port": listening,
+        "port": answering_port,
         "process_name": "math",
         "server_type": "resources_servers",
         "start_time": 5.0,
         "status": "success",
-        "url": f"http://127.0.0.1:{listening}",
+        "url": f"http://127.0.0.1:{answering_port}",
     }
 
 
 async def test_a_server_that_is_gone_is_reported_as_gone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     assert await check_status("127.0.0.1", port) == "connection_error"
 
 
 async def test_a_silent_server_is_reported_as_such() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert await check_status("127.0.0.1", mute.getsockname()[1], seconds=0.1) == "timeout"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert await check_status("127.0.0.1", listener.getsockname()[1], seconds=0.1) == "timeout"
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/healthz", "/health"])
 async def test_the_head_is_starting_until_every_server_answers(path: str) -> None:
     ready = False
-    asking = client(ready=lambda: ready)
-    before = await asking.get(path)
+    head_client = client(ready=lambda: ready)
+    before = await head_client.get(path)
     ready = True
-    after = await asking.get(path)
+    after = await head_client.get(path)
     assert (before.status_code, before.json()) == (503, {"status": "starting"})
     assert (after.status_code, after.json()) == (200, {"status": "ok"})
 

@@ -15,7 +15,7 @@ from gymsdk.servers import head
 from gymsdk.servers.reports import Exit, Load
 from gymsdk.servers.service import Service
 
-from .nodes import listening, metric
+from .nodes import metric, serve_app
 
 OWN = Service(name="math", kind="resources_servers", implementation="math", port=9, fields={"domain": "math"})
 OTHER = Service(name="sums", kind="resources_servers", implementation="sums", host="10.9.9.9", port=9)
@@ -28,159 +28,163 @@ def client(*services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", 
 
 @pytest.fixture
 async def answering() -> AsyncIterator[int]:
-    """The port of a server that answers."""
-    async with listening(head.create_app((), host="127.0.0.1", port=0)) as port:
+    """Yield the port of a server that answers."""
+    async with serve_app(head.create_app((), host="127.0.0.1", port=0)) as port:
         yield port
 
 
-def saying(*services: Service, **fields) -> dict:
+def build_registration(*services: Service, **fields) -> dict:
     return {"services": [each.model_dump() for each in services], **fields}
 
 
-async def configured(asking: httpx.AsyncClient) -> dict:
-    return yaml.safe_load((await asking.get("/global_config_dict_yaml")).json())
+async def fetch_config(head_client: httpx.AsyncClient) -> dict:
+    return yaml.safe_load((await head_client.get("/global_config_dict_yaml")).json())
 
 
 async def test_a_node_joins_is_listed_and_leaves() -> None:
-    asking = client(OWN)
-    joined = await asking.put("/nodes/n1", json=saying(OTHER, loads={"sums": {"sessions": 3}}))
+    head_client = client(OWN)
+    joined = await head_client.put("/nodes/n1", json=build_registration(OTHER, loads={"sums": {"sessions": 3}}))
     assert (joined.status_code, joined.json()) == (200, {"lease": 10.0})
-    assert (await configured(asking))["sums"]["resources_servers"]["sums"]["host"] == "10.9.9.9"
-    told = (await asking.get("/nodes")).json()
-    assert [each["id"] for each in told["nodes"]] == ["n1"]
-    assert [(each["name"], each["node"], each["load"]["sessions"]) for each in told["instances"]] == [
+    assert (await fetch_config(head_client))["sums"]["resources_servers"]["sums"]["host"] == "10.9.9.9"
+    body = (await head_client.get("/nodes")).json()
+    assert [each["id"] for each in body["nodes"]] == ["n1"]
+    assert [(each["name"], each["node"], each["load"]["sessions"]) for each in body["instances"]] == [
         ("math", "", 0),
         ("sums", "n1", 3),
     ]
-    assert (await asking.delete("/nodes/n1")).status_code == 200
-    assert (await asking.delete("/nodes/n1")).status_code == 200
-    assert "sums" not in await configured(asking)
+    assert (await head_client.delete("/nodes/n1")).status_code == 200
+    assert (await head_client.delete("/nodes/n1")).status_code == 200
+    assert "sums" not in await fetch_config(head_client)
 
 
 async def test_the_heads_own_server_takes_precedence() -> None:
-    asking = client(OWN, peer="127.0.0.1")
-    further = OWN.model_copy(update={"port": 10, "started": 1.0, "id": "0" * 12})
-    await asking.put("/nodes/n1", json=saying(further))
-    assert (await configured(asking))["math"]["resources_servers"]["math"]["port"] == 9
-    assert [each["port"] for each in (await asking.get("/server_instances")).json()] == [9, 10]
+    head_client = client(OWN, peer="127.0.0.1")
+    second = OWN.model_copy(update={"port": 10, "started": 1.0, "id": "0" * 12})
+    await head_client.put("/nodes/n1", json=build_registration(second))
+    assert (await fetch_config(head_client))["math"]["resources_servers"]["math"]["port"] == 9
+    assert [each["port"] for each in (await head_client.get("/server_instances")).json()] == [9, 10]
 
 
 async def test_a_healthy_instance_takes_precedence_over_an_unhealthy_one(answering: int) -> None:
-    asking = client(peer="127.0.0.1")
+    head_client = client(peer="127.0.0.1")
     gone = OTHER.model_copy(update={"host": "127.0.0.1", "port": 9, "started": 1.0})
-    await asking.put("/nodes/n1", json=saying(gone))
-    there = gone.model_copy(update={"port": answering, "started": 2.0, "id": "1" * 12})
-    await asking.put("/nodes/n2", json=saying(there))
-    assert (await configured(asking))["sums"]["resources_servers"]["sums"]["port"] == answering
-    told = (await asking.get("/nodes")).json()["instances"]
-    assert [each["status"] for each in told] == ["connection_error", "success"]
+    await head_client.put("/nodes/n1", json=build_registration(gone))
+    service = gone.model_copy(update={"port": answering, "started": 2.0, "id": "1" * 12})
+    await head_client.put("/nodes/n2", json=build_registration(service))
+    assert (await fetch_config(head_client))["sums"]["resources_servers"]["sums"]["port"] == answering
+    body = (await head_client.get("/nodes")).json()["instances"]
+    assert [each["status"] for each in body] == ["connection_error", "success"]
 
 
 async def test_the_heads_own_load_and_expected_servers_are_reported() -> None:
-    asking = client(OWN, loads=lambda: {"math": Load(sessions=2, in_flight=1)}, expected=["math", "sums"])
-    told = (await asking.get("/nodes")).json()
-    assert told["instances"][0]["load"] == {"sessions": 2, "in_flight": 1}
-    assert (told["expected"], told["settled"]) == (["math", "sums"], False)
+    head_client = client(OWN, loads=lambda: {"math": Load(sessions=2, in_flight=1)}, expected=["math", "sums"])
+    body = (await head_client.get("/nodes")).json()
+    assert body["instances"][0]["load"] == {"sessions": 2, "in_flight": 1}
+    assert (body["expected"], body["settled"]) == (["math", "sums"], False)
 
 
 async def test_servers_that_nodes_refer_to_are_expected_unless_the_head_supplies_them() -> None:
     refers = {"model_server": {"type": "responses_api_models", "name": "policy_model"}, "version": "1"}
     agent = OWN.model_copy(update={"name": "agent", "kind": "responses_api_agents", "fields": refers, "id": "2" * 12})
-    asking = client(OWN, agent, fallback_services=[agent], expected=["math"])
-    await asking.put("/nodes/n1", json=saying(OTHER, expected=["sums", "judge"]))
-    assert (await asking.get("/nodes")).json()["expected"] == ["math", "sums", "judge"]
+    head_client = client(OWN, agent, fallback_services=[agent], expected=["math"])
+    await head_client.put("/nodes/n1", json=build_registration(OTHER, expected=["sums", "judge"]))
+    assert (await head_client.get("/nodes")).json()["expected"] == ["math", "sums", "judge"]
 
 
 @asynccontextmanager
-async def silent(asked: asyncio.Semaphore, leave: asyncio.Event) -> AsyncIterator[Service]:
-    """A server that says nothing until it may *leave*, and how often it has been *asked*."""
+async def serve_silently(connected: asyncio.Semaphore, leave: asyncio.Event) -> AsyncIterator[Service]:
+    """Serve without answers until *leave* is set; release *connected* for each connection."""
 
-    async def taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.release()
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.release()
         await leave.wait()
         writer.close()
 
-    async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         yield OTHER.model_copy(update={"host": "127.0.0.1", "port": server.sockets[0].getsockname()[1]})
 
 
 @pytest.mark.parametrize("path", ["/nodes", "/metrics", "/server_instances"])
 async def test_a_node_that_leaves_during_the_health_check_is_not_listed(path: str) -> None:
-    asked, leave = asyncio.Semaphore(0), asyncio.Event()
-    asking = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
-    async with silent(asked, leave) as there:
-        await asking.put("/nodes/n1", json=saying(there))
-        looking = asyncio.ensure_future(asking.get(path))
-        await asked.acquire()
-        await asking.delete("/nodes/n1")
+    connected, leave = asyncio.Semaphore(0), asyncio.Event()
+    head_client = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
+    async with serve_silently(connected, leave) as service:
+        await head_client.put("/nodes/n1", json=build_registration(service))
+        request = asyncio.ensure_future(head_client.get(path))
+        await connected.acquire()
+        await head_client.delete("/nodes/n1")
         # A concurrent request makes the head forget nodes that have left.
-        assert (await asking.get("/nodes")).json()["instances"] == []
+        assert (await head_client.get("/nodes")).json()["instances"] == []
         leave.set()
-        found = await looking
-    assert (found.status_code, there.name in found.text) == (200, False)
+        found = await request
+    assert (found.status_code, service.name in found.text) == (200, False)
 
 
 async def test_the_configuration_survives_nodes_that_leave_meanwhile() -> None:
-    asked, leave = asyncio.Semaphore(0), asyncio.Event()
-    asking = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
-    async with silent(asked, leave) as there:
+    connected, leave = asyncio.Semaphore(0), asyncio.Event()
+    head_client = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
+    async with serve_silently(connected, leave) as service:
         for number in range(2):
-            await asking.put(f"/nodes/n{number}", json=saying(there.model_copy(update={"id": f"{number:012}"})))
-        looking = asyncio.ensure_future(asking.get("/global_config_dict_yaml"))
-        await asked.acquire()
+            await head_client.put(
+                f"/nodes/n{number}", json=build_registration(service.model_copy(update={"id": f"{number:012}"}))
+            )
+        request = asyncio.ensure_future(head_client.get("/global_config_dict_yaml"))
+        await connected.acquire()
         for number in range(2):
-            await asking.delete(f"/nodes/n{number}")
-        await asking.get("/nodes")
+            await head_client.delete(f"/nodes/n{number}")
+        await head_client.get("/nodes")
         leave.set()
-        assert (await looking).status_code == 200
+        assert (await request).status_code == 200
 
 
 async def test_oversized_registrations_are_rejected() -> None:
     deep: object = "x"
     for _ in range(400):
         deep = [deep]
-    asking = client(peer="127.0.0.1")
-    refused = await asking.put("/nodes/n1", json=saying(OTHER.model_copy(update={"fields": {"a": deep}})))
-    assert (refused.status_code, "are too large" in refused.text) == (422, True)
-    assert (await asking.get("/global_config_dict_yaml")).status_code == 200
+    head_client = client(peer="127.0.0.1")
+    rejected = await head_client.put(
+        "/nodes/n1", json=build_registration(OTHER.model_copy(update={"fields": {"a": deep}}))
+    )
+    assert (rejected.status_code, "are too large" in rejected.text) == (422, True)
+    assert (await head_client.get("/global_config_dict_yaml")).status_code == 200
 
 
 async def test_the_instances_of_a_restarting_server_are_reported() -> None:
-    asking = client(peer="127.0.0.1")
-    there = OTHER.model_copy(update={"pid": 7})
-    await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
-    await asking.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
-    answer = await asking.post("/servers/sums/restart")
-    assert answer.json() == {"restarting": "sums", "pids": [7], "instances": [there.id]}
-    told = await asking.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
-    assert told.json() == {"lease": 10.0, "restart": ["sums"]}
+    head_client = client(peer="127.0.0.1")
+    service = OTHER.model_copy(update={"pid": 7})
+    await head_client.put("/nodes/n1", json=build_registration(service, supervisor="s"))
+    await head_client.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
+    answer = await head_client.post("/servers/sums/restart")
+    assert answer.json() == {"restarting": "sums", "pids": [7], "instances": [service.id]}
+    body = await head_client.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
+    assert body.json() == {"lease": 10.0, "restart": ["sums"]}
 
 
 async def test_a_node_whose_process_has_ended_is_rejected_with_a_message() -> None:
-    asking = client(peer="127.0.0.1")
-    there = OTHER.model_copy(update={"pid": 7, "started": 1.0})
+    head_client = client(peer="127.0.0.1")
+    service = OTHER.model_copy(update={"pid": 7, "started": 1.0})
     exits = {"sums": Exit(code=-9, at=2.0, pid=7).model_dump()}
-    await asking.put("/nodes/n2", json={"exits": exits, "supervisor": "s"})
-    refused = await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
-    assert (refused.status_code, "has ended, as its supervisor reports" in refused.text) == (410, True)
+    await head_client.put("/nodes/n2", json={"exits": exits, "supervisor": "s"})
+    rejected = await head_client.put("/nodes/n1", json=build_registration(service, supervisor="s"))
+    assert (rejected.status_code, "has ended, as its supervisor reports" in rejected.text) == (410, True)
 
 
 async def test_nodes_without_servers_are_not_counted() -> None:
-    asking = client()
-    await asking.put("/nodes/n1", json=saying(OTHER))
-    await asking.put("/nodes/n2", json=saying())
-    assert metric((await asking.get("/metrics")).text, "nodes", server="head") == 1
+    head_client = client()
+    await head_client.put("/nodes/n1", json=build_registration(OTHER))
+    await head_client.put("/nodes/n2", json=build_registration())
+    assert metric((await head_client.get("/metrics")).text, "nodes", server="head") == 1
 
 
 async def test_a_node_that_listens_everywhere_is_listed_at_its_callers_address() -> None:
-    asking = client(OWN)
-    await asking.put("/nodes/n1", json=saying(OTHER.model_copy(update={"host": "0.0.0.0"})))
-    assert (await asking.get("/nodes")).json()["instances"][1]["url"] == "http://10.0.0.7:9"
+    head_client = client(OWN)
+    await head_client.put("/nodes/n1", json=build_registration(OTHER.model_copy(update={"host": "0.0.0.0"})))
+    assert (await head_client.get("/nodes")).json()["instances"][1]["url"] == "http://10.0.0.7:9"
 
 
 async def test_a_contradiction_is_rejected_with_a_message() -> None:
     answer = await client(OWN, peer="127.0.0.1").put(
-        "/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"}))
+        "/nodes/n1", json=build_registration(OWN.model_copy(update={"implementation": "other"}))
     )
     assert answer.status_code == 409
     assert "choose another name" in answer.json()["detail"]
@@ -197,9 +201,9 @@ async def test_a_contradiction_is_rejected_with_a_message() -> None:
     ],
 )
 async def test_an_invalid_registration_is_rejected(path: str, sent: dict, status: int) -> None:
-    asking = client()
-    assert (await asking.put(path, **sent)).status_code == status
-    assert (await asking.get("/nodes")).json()["nodes"] == []
+    head_client = client()
+    assert (await head_client.put(path, **sent)).status_code == status
+    assert (await head_client.get("/nodes")).json()["nodes"] == []
 
 
 @pytest.mark.parametrize("name", ["-n", "n" * 101, "n%20n"])
@@ -215,6 +219,6 @@ async def test_a_body_without_a_length_is_rejected() -> None:
 
 
 async def test_unreachable_servers_are_rejected_with_a_message() -> None:
-    answer = await client().put("/nodes/n1", json=saying(OWN))
+    answer = await client().put("/nodes/n1", json=build_registration(OWN))
     assert answer.status_code == 422
     assert "--advertise-host" in answer.json()["detail"]

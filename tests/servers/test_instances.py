@@ -15,7 +15,7 @@ from gymsdk.servers import instances as waiting
 from gymsdk.servers.instances import InstanceDirectory
 from gymsdk.servers.reports import HeadSnapshot, Instance
 
-from .nodes import free, listening, until
+from .nodes import find_free_port, serve_app, wait_until
 
 
 def instance(id: str, url: str | None = None) -> Instance:
@@ -27,13 +27,13 @@ class Head:
 
     def __init__(self, *ids: str) -> None:
         self.ids = list(ids)
-        self.asked = 0
+        self.request_count = 0
         self.urls: dict[str, str] = {}
         self.settled = True
         self.fails = False
 
-    async def look(self) -> HeadSnapshot:
-        self.asked += 1
+    async def fetch(self) -> HeadSnapshot:
+        self.request_count += 1
         if self.fails:
             raise Failed("nobody there", kind="model_unreachable", retryable=True)
         return HeadSnapshot(settled=self.settled, instances=[instance(each, self.urls.get(each)) for each in self.ids])
@@ -47,22 +47,22 @@ async def url(instances: InstanceDirectory, id: str) -> str | None:
     return await instances.find_url(id, name="lamp", kind="resources_servers")
 
 
-def living(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[float]]:
-    """A server that says how it is with *status*, after some *seconds*, and when it was asked."""
-    app, asked = FastAPI(), []
+def build_app(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[float]]:
+    """Return an app that answers `/livez` with *status* after some *seconds*, and the list of its request times."""
+    app, requests = FastAPI(), []
 
     @app.get("/livez", status_code=status)
     async def livez() -> str:
-        asked.append(time.monotonic())
+        requests.append(time.monotonic())
         await asyncio.sleep(seconds)
         return "ok"
 
-    return app, asked
+    return app, requests
 
 
-async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
-    """A directory whose head has lost all its instances."""
-    instances = InstanceDirectory(head.look, max_age=fresh)
+async def lose_instances(head: Head, *, max_age: float = 0) -> InstanceDirectory:
+    """Return a directory after its head has lost all instances."""
+    instances = InstanceDirectory(head.fetch, max_age=max_age)
     await instances.renew()
     head.ids.clear()
     await asyncio.sleep(0.11)
@@ -72,14 +72,14 @@ async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
 
 async def test_the_head_is_asked_no_more_often_than_configured() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look, max_age=60)
+    instances = InstanceDirectory(head.fetch, max_age=60)
     assert [await ids(instances) for _ in range(3)] == [["a"]] * 3
-    assert head.asked == 1
+    assert head.request_count == 1
 
 
 async def test_known_instances_remain_while_the_head_is_down_and_one_line_is_logged(caplog) -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look, max_age=0)
+    instances = InstanceDirectory(head.fetch, max_age=0)
     await instances.renew()
     head.fails = True
     with caplog.at_level(logging.WARNING, "gymsdk"):
@@ -90,19 +90,19 @@ async def test_known_instances_remain_while_the_head_is_down_and_one_line_is_log
 
 
 async def test_a_hanging_head_delays_callers_only_until_the_timeout() -> None:
-    async def look() -> HeadSnapshot:
+    async def fetch() -> HeadSnapshot:
         await asyncio.sleep(60)
         return HeadSnapshot()
 
-    instances = InstanceDirectory(look, timeout=0.1)
-    began = time.monotonic()
+    instances = InstanceDirectory(fetch, timeout=0.1)
+    started = time.monotonic()
     assert await ids(instances) == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started < 5
 
 
 async def test_a_head_that_has_just_started_removes_no_instance() -> None:
     head = Head("a", "b")
-    instances = InstanceDirectory(head.look, max_age=0)
+    instances = InstanceDirectory(head.fetch, max_age=0)
     await instances.renew()
     head.ids, head.settled = ["b", "c"], False
     await asyncio.sleep(0.11)
@@ -116,7 +116,7 @@ async def test_a_head_that_has_just_started_removes_no_instance() -> None:
 
 async def test_an_instance_that_registers_just_after_the_lookup_is_found() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look)
+    instances = InstanceDirectory(head.fetch)
     await instances.renew()
     finding = asyncio.ensure_future(url(instances, "b"))
     await asyncio.sleep(0.2)
@@ -126,23 +126,23 @@ async def test_an_instance_that_registers_just_after_the_lookup_is_found() -> No
 
 async def test_a_former_instance_that_is_gone_is_not_waited_for() -> None:
     head = Head("a")
-    head.urls["a"] = f"http://127.0.0.1:{free()}"
-    instances = InstanceDirectory(head.look, max_age=0)
+    head.urls["a"] = f"http://127.0.0.1:{find_free_port()}"
+    instances = InstanceDirectory(head.fetch, max_age=0)
     await instances.renew()
     head.ids.clear()
     await asyncio.sleep(0.11)
     await instances.renew()
-    asked = head.asked
+    before = head.request_count
     assert await url(instances, "a") is None
-    assert head.asked <= asked + 1
+    assert head.request_count <= before + 1
     await client.aclose()
 
 
 async def test_an_instance_that_only_the_head_lost_remains_until_it_is_silent() -> None:
     head = Head("a")
-    async with listening(living()[0]) as port:
+    async with serve_app(build_app()[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
-        instances = await out_of_sight(head)
+        instances = await lose_instances(head)
         assert await ids(instances) == []
         assert await url(instances, "a") == head.urls["a"]
         assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
@@ -150,76 +150,76 @@ async def test_an_instance_that_only_the_head_lost_remains_until_it_is_silent() 
     assert await url(instances, "a") is None
 
 
-@pytest.mark.parametrize(("status", "there"), [(200, True), (401, True), (404, False), (503, False)])
-async def test_only_a_gymsdk_server_counts_as_alive(status: int, there: bool) -> None:
+@pytest.mark.parametrize(("status", "alive"), [(200, True), (401, True), (404, False), (503, False)])
+async def test_only_a_gymsdk_server_counts_as_alive(status: int, alive: bool) -> None:
     head = Head("a")
-    async with listening(living(status)[0]) as port:
+    async with serve_app(build_app(status)[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
-        assert (await url(await out_of_sight(head), "a") is not None) is there
-        assert await waiting.is_alive(head.urls["a"]) is there
+        assert (await url(await lose_instances(head), "a") is not None) is alive
+        assert await waiting.is_alive(head.urls["a"]) is alive
     await client.aclose()
 
 
 async def test_a_former_instance_is_asked_once_for_all_callers_and_waits_for_no_head() -> None:
-    head, (app, asked) = Head("a"), living(seconds=0.2)
-    async with listening(app) as port:
+    head, (app, requests) = Head("a"), build_app(seconds=0.2)
+    async with serve_app(app) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
-        instances = await out_of_sight(head, fresh=60)
-        looks = head.asked
+        instances = await lose_instances(head, max_age=60)
+        requests_before = head.request_count
         assert await asyncio.gather(*(url(instances, "a") for _ in range(20))) == [head.urls["a"]] * 20
         assert await url(instances, "a") == head.urls["a"]
-        assert (len(asked), head.asked) == (1, looks)
+        assert (len(requests), head.request_count) == (1, requests_before)
     await client.aclose()
 
 
 async def test_a_caller_that_disconnects_does_not_cancel_the_lookup_of_others() -> None:
-    head, (app, asked) = Head("a"), living(seconds=0.2)
-    async with listening(app) as port:
+    head, (app, requests) = Head("a"), build_app(seconds=0.2)
+    async with serve_app(app) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
-        instances = await out_of_sight(head, fresh=60)
+        instances = await lose_instances(head, max_age=60)
         first, second = (asyncio.ensure_future(url(instances, "a")) for _ in range(2))
-        await until(lambda: asked)
+        await wait_until(lambda: requests)
         first.cancel()
-        assert (await second, len(asked)) == (head.urls["a"], 1)
+        assert (await second, len(requests)) == (head.urls["a"], 1)
     await client.aclose()
 
 
 async def test_a_busy_instance_is_asked_again_sooner_than_one_that_refuses(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
-    head, app = Head("a", "b"), living(seconds=0.3)[0]
-    async with listening(app) as port:
-        head.urls = {"a": f"http://127.0.0.1:{port}", "b": f"http://127.0.0.1:{free()}"}
-        instances = await out_of_sight(head)
+    head, app = Head("a", "b"), build_app(seconds=0.3)[0]
+    async with serve_app(app) as port:
+        head.urls = {"a": f"http://127.0.0.1:{port}", "b": f"http://127.0.0.1:{find_free_port()}"}
+        instances = await lose_instances(head)
         assert (await url(instances, "a"), await url(instances, "b")) == (None, None)
         monkeypatch.setattr(waiting, "PROBE_SECONDS", 5.0)
 
-        async def found() -> bool:
+        async def is_found() -> bool:
             return await url(instances, "a") == head.urls["a"]
 
-        began = time.monotonic()
-        await until(found)
-        assert time.monotonic() - began < 4
+        started = time.monotonic()
+        await wait_until(is_found)
+        assert time.monotonic() - started < 4
     await client.aclose()
 
 
 async def test_the_head_is_rarely_asked_about_known_instances() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look, max_age=0.2)
+    instances = InstanceDirectory(head.fetch, max_age=0.2)
     await instances.renew()
     ends = time.monotonic() + 0.6
     while time.monotonic() < ends:
         assert await url(instances, "a") == "http://a"
         await asyncio.sleep(0.05)
-    assert head.asked == 1
+    assert head.request_count == 1
 
 
 async def test_a_lost_instance_is_noticed_by_lookups_alone() -> None:
     head = Head("a")
-    head.urls["a"] = f"http://127.0.0.1:{free()}"
-    instances = InstanceDirectory(head.look, max_age=0)
+    head.urls["a"] = f"http://127.0.0.1:{find_free_port()}"
+    instances = InstanceDirectory(head.fetch, max_age=0)
     assert await url(instances, "a") == head.urls["a"]
     head.ids.clear()
-    await until(lambda: is_gone(instances, "a"))
+    await wait_until(lambda: is_gone(instances, "a"))
     await client.aclose()
 
 
@@ -229,9 +229,9 @@ async def is_gone(instances: InstanceDirectory, id: str) -> bool:
 
 async def test_an_instance_whose_address_another_has_taken_is_gone() -> None:
     head = Head("a")
-    async with listening(FastAPI()) as port:
+    async with serve_app(FastAPI()) as port:
         head.urls = dict.fromkeys("ab", f"http://127.0.0.1:{port}")
-        instances = InstanceDirectory(head.look, max_age=0)
+        instances = InstanceDirectory(head.fetch, max_age=0)
         await instances.renew()
         head.ids = ["b"]
         await asyncio.sleep(0.11)
@@ -242,18 +242,18 @@ async def test_an_instance_whose_address_another_has_taken_is_gone() -> None:
 
 async def test_unknown_ids_are_not_looked_up_continuously() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look)
+    instances = InstanceDirectory(head.fetch)
     assert await asyncio.gather(*(url(instances, f"made-up-{number}") for number in range(50))) == [None] * 50
-    assert head.asked < 20
+    assert head.request_count < 20
 
 
 async def test_a_recently_unknown_id_is_not_waited_for_again() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look)
+    instances = InstanceDirectory(head.fetch)
     assert await url(instances, "made-up") is None
-    asked = head.asked
+    before = head.request_count
     assert [await url(instances, "made-up") for _ in range(20)] == [None] * 20
-    assert head.asked <= asked + 1
+    assert head.request_count <= before + 1
     head.ids.append("made-up")
     await asyncio.sleep(0.11)
     await instances.renew()
@@ -261,7 +261,7 @@ async def test_a_recently_unknown_id_is_not_waited_for_again() -> None:
 
 
 async def test_only_a_server_of_the_same_name_and_kind_is_found() -> None:
-    instances = InstanceDirectory(Head("a").look)
+    instances = InstanceDirectory(Head("a").fetch)
     assert await url(instances, "a") == "http://a"
     assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
     assert await instances.find_url("a", name="lamp", kind="responses_api_models") is None

@@ -22,18 +22,18 @@ from gymsdk.servers import resources
 from gymsdk.servers.sessions import Session
 
 from .nodes import metric
-from .walks import Walk, alone, interleaved, recorded
+from .recorded_episodes import RecordedEpisode, record_episodes, replay_interleaved, replay_sequentially
 
 NAMES = ("math", "multineedle", "tool_call")
-NOISE = 12 * 2**20
-"""Bytes that a process may have more after one round of sessions than after the one before."""
+MAX_GROWTH_BYTES = 12 * 2**20
+"""The growth of a process, in bytes, that is allowed between two rounds of sessions."""
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[dict[str, Any]]:
-    """The servers of three environments in a separate process."""
-    words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, "--port", "0", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    """Serve three environments in a separate process and yield its JSON line."""
+    command = [sys.executable, "-m", "gymsdk", "serve", *NAMES, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         yield orjson.loads(process.stdout.readline())
         process.terminate()
         _, log = process.communicate(timeout=30)
@@ -41,8 +41,8 @@ def served() -> Iterator[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def asking() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client with no jar, which waits for nothing longer than a while."""
+async def http_client() -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a client without a cookie jar and with a time limit."""
     async with aiohttp.ClientSession(
         cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=60)
     ) as http:
@@ -53,70 +53,70 @@ def urls(served: dict[str, Any]) -> dict[str, str]:
     return {name: served["servers"][name]["url"] for name in NAMES}
 
 
-async def still_open(http: aiohttp.ClientSession, url: str) -> int:
+async def count_open_sessions(http: aiohttp.ClientSession, url: str) -> int:
     async with http.get(f"{url}/metrics") as answer:
-        found = metric(await answer.text(), "sessions_open")
-    assert found is not None, "a resources server tells how many are open"
-    return int(found)
+        open_sessions = metric(await answer.text(), "sessions_open")
+    assert open_sessions is not None, "the resources server reports no number of open sessions"
+    return int(open_sessions)
 
 
-async def walks_of(each: int) -> list[Walk]:
-    return [walk for name in NAMES for walk in await recorded(name, each)]
+async def record_all(each: int) -> list[RecordedEpisode]:
+    return [episode for name in NAMES for episode in await record_episodes(name, each)]
 
 
 def memory(pid: int) -> int:
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found, "a process of this system tells its size"
-    return int(found[1]) * 1024
+    match = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert match, "the system reports no memory of the process"
+    return int(match[1]) * 1024
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("each", [20, pytest.param(334, marks=pytest.mark.slow)])
 async def test_interleaved_sessions_give_the_results_of_sequential_ones(served: dict[str, Any], each: int) -> None:
-    walks = await walks_of(each)
-    async with asking() as http:
-        one_by_one = await alone(http, urls(served), walks)
-        mixed = await interleaved(http, urls(served), walks)
+    episodes = await record_all(each)
+    async with http_client() as http:
+        one_by_one = await replay_sequentially(http, urls(served), episodes)
+        mixed = await replay_interleaved(http, urls(served), episodes)
         assert mixed == one_by_one
-        assert [outputs for outputs, _ in mixed] == [walk.outputs for walk in walks]
-        assert [verdict["reward"] for _, verdict in mixed] == [walk.reward for walk in walks]
-        assert [await still_open(http, url) for url in urls(served).values()] == [0, 0, 0]
+        assert [outputs for outputs, _ in mixed] == [episode.outputs for episode in episodes]
+        assert [verdict["reward"] for _, verdict in mixed] == [episode.reward for episode in episodes]
+        assert [await count_open_sessions(http, url) for url in urls(served).values()] == [0, 0, 0]
 
 
 async def test_the_recorded_walks_score_differently_and_call_tools() -> None:
-    walks = await walks_of(6)
-    assert {walk.reward > 0.5 for walk in walks} == {True, False}
-    assert {walk.environment for walk in walks if walk.calls} == {"multineedle", "tool_call"}
+    episodes = await record_all(6)
+    assert {episode.reward > 0.5 for episode in episodes} == {True, False}
+    assert {episode.environment for episode in episodes if episode.calls} == {"multineedle", "tool_call"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_rounds_of_sessions_do_not_grow_the_process(served: dict[str, Any]) -> None:
-    walks = await walks_of(334)
+    episodes = await record_all(334)
     sizes = []
-    async with asking() as http:
+    async with http_client() as http:
         for number in range(4):
-            await interleaved(http, urls(served), walks, seed=number)
+            await replay_interleaved(http, urls(served), episodes, seed=number)
             sizes.append(memory(served["pid"]))
-    # The first rounds fill caches once: code, arenas, the record of closed names.
-    assert sizes[3] - sizes[1] < NOISE, sizes
+    # The first rounds fill caches once: compiled code, memory arenas, the record of closed sessions.
+    assert sizes[3] - sizes[1] < MAX_GROWTH_BYTES, sizes
 
 
 @pytest.mark.parametrize("ttl", [1.0, 600.0])
 async def test_closed_and_expired_sessions_are_released_once(
     counter: Callable[..., Environment],
-    listening: Callable[[FastAPI], AbstractAsyncContextManager[str]],
+    serve_app: Callable[[FastAPI], AbstractAsyncContextManager[str]],
     ttl: float,
 ) -> None:
-    found, count = counter(), 40
+    environment, count = counter(), 40
     rows = [Task.ask("add", initial_count=number + 100, expected_count=0).row() for number in range(count)]
-    async with listening(resources.create_app(found, ttl=ttl)) as url, asking() as http:
-        names = [await _seeded(http, url, f"session-{number}", row) for number, row in enumerate(rows)]
-        assert ttl == 1 or await still_open(http, url) == count
+    async with serve_app(resources.create_app(environment, ttl=ttl)) as url, http_client() as http:
+        names = [await _open_session(http, url, f"session-{number}", row) for number, row in enumerate(rows)]
+        assert ttl == 1 or await count_open_sessions(http, url) == count
         # With a short time to live, sessions expire; with a long one, each is closed twice at the same time.
-        await asyncio.gather(*(_closed(http, url, name) for name in names for _ in range(2) if ttl > 1))
+        await asyncio.gather(*(_close_session(http, url, name) for name in names for _ in range(2) if ttl > 1))
         async with asyncio.timeout(20):
-            while await still_open(http, url):  # noqa: ASYNC110  # a gauge has no event
+            while await count_open_sessions(http, url):  # noqa: ASYNC110  # a gauge has no event
                 await asyncio.sleep(0.05)
         closed = sys.modules["counter_env"].CLOSED
         assert sorted(closed) == [row["initial_count"] for row in rows]
@@ -130,7 +130,7 @@ def _remaining() -> list[Session]:
     return [each for each in gc.get_objects() if isinstance(each, Session)]
 
 
-async def _seeded(http: aiohttp.ClientSession, url: str, name: str, row: dict[str, Any]) -> str:
+async def _open_session(http: aiohttp.ClientSession, url: str, name: str, row: dict[str, Any]) -> str:
     ids = {"episode_id": {"rollout_id": name, "attempt": 0}, "task_id": {"taskset": "counter", "task_id": name}}
     body = {"resources_session_id": name, **ids, "task_data": row}
     async with http.post(f"{url}/seed_session", json=body) as answer:
@@ -138,6 +138,6 @@ async def _seeded(http: aiohttp.ClientSession, url: str, name: str, row: dict[st
     return name
 
 
-async def _closed(http: aiohttp.ClientSession, url: str, name: str) -> None:
+async def _close_session(http: aiohttp.ClientSession, url: str, name: str) -> None:
     async with http.post(f"{url}/close_session", json={"resources_session_id": name}) as answer:
         assert answer.status == 200, await answer.text()

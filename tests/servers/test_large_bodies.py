@@ -16,7 +16,7 @@ from gymsdk.servers import app
 from gymsdk.servers.auth import Limits, Security
 from gymsdk.servers.limits import LARGE_BODY_BYTES, body_budget
 
-from .secured import Up, secured
+from .secured import SecuredServers, serve_secured
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 3}
 MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
@@ -27,19 +27,23 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
-    async with secured(counter(), Security(limits=Limits(body=64 * 2**20, bodies=2 * LARGE_BODY_BYTES))) as running:
+async def servers(counter: Callable[..., Environment]) -> AsyncIterator[SecuredServers]:
+    async with serve_secured(
+        counter(), Security(limits=Limits(body=64 * 2**20, bodies=2 * LARGE_BODY_BYTES))
+    ) as running:
         yield running
 
 
 @pytest.fixture
-async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(up.urls["counter"], headers=JSON, timeout=aiohttp.ClientTimeout(120)) as session:
+async def client(servers: SecuredServers) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(
+        servers.urls["counter"], headers=JSON, timeout=aiohttp.ClientTimeout(120)
+    ) as session:
         yield session
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "message"),
     [
         ("/verify", b'{"x":[' + b"[]," * 1_100_000 + b"0]}", 413, "too many values"),
         ("/verify", b'{"x":' + b"[" * 2000 + b"]" * 2000 + b"}", 422, "depth limit"),
@@ -59,10 +63,10 @@ async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
     ],
 )
 async def test_bodies_that_would_take_too_much_memory_are_rejected(
-    client: aiohttp.ClientSession, path: str, body: bytes, status: int, said: str
+    client: aiohttp.ClientSession, path: str, body: bytes, status: int, message: str
 ) -> None:
     async with client.post(path, data=BytesIO(body)) as answer:
-        assert (answer.status, said in await answer.text()) == (status, True)
+        assert (answer.status, message in await answer.text()) == (status, True)
 
 
 async def test_a_compressed_body_is_rejected(client: aiohttp.ClientSession) -> None:
@@ -75,9 +79,9 @@ async def test_a_transcript_of_long_turns_with_their_tokens_is_judged(client: ai
     turn = MESSAGE | TOKENS
     body = json.dumps(ROW | {"response": RESPONSE | {"output": [turn] * 8}}).encode()
     async with client.post("/verify", data=BytesIO(body)) as answer:
-        found = await answer.json()
-    assert (answer.status, found["reward"]) == (200, 1.5)
-    assert found["response"]["output"] == [turn] * 8
+        result = await answer.json()
+    assert (answer.status, result["reward"]) == (200, 1.5)
+    assert result["response"]["output"] == [turn] * 8
 
 
 async def stalled() -> AsyncIterator[bytes]:
@@ -93,18 +97,18 @@ async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSes
         await more.wait()
         yield PADDED[-1:]
 
-    async def judged(body: BytesIO | AsyncIterator[bytes]) -> int:
+    async def verify(body: BytesIO | AsyncIterator[bytes]) -> int:
         async with client.post("/verify", data=body) as answer:
             await answer.read()
             return answer.status
 
-    # It does not say how long it will be, and so takes all the room there is.
-    first = asyncio.ensure_future(judged(slow()))
+    # The length of this body is unknown, so it takes all the room for large bodies.
+    first = asyncio.ensure_future(verify(slow()))
     async with asyncio.timeout(60):
         while not body_budget().used:  # noqa: ASYNC110  # the server receives it in its own time
             await asyncio.sleep(0.01)
-        others = [asyncio.ensure_future(judged(BytesIO(PADDED))) for _ in range(4)]
-        assert await judged(BytesIO(json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}}).encode())) == 200
+        others = [asyncio.ensure_future(verify(BytesIO(PADDED))) for _ in range(4)]
+        assert await verify(BytesIO(json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}}).encode())) == 200
         assert not any(each.done() for each in (first, *others))
         more.set()
         assert await asyncio.gather(first, *others) == [200] * 5

@@ -29,11 +29,11 @@ from gymsdk.servers.app import create_app as bare
 from gymsdk.servers.app import json_response
 from gymsdk.servers.remote import RemoteEnvironment
 
-from .nodes import until
+from .nodes import wait_until
 
 PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
 
-SERVING = """
+SERVE_SCRIPT = """
 import asyncio, json, sys
 from pathlib import Path
 from gymsdk.deploy.process import serve
@@ -47,24 +47,24 @@ async def main():
 with log_to(LogConfig(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
     asyncio.run(main())
 """
-"""Servers in a separate process, until its standard input ends."""
+"""Source of a program that runs servers until its standard input ends."""
 
-Started = Callable[..., dict[str, str]]
-Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]
-Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+StartServers = Callable[..., dict[str, str]]
+ServeApp = Callable[[FastAPI], AbstractAsyncContextManager[str]]
+ResourcesClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
-def started(installed: Callable[..., Path]) -> Iterator[Started]:
+def start_servers(installed: Callable[..., Path]) -> Iterator[StartServers]:
     installed()
     processes: list[subprocess.Popen[str]] = []
 
     def start(folder: Path, form: str = "json") -> dict[str, str]:
-        command = [sys.executable, "-c", SERVING, str(folder), SECRET, form]
+        command = [sys.executable, "-c", SERVE_SCRIPT, str(folder), SECRET, form]
         process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         processes.append(process)
-        told: dict[str, str] = json.loads(process.stdout.readline())
-        return told
+        urls: dict[str, str] = json.loads(process.stdout.readline())
+        return urls
 
     yield start
     for process in processes:
@@ -72,7 +72,7 @@ def started(installed: Callable[..., Path]) -> Iterator[Started]:
 
 
 @pytest.fixture(autouse=True)
-async def closed():
+async def close_client():
     yield
     await http.aclose()
 
@@ -91,32 +91,32 @@ def row(**fields: Any) -> dict[str, Any]:
     return {"responses_create_params": {"input": [{"role": "user", "content": PROMPT}]}, "answer": 424242, **fields}
 
 
-async def line_of(file: Path, route: str = "/run") -> dict[str, Any]:
-    """The line of a request, which is written when its answer is on the way."""
-    await until(lambda: file.exists() and route in file.read_text())
+async def find_request_line(file: Path, route: str = "/run") -> dict[str, Any]:
+    """Return the line of a request; the server writes it while it sends the response."""
+    await wait_until(lambda: file.exists() and route in file.read_text())
     [found] = [line for line in lines(file) if line["fields"].get("route") == route]
     return found
 
 
-async def played(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+async def run_row(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
         return await client.post(f"{url}/run", json=body, headers=headers)
 
 
 async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
-    started: Started, listening: Listening, tmp_path: Path
+    start_servers: StartServers, serve_app: ServeApp, tmp_path: Path
 ):
     logs = tmp_path / "logs"
-    urls = started(logs)
+    urls = start_servers(logs)
     player = model("endpoint/null", base_url=f"{urls['policy_model']}/v1")
     app = agent.create_app(RemoteEnvironment(urls["sums"], "sums"), player)
     with log_to(LogConfig(level="info", format="json", directory=logs)):
-        async with listening(app) as url:
+        async with serve_app(app) as url:
             sent = [row(_ng_rollout_id="the-one"), row(_ng_rollout_id="another")]
-            answers = [await played(url, each, **{"x-request-id": f"asked-{each['_ng_rollout_id']}"}) for each in sent]
+            answers = [await run_row(url, each, **{"x-request-id": f"asked-{each['_ng_rollout_id']}"}) for each in sent]
     assert [each.status_code for each in answers] == [200, 200]
     assert answers[0].headers["x-request-id"] == "asked-the-one"
-    await until(lambda: (logs / "sums.log").read_text().count("/close_session") == 2 * 2)
+    await wait_until(lambda: (logs / "sums.log").read_text().count("/close_session") == 2 * 2)
     found = {
         file.stem: [line for line in lines(file) if line["rollout_id"] == "the-one"] for file in logs.glob("*.log")
     }
@@ -130,9 +130,9 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     assert not any(word in written for word in ("Wunderhorn", "424242", SECRET))
 
 
-async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(started: Started, tmp_path: Path):
+async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers: StartServers, tmp_path: Path):
     logs, out, tasks = tmp_path / "logs", tmp_path / "out", tmp_path / "tasks.jsonl"
-    urls = started(logs)
+    urls = start_servers(logs)
     rows = [row(agent_ref={"name": "sums_simple_agent"}), row(answer="none", agent_ref={"name": "sums_simple_agent"})]
     tasks.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     command = [sys.executable, "-m", "gymsdk", "rollout", "--head", urls["head"], "--tasks", str(tasks)]
@@ -141,68 +141,70 @@ async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(started: Star
     ids = [each["gymsdk"]["rollout_id"] for each in (scored, lost)]
     assert [each["gymsdk"]["id"] for each in (scored, lost)] == ["0:0", "1:0"]
     log = logs / "sums_simple_agent.log"
-    await until(lambda: log.exists() and all(each in log.read_text() for each in ids))
-    played = {line["rollout_id"] for line in lines(log) if line["fields"]["route"] == "/run"}
-    assert played == set(ids)
+    await wait_until(lambda: log.exists() and all(each in log.read_text() for each in ids))
+    logged = {line["rollout_id"] for line in lines(log) if line["fields"]["route"] == "/run"}
+    assert logged == set(ids)
 
 
-async def test_an_unnamed_rollout_is_found_by_its_indices(started: Started, tmp_path: Path):
-    urls = started(tmp_path)
-    await played(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
-    line = await line_of(tmp_path / "sums_simple_agent.log")
+async def test_an_unnamed_rollout_is_found_by_its_indices(start_servers: StartServers, tmp_path: Path):
+    urls = start_servers(tmp_path)
+    await run_row(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
+    line = await find_request_line(tmp_path / "sums_simple_agent.log")
     assert line["rollout_id"] == "7:3"
 
 
-async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(serving: Serving, tmp_path: Path):
-    opened = {"responses_create_params": {"input": PROMPT}, "initial_count": 1, "expected_count": 2}
+async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(
+    resources_client: ResourcesClient, tmp_path: Path
+):
+    row_fields = {"responses_create_params": {"input": PROMPT}, "initial_count": 1, "expected_count": 2}
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
-        async with serving() as client:
-            await client.post("/seed_session", json={**opened, "_ng_rollout_id": "theirs"})
+        async with resources_client() as client:
+            await client.post("/seed_session", json={**row_fields, "_ng_rollout_id": "theirs"})
             assert (await client.post("/increment_counter", json={"count": 1})).json() == {"success": True}
     found = [(line["fields"]["route"], line["rollout_id"]) for line in lines(tmp_path / "counter.log")]
     assert found == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
 
 
-async def test_the_text_format_has_a_line_for_each_request(started: Started, tmp_path: Path):
-    urls = started(tmp_path, "text")
-    await played(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
+async def test_the_text_format_has_a_line_for_each_request(start_servers: StartServers, tmp_path: Path):
+    urls = start_servers(tmp_path, "text")
+    await run_row(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
     file = tmp_path / "sums_simple_agent.log"
-    await until(lambda: file.exists() and "/run" in file.read_text())
+    await wait_until(lambda: file.exists() and "/run" in file.read_text())
     [line] = [line for line in file.read_text().splitlines() if "/run" in line]
     assert " info sums_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
 
 
-async def test_a_failure_is_in_the_line_of_its_request(started: Started, tmp_path: Path):
-    urls = started(tmp_path)
-    answered = await played(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
-    line = await line_of(tmp_path / "sums_simple_agent.log")
-    assert (answered.status_code, line["fields"]["status"]) == (422, 422)
+async def test_a_failure_is_in_the_line_of_its_request(start_servers: StartServers, tmp_path: Path):
+    urls = start_servers(tmp_path)
+    response = await run_row(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
+    line = await find_request_line(tmp_path / "sums_simple_agent.log")
+    assert (response.status_code, line["fields"]["status"]) == (422, 422)
     assert PROMPT not in json.dumps(line)
 
 
 @pytest.fixture
-async def asked(tmp_path: Path):
-    """A client of a server in this process, and its lines so far."""
-    made = bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
+async def lamp(tmp_path: Path):
+    """Yield a client of a server in this process, and a function that reads the log lines so far."""
+    app = bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
 
-    async def breaks() -> None:
+    async def fail() -> None:
         raise ZeroDivisionError("of 424242")
 
-    async def carries(request: Request):
+    async def echo_request_id(request: Request):
         return json_response({"request": request.headers.get("x-request-id")})
 
-    made.add_api_route("/breaks", breaks, methods=["POST"])
-    made.add_api_route("/carries", carries, methods=["POST"])
-    transport = httpx.ASGITransport(made, raise_app_exceptions=False)
+    app.add_api_route("/breaks", fail, methods=["POST"])
+    app.add_api_route("/carries", echo_request_id, methods=["POST"])
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with httpx.AsyncClient(transport=transport, base_url="http://lamp.test") as client:
             yield client, lambda: lines(tmp_path / "lamp.log")
 
 
-async def test_a_bug_is_logged_by_its_type_without_its_message(asked):
-    client, told = asked
+async def test_a_bug_is_logged_by_its_type_without_its_message(lamp):
+    client, read_log = lamp
     assert (await client.post("/breaks")).status_code == 500
-    [line] = told()
+    [line] = read_log()
     assert (line["level"], line["fields"]["error"], "424242" in json.dumps(line)) == (
         "warning",
         "ZeroDivisionError",
@@ -211,15 +213,15 @@ async def test_a_bug_is_logged_by_its_type_without_its_message(asked):
 
 
 @pytest.mark.parametrize("id", ["a b", "x" * 129, 'a"b', "", "ä"])
-async def test_an_invalid_request_id_is_replaced(asked, id):
-    client, told = asked
-    answered = await client.post("/carries", headers={b"x-request-id": id.encode("latin-1")})
-    assert len(answered.headers["x-request-id"]) == 16
-    assert told()[0]["request_id"] == answered.headers["x-request-id"]
+async def test_an_invalid_request_id_is_replaced(lamp, id):
+    client, read_log = lamp
+    response = await client.post("/carries", headers={b"x-request-id": id.encode("latin-1")})
+    assert len(response.headers["x-request-id"]) == 16
+    assert read_log()[0]["request_id"] == response.headers["x-request-id"]
 
 
-async def test_health_checks_are_not_logged(asked, tmp_path: Path):
-    client, _ = asked
+async def test_health_checks_are_not_logged(lamp, tmp_path: Path):
+    client, _ = lamp
     for path in ("/", "/livez", "/readyz", "/metrics"):
         assert (await client.get(path)).status_code == 200
     flush()
@@ -307,10 +309,10 @@ def test_without_a_directory_lines_go_to_standard_error():
         "import logging\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
         "with log_to(LogConfig(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
     )
-    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
-    assert [json.loads(line)["message"] for line in io.StringIO(said.stderr)] == ["careful"]
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
+    assert [json.loads(line)["message"] for line in io.StringIO(result.stderr)] == ["careful"]
 
 
 def test_another_process_can_be_configured_alike(tmp_path: Path):
-    words = LogConfig(level="info", format="json", directory=tmp_path).cli_options
-    assert words == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]
+    options = LogConfig(level="info", format="json", directory=tmp_path).cli_options
+    assert options == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]

@@ -20,18 +20,18 @@ async def call(client, name, arguments, key):
     return answer.json()
 
 
-async def key_of(client, row=ROW):
+async def open_session(client, row=ROW):
     return (await client.post("/seed_session", json=row)).json()["mcp"]["headers"][TOKEN]
 
 
-async def test_mcp_is_off_by_default(serving):
-    async with serving() as client:
+async def test_mcp_is_off_by_default(resources_client):
+    async with resources_client() as client:
         assert (await client.post("/seed_session", json=ROW)).json() == {}
         assert (await client.post("/mcp", json=message("ping"))).status_code == 404
 
 
-async def test_opening_a_session_returns_the_access_to_its_tools(serving):
-    async with serving(with_mcp=True) as client:
+async def test_opening_a_session_returns_the_access_to_its_tools(resources_client):
+    async with resources_client(with_mcp=True) as client:
         access = (await client.post("/seed_session", json=ROW)).json()["mcp"]
         typed = {
             "resources_session_id": "s",
@@ -45,16 +45,16 @@ async def test_opening_a_session_returns_the_access_to_its_tools(serving):
     assert access["headers"] != other["headers"]
 
 
-async def test_the_key_is_not_the_cookie(serving):
-    async with serving(with_mcp=True) as client:
-        key = await key_of(client)
+async def test_the_key_is_not_the_cookie(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        key = await open_session(client)
         client.cookies.clear()
         answer = await client.post("/spell", json={}, headers={"cookie": f"ResourcesServer___counter={key}"})
     assert answer.status_code == 409
 
 
-async def test_a_client_initializes(serving):
-    async with serving(with_mcp=True) as client:
+async def test_a_client_initializes(resources_client):
+    async with resources_client(with_mcp=True) as client:
         opened = await client.post("/mcp", json=message("initialize", protocolVersion="2025-06-18", capabilities={}))
         noted = await client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
         newest = await client.post("/mcp", json=message("initialize", protocolVersion="1999"))
@@ -68,11 +68,11 @@ async def test_a_client_initializes(serving):
     assert streams == [405, 405]
 
 
-async def test_offered_tools_are_listed(serving):
+async def test_offered_tools_are_listed(resources_client):
     offered = [{"type": "function", "name": "spell"}]
     row = {**ROW, "responses_create_params": {"input": "x", "tools": offered}}
-    async with serving(with_mcp=True) as client:
-        headers = {TOKEN: await key_of(client, row)}
+    async with resources_client(with_mcp=True) as client:
+        headers = {TOKEN: await open_session(client, row)}
         mine = (await client.post("/mcp", json=message("tools/list"), headers=headers)).json()["result"]["tools"]
         every = (await client.post("/mcp", json=message("tools/list"))).json()["result"]["tools"]
     assert mine == [{"name": "spell", "description": "", "inputSchema": {"type": "object"}}]
@@ -80,9 +80,9 @@ async def test_offered_tools_are_listed(serving):
     assert "verify" in {tool["name"] for tool in every}
 
 
-async def test_a_tool_is_called_in_the_sessions_episode(serving):
-    async with serving(with_mcp=True) as client:
-        key = await key_of(client)
+async def test_a_tool_is_called_in_the_sessions_episode(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        key = await open_session(client)
         added = await call(client, "increment_counter", {"count": 3}, key)
         spelt = await call(client, "spell", None, key)
         output = [
@@ -100,33 +100,33 @@ async def test_a_tool_is_called_in_the_sessions_episode(serving):
     assert judged["response"]["output"][0]["name"] == "mcp__counter__increment_counter"
 
 
-async def test_a_prefixed_tool_name_is_replayed_under_the_tools_own_name(serving):
+async def test_a_prefixed_tool_name_is_replayed_under_the_tools_own_name(resources_client):
     output = [
         responses.build_function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
         responses.build_function_call_output("c", "x"),
     ]
-    async with serving(with_mcp=True) as client:
+    async with resources_client(with_mcp=True) as client:
         judged = (await client.post("/verify", json={**ROW, "response": {"output": output}})).json()
     assert judged["final"] == 6
 
 
-async def test_a_tool_named_like_an_endpoint_can_be_called(serving):
-    async with serving(with_mcp=True) as client:
-        answer = await call(client, "verify", {}, await key_of(client))
+async def test_a_tool_named_like_an_endpoint_can_be_called(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        answer = await call(client, "verify", {}, await open_session(client))
     assert answer["result"]["content"] == [{"type": "text", "text": "a tool"}]
 
 
 @pytest.mark.parametrize("key", ["", "forged"])
-async def test_a_call_without_a_session_is_an_error_the_model_can_read(serving, key):
-    async with serving(with_mcp=True) as client:
+async def test_a_call_without_a_session_is_an_error_the_model_can_read(resources_client, key):
+    async with resources_client(with_mcp=True) as client:
         answer = await call(client, "spell", {}, key)
-    told = f"Missing {TOKEN} for Gym MCP tool call."
-    assert answer["result"] == {"content": [{"type": "text", "text": told}], "isError": True}
+    message_text = f"Missing {TOKEN} for Gym MCP tool call."
+    assert answer["result"] == {"content": [{"type": "text", "text": message_text}], "isError": True}
 
 
-async def test_a_tool_that_fails_is_an_error_the_model_can_read(serving):
-    async with serving(with_mcp=True) as client:
-        result = (await call(client, "stumble", {}, await key_of(client)))["result"]
+async def test_a_tool_that_fails_is_an_error_the_model_can_read(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        result = (await call(client, "stumble", {}, await open_session(client)))["result"]
     assert result["isError"] is True
     assert result["content"][0]["text"].startswith("HTTP 503 from POST /stumble: tool 'stumble'")
 
@@ -140,35 +140,35 @@ async def test_a_tool_that_fails_is_an_error_the_model_can_read(serving):
         (message("tools/call"), -32602),
     ],
 )
-async def test_an_invalid_message_gets_an_error_code(serving, sent, code):
-    async with serving(with_mcp=True) as client:
+async def test_an_invalid_message_gets_an_error_code(resources_client, sent, code):
+    async with resources_client(with_mcp=True) as client:
         answer = await client.post("/mcp", json=sent)
     assert (answer.status_code, answer.json()["error"]["code"]) == (200, code)
 
 
-async def test_an_unknown_tool_gets_an_error_code(serving):
-    async with serving(with_mcp=True) as client:
-        answer = await call(client, "seed_session", {}, await key_of(client))
+async def test_an_unknown_tool_gets_an_error_code(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        answer = await call(client, "seed_session", {}, await open_session(client))
     assert answer["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("arguments", [[1], 1, "x", {"count": "many"}])
-async def test_the_tool_answers_wrong_arguments(serving, arguments):
-    async with serving(with_mcp=True) as client:
-        answer = await call(client, "increment_counter", arguments, await key_of(client))
+async def test_the_tool_answers_wrong_arguments(resources_client, arguments):
+    async with resources_client(with_mcp=True) as client:
+        answer = await call(client, "increment_counter", arguments, await open_session(client))
     assert "Invalid tool call arguments" in answer["result"]["structuredContent"]["error"]
 
 
-async def test_a_foreign_web_page_is_rejected(serving):
-    async with serving(with_mcp=True) as client:
-        elsewhere = await client.post("/mcp", json=message("ping"), headers={"origin": "http://evil.test"})
-        here = await client.post("/mcp", json=message("ping"), headers={"origin": "http://gym.test"})
-    assert (elsewhere.status_code, here.status_code) == (403, 200)
+async def test_a_foreign_web_page_is_rejected(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        foreign = await client.post("/mcp", json=message("ping"), headers={"origin": "http://evil.test"})
+        own = await client.post("/mcp", json=message("ping"), headers={"origin": "http://gym.test"})
+    assert (foreign.status_code, own.status_code) == (403, 200)
 
 
-async def test_half_a_surrogate_pair_in_the_arguments_gets_a_response(serving):
-    async with serving(with_mcp=True) as client:
-        headers = {TOKEN: await key_of(client)}
+async def test_half_a_surrogate_pair_in_the_arguments_gets_a_response(resources_client):
+    async with resources_client(with_mcp=True) as client:
+        headers = {TOKEN: await open_session(client)}
         sent = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"spell","arguments":{"a":"\\ud800"}}}'
         answer = await client.post("/mcp", content=sent, headers=headers)
     assert "Invalid tool call arguments" in answer.json()["result"]["structuredContent"]["error"]

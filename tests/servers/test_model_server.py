@@ -19,24 +19,24 @@ from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.types import Episode, Item, Model
 
+from .app_helpers import app_client, serve_app
 from .proxies import sdks
-from .reached import asked, listening
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-class Replies:
-    """Answers every request with the same items, or fails; records its requests."""
+class FixedModel:
+    """A model that returns the same items for every request, or fails, and records the requests."""
 
     name = "replies"
 
     def __init__(self, *output: Item, failure: Failed | None = None) -> None:
         self.output = list(output) or [responses.build_message("hello")]
         self.failure = failure
-        self.asked: list[Item] = []
+        self.requests: list[Item] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.failure:
             raise self.failure
         return responses.build_response(
@@ -44,8 +44,8 @@ class Replies:
         )
 
 
-class Deep(Replies):
-    """Answers with something deep in its usage, and repeats the request."""
+class DeepModel(FixedModel):
+    """A model with a deeply nested object in its usage, which also repeats the request's metadata."""
 
     def __init__(self, deep: Item) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def sdk(client: httpx.AsyncClient, base: str = "/v1") -> AsyncOpenAI:
 
 @pytest.mark.parametrize("base", ["/v1", "/ng-rollout/r1/v1", "/ng-rollout/r1/training-token-capture/v1"])
 async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         chat = await sdk(client, base).chat.completions.create(
             model="any", messages=[{"role": "user", "content": "hi"}]
         )
@@ -70,48 +70,48 @@ async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
     assert (chat.choices[0].message.content, response.output_text) == ("hello", "hello")
 
 
-class Sticky(Replies):
-    """Records the affinity key of each request."""
+class AffinityModel(FixedModel):
+    """A model that records the affinity key of each request."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.together: list[str | None] = []
+        self.affinity_keys: list[str | None] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.together.append(STICKY_KEY.get())
+        self.affinity_keys.append(STICKY_KEY.get())
         return await super().respond(request, episode=episode)
 
 
 async def test_affinity_follows_the_rollout_or_the_clients_cache_key() -> None:
-    told = Sticky()
-    async with asked(server.create_app(told)) as client:
+    model_under_test = AffinityModel()
+    async with app_client(server.create_app(model_under_test)) as client:
         await client.post("/ng-rollout/r1/v1/responses", json={"input": "a", "prompt_cache_key": "k"})
         await client.post("/ng-rollout/r1/training-token-capture/v1/messages", json={"max_tokens": 9, "messages": HI})
         await client.post("/v1/chat/completions", json={"messages": HI, "prompt_cache_key": "k"})
         await client.post("/v1/chat/completions", json={"messages": HI})
-    assert told.together == ["r1", "r1", "k", None]
+    assert model_under_test.affinity_keys == ["r1", "r1", "k", None]
 
 
 async def test_unknown_details_are_zero_for_clients_that_reject_null() -> None:
-    async with asked(server.create_app(Replies())) as client:
-        told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
-    assert told["input_tokens_details"] == {"cached_tokens": 0}
-    assert told["output_tokens_details"] == {"reasoning_tokens": 0}
+    async with app_client(server.create_app(FixedModel())) as client:
+        usage = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 async def test_the_sdk_lists_the_one_model() -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         assert [each.id async for each in sdk(client).models.list()] == ["replies"]
 
 
 async def test_a_model_is_listed_under_its_served_name_and_its_own() -> None:
-    async with asked(server.create_app(Replies(), serves="org/policy")) as client:
+    async with app_client(server.create_app(FixedModel(), serves="org/policy")) as client:
         assert [each.id async for each in sdk(client).models.list()] == ["org/policy", "replies"]
         assert (await sdk(client).models.retrieve("org/policy")).id == "org/policy"
 
 
 async def test_the_list_of_models_has_anthropics_fields_too() -> None:
-    async with listening(server.create_app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
+    async with serve_app(server.create_app(FixedModel(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
         assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
         assert (await anthropic.models.retrieve("org/policy")).type == "model"
         with pytest.raises(NotFoundError, match="lists org/policy, replies"):
@@ -119,7 +119,7 @@ async def test_the_list_of_models_has_anthropics_fields_too() -> None:
 
 
 async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         missing = await client.get("/v1/models/another")
         answer = await client.post("/v1/responses", json={"input": "hi", "model": "another"})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
@@ -127,7 +127,7 @@ async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "beneath", "theirs"),
+    ("path", "prefix", "is_anthropic"),
     [
         ("/v1/messages", "", True),
         ("/ng-rollout/r1/v1/messages", "", True),
@@ -135,7 +135,7 @@ async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None
     ],
 )
 async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
-    path: str, beneath: str, theirs: bool
+    path: str, prefix: str, is_anthropic: bool
 ) -> None:
     arrived = asyncio.Event()
 
@@ -143,29 +143,29 @@ async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
         async def respond(self, _request: Item, **_: object) -> Item:
             arrived.set()
             await asyncio.sleep(60)
-            raise AssertionError("it is cancelled before")
+            raise AssertionError("the request was not cancelled")
 
     at = bind_socket("127.0.0.1")
-    strand = BackgroundTask("a server", Listener(server.create_app(Hanging()), at, grace=0.1, path=beneath).run)
-    await strand.wait_until_up(20)
+    background_task = BackgroundTask("a server", Listener(server.create_app(Hanging()), at, grace=0.1, path=prefix).run)
+    await background_task.wait_until_up(20)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{at.getsockname()[1]}") as client:
         body = {"input": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
         answer = asyncio.create_task(client.post(path, json=body))
         await arrived.wait()
-        await strand.stop(5)
+        await background_task.stop(5)
         found = await answer
     assert (found.status_code, found.headers["retry-after"]) == (503, "5")
-    assert ("type" in found.json(), "has been stopped" in found.json()["error"]["message"]) == (theirs, True)
+    assert ("type" in found.json(), "has been stopped" in found.json()["error"]["message"]) == (is_anthropic, True)
 
 
 async def test_a_path_outside_of_all_apis_is_not_found() -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         answer = await client.post("/v1/embeddings", json={})
         wrong = await client.get("/v1/messages")
         outside = await client.get("/nowhere")
-    told = answer.json()["error"]
-    assert (answer.status_code, told["type"]) == (404, "not_found_error")
-    assert "/v1/chat/completions" in told["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (404, "not_found_error")
+    assert "/v1/chat/completions" in error["message"]
     assert (wrong.status_code, wrong.json()["type"], wrong.headers["allow"]) == (405, "error", "POST")
     assert "/v1/messages does not accept GET; use POST" in wrong.json()["error"]["message"]
     assert outside.json().keys() == {"detail"}
@@ -186,12 +186,12 @@ async def test_a_path_outside_of_all_apis_is_not_found() -> None:
 async def test_an_invalid_body_is_answered_in_the_form_of_each_api(
     path: str, content: bytes, headers: dict[str, str], status: int
 ) -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         answer = await client.post(f"/v1/{path}", content=content, headers=headers)
     assert answer.status_code == status
-    told = answer.json()
-    assert told["error"]["message"]
-    assert told.get("type") == ("error" if path == "messages" else None)
+    body = answer.json()
+    assert body["error"]["message"]
+    assert body.get("type") == ("error" if path == "messages" else None)
 
 
 def nested(depth: int) -> str:
@@ -200,29 +200,29 @@ def nested(depth: int) -> str:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
-    ("theirs", "ours", "status"), [(1000, 1, 400), (1, 2000, 502)], ids=["the request", "the answer"]
+    ("request_depth", "response_depth", "status"), [(1000, 1, 400), (1, 2000, 502)], ids=["the request", "the answer"]
 )
 async def test_a_too_deeply_nested_response_is_reported_with_a_message(
-    theirs: int, ours: int, status: int, *, streamed: bool
+    request_depth: int, response_depth: int, status: int, *, streamed: bool
 ) -> None:
     deep: Item = {}
-    for _ in range(ours):
+    for _ in range(response_depth):
         deep = {"a": deep}
-    answering = Deep(deep)
-    body = f'{{"input":"hi","stream":{str(streamed).lower()},"metadata":{nested(theirs)}}}'
-    async with asked(server.create_app(answering)) as client:
+    deep_model = DeepModel(deep)
+    body = f'{{"input":"hi","stream":{str(streamed).lower()},"metadata":{nested(request_depth)}}}'
+    async with app_client(server.create_app(deep_model)) as client:
         answer = await client.post("/v1/responses", content=body)
-    # How deep is too deep is the interpreter's affair.
+    # The depth that is too deep depends on the interpreter.
     if sys.version_info < (3, 12) or answer.status_code != HTTPStatus.OK:
         assert (answer.status_code, "nested too deeply" in answer.json()["error"]["message"]) == (status, True)
 
 
 async def test_an_unknown_key_is_not_an_error() -> None:
-    told = Replies()
-    async with asked(server.create_app(told)) as client:
+    model_under_test = FixedModel()
+    async with app_client(server.create_app(model_under_test)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "odd": 1, "stream": False})
     assert answer.status_code == 200
-    assert told.asked == [{"input": "hi", "top_k": 3}]
+    assert model_under_test.requests == [{"input": "hi", "top_k": 3}]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ async def test_an_unknown_key_is_not_an_error() -> None:
     ],
 )
 async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, param: str) -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         answer = await client.post(f"/v1/{path}", json=body)
     assert answer.status_code == 400
     assert (answer.json()["error"]["type"], answer.json()["error"]["param"]) == ("invalid_request_error", param)
@@ -262,7 +262,7 @@ async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, 
 )
 async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: bool, status: int) -> None:
     failure = Failed("no answer", kind=kind, retryable=retryable, retry_after=9 if retryable else None)
-    async with asked(server.create_app(Replies(failure=failure))) as client:
+    async with app_client(server.create_app(FixedModel(failure=failure))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, kind)
     assert answer.headers.get("retry-after") == ("9" if retryable else None)
@@ -271,20 +271,20 @@ async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: boo
 
 @pytest.mark.parametrize("text", [b"{torn", b"[1]", b"\xff"])
 async def test_a_body_that_is_not_an_object_is_answered_in_openais_form(text: bytes) -> None:
-    async with asked(server.create_app(Replies())) as client:
+    async with app_client(server.create_app(FixedModel())) as client:
         answer = await client.post("/v1/responses", content=text)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_an_invalid_completion_is_the_models_failure() -> None:
-    async with asked(server.create_app(Replies({"type": "function_call"}))) as client:
+    async with app_client(server.create_app(FixedModel({"type": "function_call"}))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_bad_answer")
 
 
 async def test_the_oracle_names_the_environment_it_needs() -> None:
     oracle: Model = model("scripted/oracle")
-    async with asked(server.create_app(oracle)) as client:
+    async with app_client(server.create_app(oracle)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi"})
     assert answer.status_code == 422
     assert "gymsdk policy serve oracle --env" in answer.json()["error"]["message"]

@@ -19,47 +19,47 @@ from gymsdk.servers.discovery import HeadWait, bind_head, is_local_host
 from gymsdk.servers.reports import Exit
 from gymsdk.servers.service import Service
 
-from .nodes import free, heading, listening, noded, process, told, until
+from .nodes import fetch_nodes, find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
 
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 
 
 @pytest.fixture(autouse=True)
-async def closed():
+async def close_client():
     yield
     await client.aclose()
 
 
 async def names(head_url):
-    return [each["name"] for each in (await told(head_url))["instances"]]
+    return [each["name"] for each in (await fetch_nodes(head_url))["instances"]]
 
 
 async def test_a_node_is_registered_as_long_as_it_runs():
-    async with heading() as head_url:
-        async with noded(Node(head_url, [LAMP], expected=["lamp", "bulb"])):
-            known = await told(head_url)
+    async with serve_head() as head_url:
+        async with run_node(Node(head_url, [LAMP], expected=["lamp", "bulb"])):
+            known = await fetch_nodes(head_url)
         assert ([each["name"] for each in known["instances"]], known["expected"]) == (["lamp"], ["lamp", "bulb"])
         assert await names(head_url) == []
 
 
 async def test_a_node_reports_well_within_its_lease():
-    async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP])):
-        ends = time.monotonic() + 1.2
-        while time.monotonic() < ends:
+    async with serve_head(lease=0.4) as head_url, run_node(Node(head_url, [LAMP])):
+        deadline = time.monotonic() + 1.2
+        while time.monotonic() < deadline:
             assert await names(head_url) == ["lamp"]
             await asyncio.sleep(0.05)
 
 
 async def test_changes_are_reported_before_the_next_regular_report():
     news, exits = asyncio.Event(), {}
-    async with heading(lease=600) as head_url, noded(Node(head_url, exits=lambda: exits, lease=600, wake=news)):
+    async with serve_head(lease=600) as head_url, run_node(Node(head_url, exits=lambda: exits, lease=600, wake=news)):
         exits["lamp"] = Exit(code=-9, at=1.0)
         news.set()
 
         async def known():
-            return (await told(head_url))["exits"]
+            return (await fetch_nodes(head_url))["exits"]
 
-        await until(known)
+        await wait_until(known)
 
 
 async def test_a_restart_confirmed_while_the_answer_was_in_transit_is_not_repeated():
@@ -71,31 +71,31 @@ async def test_a_restart_confirmed_while_the_answer_was_in_transit_is_not_repeat
         restarted.append(node)
         return {"lease": 600, "restart": ["lamp"]}
 
-    told_to = []
-    async with listening(app) as port:
-        node = Node(f"http://127.0.0.1:{port}", restart=told_to.append, restarts=lambda: running)
+    requested = []
+    async with serve_app(app) as port:
+        node = Node(f"http://127.0.0.1:{port}", restart=requested.append, restarts=lambda: running)
         await node.join()
-        assert told_to == []
+        assert requested == []
         await node.send_heartbeats()
-        assert told_to == ["lamp"]
+        assert requested == ["lamp"]
 
 
 async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(caplog):
-    port = free()
-    async with heading(port=port, lease=0.5) as head_url:
+    port = find_free_port()
+    async with serve_head(port=port, lease=0.5) as head_url:
         node = Node(head_url, [LAMP])
-        running = noded(node)
+        running = run_node(node)
         await running.__aenter__()
     with caplog.at_level(logging.WARNING, "gymsdk"):
-        await until(lambda: caplog.records)
+        await wait_until(lambda: caplog.records)
         await asyncio.sleep(0.3)
-        async with heading(port=port, lease=0.5):
+        async with serve_head(port=port, lease=0.5):
 
             async def known():
                 return await names(head_url) == ["lamp"]
 
-            await until(known)
-            await until(lambda: len(caplog.records) == 2)
+            await wait_until(known)
+            await wait_until(lambda: len(caplog.records) == 2)
             await running.__aexit__(None, None, None)
     out, back = [each.getMessage() for each in caplog.records]
     assert "the servers continue, and the node keeps trying" in out
@@ -103,42 +103,42 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
 
 
 async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
-    async with heading(lease=0.5) as head_url:
+    async with serve_head(lease=0.5) as head_url:
         port = int(head_url.rpartition(":")[2])
         node = Node(head_url, [LAMP], join_seconds=0.5)
         await node.join()
     with socket.create_server(("127.0.0.1", port)):
-        began = time.monotonic()
+        started = time.monotonic()
         await node.send_heartbeats()
         await node.leave()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started < 5
     assert "does not answer" in caplog.text or "did not answer" in caplog.text
 
 
 async def test_a_head_that_starts_late_is_waited_for():
-    port = free()
-    joining = asyncio.ensure_future(Node(f"http://127.0.0.1:{port}", [LAMP]).join())
+    port = find_free_port()
+    join_task = asyncio.ensure_future(Node(f"http://127.0.0.1:{port}", [LAMP]).join())
     await asyncio.sleep(0.3)
-    assert not joining.done()
-    async with heading(port=port) as head_url:
-        await joining
+    assert not join_task.done()
+    async with serve_head(port=port) as head_url:
+        await join_task
         assert await names(head_url) == ["lamp"]
 
 
 async def test_the_wait_for_a_head_is_bounded():
     with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
-        await Node(f"http://127.0.0.1:{free()}", [LAMP], join_seconds=0.2).join()
+        await Node(f"http://127.0.0.1:{find_free_port()}", [LAMP], join_seconds=0.2).join()
 
 
 async def test_a_server_that_is_not_a_head_is_not_waited_for():
-    async with listening(FastAPI()) as port:
+    async with serve_app(FastAPI()) as port:
         with pytest.raises(GymsdkError, match="is not a gymsdk head"):
             await Node(f"http://127.0.0.1:{port}", [LAMP]).join()
 
 
 async def test_a_rejection_by_the_head_is_reported():
     other = LAMP.model_copy(update={"implementation": "candle"})
-    async with heading(other) as head_url:
+    async with serve_head(other) as head_url:
         with pytest.raises(
             GymsdkError, match=r"refuses this node: 'lamp' is .*candle at this head.*choose another name"
         ):
@@ -146,33 +146,33 @@ async def test_a_rejection_by_the_head_is_reported():
 
 
 async def test_a_node_sends_the_headers_it_is_given():
-    seen = []
+    received = []
     app = FastAPI()
 
     @app.middleware("http")
-    async def noted(request, handed_on):
-        seen.append((request.method, request.headers.get("authorization")))
-        return await handed_on(request)
+    async def record(request, call_next):
+        received.append((request.method, request.headers.get("authorization")))
+        return await call_next(request)
 
     @app.put("/nodes/{node}")
     async def joined(node: str):
         return {"lease": 10.0}
 
-    async with listening(app) as port:
+    async with serve_app(app) as port:
         node = Node(f"http://127.0.0.1:{port}", [LAMP], headers=lambda: {"Authorization": "Bearer s"})
         await node.join()
         await node.leave()
-    assert seen == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
+    assert received == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
 
 
 async def test_servers_report_the_advertised_address():
     announced = LAMP.model_copy(update={"host": "127.0.0.2"})
-    async with heading(host="127.0.0.3") as head_url, noded(Node(head_url, [announced])):
-        assert [each["url"] for each in (await told(head_url))["instances"]] == ["http://127.0.0.2:9"]
+    async with serve_head(host="127.0.0.3") as head_url, run_node(Node(head_url, [announced])):
+        assert [each["url"] for each in (await fetch_nodes(head_url))["instances"]] == ["http://127.0.0.2:9"]
 
 
 async def test_a_killed_process_is_gone_within_its_lease():
-    async with heading(lease=1.0) as head_url, process("multineedle", head_url, lease=1.0) as (started, _):
+    async with serve_head(lease=1.0) as head_url, serve_process("multineedle", head_url, lease=1.0) as (started, _):
         assert await names(head_url) == ["multineedle"]
         os.kill(started.pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -180,30 +180,30 @@ async def test_a_killed_process_is_gone_within_its_lease():
         async def gone():
             return await names(head_url) == []
 
-        await until(gone)
-        # Fifteen of ten are promised.
+        await wait_until(gone)
+        # The promise is one and a half leases.
         assert time.monotonic() - killed < 1.5
 
 
 async def test_a_head_that_answers_is_joined():
-    async with heading(host="127.0.0.2") as head_url:
+    async with serve_head(host="127.0.0.2") as head_url:
         assert await bind_head("127.0.0.2", int(head_url.rpartition(":")[2])) is None
 
 
 async def test_a_head_at_an_address_of_this_machine_is_started_here():
-    port = free("127.0.0.2")
+    port = find_free_port("127.0.0.2")
     with await bind_head("127.0.0.2", port) as at:
         assert at.getsockname() == ("127.0.0.2", port)
 
 
 async def test_of_two_nodes_that_start_together_one_starts_the_head_and_the_other_joins():
-    port = free()
+    port = find_free_port()
     with await bind_head("127.0.0.1", port) as at:
         other = asyncio.ensure_future(bind_head("127.0.0.1", port, timeout_seconds=10))
         await asyncio.sleep(0.2)
         assert not other.done()
         at.close()
-        async with heading(port=port):
+        async with serve_head(port=port):
             assert await other is None
 
 
@@ -215,13 +215,13 @@ async def test_the_wait_for_a_remote_head_is_bounded():
 
 
 async def test_a_port_of_this_machine_in_use_by_another_program_is_reported_at_once():
-    async with listening(FastAPI()) as port:
+    async with serve_app(FastAPI()) as port:
         with pytest.raises(GymsdkError, match=r"is not a gymsdk head: it answered 404 at /nodes.*choose another port"):
             await bind_head("127.0.0.1", port)
 
 
 async def test_a_removed_node_registers_under_another_id():
-    async with heading() as head_url, noded(Node(head_url, [LAMP], lease=0.5)) as node:
+    async with serve_head() as head_url, run_node(Node(head_url, [LAMP], lease=0.5)) as node:
         before = node.id
         assert (await client.delete(f"{head_url}/nodes/{before}")).ok
         assert await names(head_url) == []
@@ -230,17 +230,17 @@ async def test_a_removed_node_registers_under_another_id():
 
 
 async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
-    async with heading() as head_url:
+    async with serve_head() as head_url:
         node = Node(head_url, [LAMP])
         await node.join()
         assert (await client.delete(f"{head_url}/nodes/{node.id}")).ok
         await asyncio.gather(*(node.send_heartbeats() for _ in range(3)))
-        assert [each["id"] for each in (await told(head_url))["nodes"]] == [node.id]
+        assert [each["id"] for each in (await fetch_nodes(head_url))["nodes"]] == [node.id]
         await node.leave()
 
 
 async def test_a_node_that_left_stays_away():
-    async with heading() as head_url:
+    async with serve_head() as head_url:
         node = Node(head_url, [LAMP])
         await node.join()
         await node.leave()
@@ -262,10 +262,13 @@ def test_a_long_wait_for_a_head_is_logged_once(caplog):
 
 async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again() -> None:
     blocked = asyncio.Event()
-    async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP], is_alive=lambda: not blocked.is_set())):
+    async with (
+        serve_head(lease=0.4) as head_url,
+        run_node(Node(head_url, [LAMP], is_alive=lambda: not blocked.is_set())),
+    ):
 
         async def names() -> list[str]:
-            return [each["name"] for each in (await told(head_url))["instances"]]
+            return [each["name"] for each in (await fetch_nodes(head_url))["instances"]]
 
         async def is_lost() -> bool:
             return await names() == []
@@ -273,8 +276,8 @@ async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again() ->
         async def is_back() -> bool:
             return await names() == ["lamp"]
 
-        await until(is_back)
+        await wait_until(is_back)
         blocked.set()
-        await until(is_lost)
+        await wait_until(is_lost)
         blocked.clear()
-        await until(is_back)
+        await wait_until(is_back)

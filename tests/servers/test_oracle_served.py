@@ -27,7 +27,7 @@ NAMES = ("math", "tool_call", "multineedle")
 COUNT = 20
 SYSTEM = ("system", "developer")
 
-ONE = """
+SINGLE_TASK = """
 @hookimpl
 def tasks(split: Literal["train"]):
     yield Task.ask("Well?")
@@ -43,14 +43,14 @@ def solve():
 
 
 @pytest.fixture(autouse=True)
-async def _let_go() -> AsyncIterator[None]:
+async def _close_client() -> AsyncIterator[None]:
     yield
     await http.aclose()
 
 
 @asynccontextmanager
 async def endpoint(environments: Sequence[Environment]) -> AsyncIterator[str]:
-    """The address of an endpoint that is the oracle of *environments*."""
+    """Serve an endpoint that is the oracle of *environments* and yield its URL."""
     named = {each.name: each for each in environments}
     async with open_oracle(named, model("scripted/oracle")) as oracle, testing.serve(testing.build_app(oracle)) as url:
         yield url
@@ -60,10 +60,10 @@ def rows_of(environment: Environment, *, count: int = COUNT) -> list[Row]:
     return [task.row() for task in islice(environment.tasks("train"), count)]
 
 
-class Silent:
-    """RunProgress is not displayed."""
+class SilentProgress:
+    """A progress reporter that displays nothing."""
 
-    def log(self, sentence: str) -> None: ...
+    def log(self, message: str) -> None: ...
 
     def start(self, *, total: int, progress: RunProgress) -> None: ...
 
@@ -76,7 +76,7 @@ async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, nam
     async with endpoint([load(name) for name in NAMES]) as url:
         environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
         plan = Plan(environments=environments, model=named, base_url=url, api=api, split="train", limit=COUNT)
-        figures = await execute(Run(plan, tmp_path / "run"), Silent())
+        figures = await execute(Run(plan, tmp_path / "run"), SilentProgress())
     assert {each["agent_ref"]["name"]: each["agent_metrics"]["mean/reward"] for each in figures} == dict.fromkeys(
         [f"{name}_simple_agent" for name in NAMES], 1.0
     )
@@ -89,16 +89,16 @@ async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
     return found
 
 
-@pytest.mark.parametrize("between", [0, 1])
+@pytest.mark.parametrize("proxies", [0, 1])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: responses.Api, between: int) -> None:
+async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: responses.Api, proxies: int) -> None:
     environments = [load(name) for name in NAMES]
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(endpoint(environments))
-        for _ in range(between):
-            proxy = await stack.enter_async_context(serve(environments[:1], model=at(url, api)))
+        for _ in range(proxies):
+            proxy = await stack.enter_async_context(serve(environments[:1], model=build_model(url, api)))
             url = f"{proxy.urls['policy_model']}/v1"
-        running = await stack.enter_async_context(serve(environments, model=at(url, api)))
+        running = await stack.enter_async_context(serve(environments, model=build_model(url, api)))
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
         for environment in environments:
             agent = running.urls[f"{environment.name}_simple_agent"]
@@ -106,17 +106,17 @@ async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: respons
             assert [each["reward"] for each in played] == [1.0] * COUNT, environment.name
 
 
-def at(url: str, api: responses.Api) -> Model:
+def build_model(url: str, api: responses.Api) -> Model:
     return model("endpoint/policy", base_url=url, api=api)
 
 
-class Foreign:
-    """An agent that plays rows over HTTP alone: tools and verdict at *resources*, turns at *policy_model*."""
+class ForeignAgent:
+    """An agent that plays rows only over HTTP: tools and verdict at *resources*, turns at *policy_model*."""
 
-    def __init__(self, resources: str, policy_model: str, ask: Callable[[Item], tuple[str, Item]]) -> None:
+    def __init__(self, resources: str, policy_model: str, build_request: Callable[[Item], tuple[str, Item]]) -> None:
         self._resources = resources
         self._policy_model = policy_model
-        self._ask = ask
+        self._build_request = build_request
 
     async def play(self, row: Row) -> float:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -124,19 +124,19 @@ class Foreign:
             params = row["responses_create_params"]
             items: list[Item] = []
             while not items or items[-1]["type"] != "message":
-                path, body = self._ask({**params, "input": [*params["input"], *items]})
-                items += output(await post(client, f"{self._policy_model}/v1/{path}", body))
+                path, body = self._build_request({**params, "input": [*params["input"], *items]})
+                items += parse_output(await post(client, f"{self._policy_model}/v1/{path}", body))
                 for call in [item for item in items if item["type"] == "function_call"]:
                     if all(item.get("call_id") != call["call_id"] or item is call for item in items):
                         arguments = json.loads(call["arguments"])
-                        said = await client.post(f"{self._resources}/{call['name']}", json=arguments)
-                        items.append(responses.build_function_call_output(call["call_id"], said.text))
+                        result = await client.post(f"{self._resources}/{call['name']}", json=arguments)
+                        items.append(responses.build_function_call_output(call["call_id"], result.text))
             judged = await post(client, f"{self._resources}/verify", {**row, "response": {"output": items}})
         reward: float = judged["reward"]
         return reward
 
 
-def output(answer: Item) -> list[Item]:
+def parse_output(answer: Item) -> list[Item]:
     """Return the content of a response of any API as output items."""
     if "output" in answer:
         return list(answer["output"])
@@ -150,18 +150,18 @@ def output(answer: Item) -> list[Item]:
     ]
 
 
-def messages(request: Item) -> Item:
-    """A request as Anthropic's clients write it."""
-    said: list[Item] = []
+def build_messages_request(request: Item) -> Item:
+    """Return a request as Anthropic's clients write it."""
+    messages_sent: list[Item] = []
     for item in request["input"]:
-        role, block = told(item)
+        role, block = to_block(item)
         if role not in SYSTEM:
-            said.append({"role": role, "content": [block]})
+            messages_sent.append({"role": role, "content": [block]})
     system = [extract_text(item["content"]) for item in request["input"] if item.get("role") in SYSTEM]
-    return {"model": "policy", "max_tokens": 999, "system": "\n\n".join(system), "messages": said}
+    return {"model": "policy", "max_tokens": 999, "system": "\n\n".join(system), "messages": messages_sent}
 
 
-def told(item: Item) -> tuple[str, Item]:
+def to_block(item: Item) -> tuple[str, Item]:
     if "output" in item:
         return "user", {"type": "tool_result", "tool_use_id": item["call_id"], "content": item["output"]}
     if "arguments" in item:
@@ -170,19 +170,19 @@ def told(item: Item) -> tuple[str, Item]:
     return item["role"], {"type": "text", "text": extract_text(item["content"])}
 
 
-ASKS: dict[str, Callable[[Item], tuple[str, Item]]] = {
+BUILD_REQUEST: dict[str, Callable[[Item], tuple[str, Item]]] = {
     "responses": lambda request: ("responses", request),
     "chat": lambda request: ("chat/completions", chat.build_body(request)),
-    "messages": lambda request: ("messages", messages(request)),
+    "messages": lambda request: ("messages", build_messages_request(request)),
 }
 
 
-@pytest.mark.parametrize("api", ASKS)
+@pytest.mark.parametrize("api", BUILD_REQUEST)
 async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api: str) -> None:
     environments = [load(name) for name in NAMES]
     async with serve(environments) as running:
         for environment in environments:
-            agent = Foreign(running.urls[environment.name], running.urls["policy_model"], ASKS[api])
+            agent = ForeignAgent(running.urls[environment.name], running.urls["policy_model"], BUILD_REQUEST[api])
             rewards = [await agent.play(row) for row in rows_of(environment)]
             assert rewards == [1.0] * COUNT, environment.name
 
@@ -198,12 +198,12 @@ async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session() -
     assert judged["reward"] == 1.0
 
 
-@pytest.mark.parametrize("api", ASKS)
+@pytest.mark.parametrize("api", BUILD_REQUEST)
 async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(
     environment: Callable[..., Environment], api: str
 ) -> None:
-    path, body = ASKS[api]({"input": [{"role": "user", "content": "What is love?"}]})
-    async with serve([environment(ONE)]) as running, httpx.AsyncClient(timeout=60) as client:
+    path, body = BUILD_REQUEST[api]({"input": [{"role": "user", "content": "What is love?"}]})
+    async with serve([environment(SINGLE_TASK)]) as running, httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{running.urls['policy_model']}/v1/{path}", json=body)
     assert answer.status_code == 422
     assert "(read: 1 of made); POST the row to /run of an agent" in answer.json()["error"]["message"]

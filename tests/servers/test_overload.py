@@ -24,8 +24,8 @@ from gymsdk.servers.admission import EpisodeSlots
 from gymsdk.servers.app import create_app as bare
 from gymsdk.servers.app import json_response
 
-from .nodes import heading, listening, told, until
-from .test_agent import ROW, Slow
+from .nodes import fetch_nodes, serve_app, serve_head, wait_until
+from .test_agent import ROW, SlowModel
 
 MANY = 400
 
@@ -55,20 +55,20 @@ async def main(head_url):
 
 asyncio.run(main(sys.argv[1]))
 """
-"""A process whose event loop one request holds for three seconds."""
+"""Source of a process that blocks its event loop for three seconds in one request."""
 
 
 @pytest.fixture(autouse=True)
-async def closed():
+async def close_client():
     yield
     await http.aclose()
 
 
-def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
-    """An app whose POST requests each block the event loop for some *seconds*."""
-    made = bare("working", "An app that works.", metrics=ServerMetrics("working"))
+def build_busy_app(done: list[int], *, seconds: float = 0.003) -> FastAPI:
+    """Return an app with POST requests that each block the event loop for some *seconds*."""
+    app = bare("working", "An app that works.", metrics=ServerMetrics("working"))
 
-    @made.post("/work")
+    @app.post("/work")
     async def work(request: Request) -> Response:
         await request.body()
         ends = time.perf_counter() + seconds
@@ -77,7 +77,7 @@ def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
         done.append(1)
         return json_response({})
 
-    return made
+    return app
 
 
 async def connected(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -94,7 +94,7 @@ HEALTH = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: bool) -> None:
     done: list[int] = []
     work = WORK.replace(b"connection: close\r\n", b"")
-    async with listening(working(done)) as port:
+    async with serve_app(build_busy_app(done)) as port:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
         if kept_alive:
             for reader, writer in opened:
@@ -114,7 +114,7 @@ async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: 
 
 async def test_a_queued_request_whose_client_disconnects_is_never_started() -> None:
     done: list[int] = []
-    async with listening(working(done)) as port:
+    async with serve_app(build_busy_app(done)) as port:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
         for _, writer in opened:
             writer.write(WORK)
@@ -127,25 +127,25 @@ async def test_a_queued_request_whose_client_disconnects_is_never_started() -> N
 
 
 async def test_episodes_beyond_the_limit_wait(counting: Environment) -> None:
-    model = Slow()
-    made = agent.create_app(counting, model, concurrency=1, queue=1)
-    async with listening(made) as port, aiohttp.ClientSession() as client:
+    model = SlowModel()
+    app = agent.create_app(counting, model, concurrency=1, queue=1)
+    async with serve_app(app) as port, aiohttp.ClientSession() as client:
         url = f"http://127.0.0.1:{port}/run"
         first = asyncio.ensure_future(client.post(url, json=ROW))
-        await until(lambda: model.begun == 1)
+        await wait_until(lambda: model.started == 1)
         leaving = asyncio.ensure_future(client.post(url, json=ROW))
-        refused = await refused_by(client, url)
+        refused = await wait_for_rejection(client, url)
         leaving.cancel()
-        waiting = asyncio.ensure_future(admitted_by(client, url))
-        model.go.set()
+        waiting = asyncio.ensure_future(wait_for_admission(client, url))
+        model.released.set()
         assert ((await first).status, (await waiting).status) == (200, 200)
     assert refused.status == 503
     assert (int(refused.headers["retry-after"]), http.NOT_STARTED_HEADER in refused.headers) == (5, True)
     assert (await refused.json())["kind"] == "too_many"
 
 
-async def refused_by(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
-    """The first refusal: until the queue is full, a request would wait."""
+async def wait_for_rejection(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
+    """Return the first rejection; until the queue is full, a request waits."""
     async with asyncio.timeout(15):
         while True:
             try:
@@ -155,9 +155,9 @@ async def refused_by(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientR
                 continue
 
 
-async def admitted_by(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
-    """The first answer that is no refusal."""
-    while (found := await client.post(url, json=ROW)).status == 503:  # noqa: ASYNC110  # the server tells in no other way
+async def wait_for_admission(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
+    """Return the first response that is not a rejection."""
+    while (found := await client.post(url, json=ROW)).status == 503:  # noqa: ASYNC110  # the server has no event for it
         await asyncio.sleep(0.05)
     return found
 
@@ -171,33 +171,33 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
-    made = agent.create_app(counting, policy("done"), concurrency=2, queue=2)
+    app = agent.create_app(counting, policy("done"), concurrency=2, queue=2)
     head = bare("head", "A head that counts.", metrics=ServerMetrics("head"))
-    asked: list[int] = []
-    async with listening(made) as port:
+    config_requests: list[int] = []
+    async with serve_app(app) as port:
 
         @head.get("/global_config_dict_yaml")
         async def config() -> Response:
-            asked.append(1)
-            place = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
-            return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": place}}})
+            config_requests.append(1)
+            address = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
+            return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": address}}})
 
-        async with listening(head) as head_port:
+        async with serve_app(head) as head_port:
             # One attempt each: a rejection that counted as an attempt would lose the rollout.
-            delivery = RemotePlayer(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
+            player = RemotePlayer(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
             row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
             played = await asyncio.gather(
-                *(delivery(Job(task=at, repeat=0, environment="counter", row=row)) for at in range(12))
+                *(player(Job(task=number, repeat=0, environment="counter", row=row)) for number in range(12))
             )
     assert [each.rollout.outcome for each in played] == ["scored"] * 12
-    assert asked == [1]
+    assert config_requests == [1]
 
 
 @pytest.mark.slow
 async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(BUSY)
-    async with heading(lease=1.0) as head_url:
+    async with serve_head(lease=1.0) as head_url:
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(script), head_url, stdout=asyncio.subprocess.PIPE
         )
@@ -207,7 +207,7 @@ async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> 
             row: dict[str, Any] = {"responses_create_params": {"input": "?"}, "response": {"output": []}}
             judging = asyncio.ensure_future(http.post(f"{url}/verify", row))
             while not judging.done():
-                assert [each["name"] for each in (await told(head_url))["instances"]] == ["busy"]
+                assert [each["name"] for each in (await fetch_nodes(head_url))["instances"]] == ["busy"]
                 await asyncio.sleep(0.1)
             assert (await judging).ok
         finally:
@@ -227,8 +227,8 @@ async def test_cancelling_a_queued_request_as_a_slot_becomes_free_affects_no_oth
     await asyncio.sleep(0)
     finish.set()
     leaving.cancel()
-    ended = await asyncio.gather(playing, leaving, waiting, return_exceptions=True)
-    assert (ended[0], type(ended[1]), ended[2]) == (0, asyncio.CancelledError, 2)
+    results = await asyncio.gather(playing, leaving, waiting, return_exceptions=True)
+    assert (results[0], type(results[1]), results[2]) == (0, asyncio.CancelledError, 2)
 
     granted = asyncio.ensure_future(episode(3))
     await asyncio.sleep(0)

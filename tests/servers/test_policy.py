@@ -15,13 +15,13 @@ from gymsdk.errors import Failed, UsageError
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
 
-from .engines import FLAT, HELLO, Replies, asking, openai
+from .engines import FLAT, HELLO, FixedModel, endpoint_client, openai
 
 CALL = responses.build_function_call("add", '{"a":1}', "c1")
 
 
 async def test_the_sdk_reads_a_chat_completion() -> None:
-    async with openai(Replies(responses.build_reasoning("hmm"), responses.build_message("hello"))) as client:
+    async with openai(FixedModel(responses.build_reasoning("hmm"), responses.build_message("hello"))) as client:
         completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
     [choice] = completion.choices
     assert (choice.message.content, choice.finish_reason, completion.model) == ("hello", "stop", "stub")
@@ -30,7 +30,7 @@ async def test_the_sdk_reads_a_chat_completion() -> None:
 
 
 async def test_the_sdk_reads_the_tool_calls_of_a_chat_completion() -> None:
-    async with openai(Replies(CALL)) as client:
+    async with openai(FixedModel(CALL)) as client:
         completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
     [choice] = completion.choices
     [call] = choice.message.tool_calls or []
@@ -38,7 +38,7 @@ async def test_the_sdk_reads_the_tool_calls_of_a_chat_completion() -> None:
 
 
 async def test_the_sdk_reads_a_response() -> None:
-    async with openai(Replies(responses.build_message("hello"), CALL)) as client:
+    async with openai(FixedModel(responses.build_message("hello"), CALL)) as client:
         response = await client.responses.create(model="stub", input="hi", tools=[FLAT], temperature=0.5)
     assert (response.output_text, response.status, response.temperature) == ("hello", "completed", 0.5)
     assert [item.type for item in response.output] == ["message", "function_call"]
@@ -47,22 +47,22 @@ async def test_the_sdk_reads_a_response() -> None:
 
 
 async def test_the_sdk_lists_the_one_model() -> None:
-    async with openai(Replies()) as client:
+    async with openai(FixedModel()) as client:
         assert [model.id async for model in client.models.list()] == ["stub"]
 
 
 async def test_the_root_answers() -> None:
-    async with asking(Replies()) as client:
+    async with endpoint_client(FixedModel()) as client:
         assert (await client.get(str(client.base_url).replace("/v1/", "/"))).json() == {"status": "ok"}
 
 
 async def test_the_policy_receives_items_and_tools() -> None:
-    model = Replies()
+    model = FixedModel()
     function = {"name": "add", "parameters": {}}
     body = HELLO | {"tools": [{"type": "function", "function": function}], "max_tokens": 5, "top_k": 2}
-    async with asking(model) as client:
+    async with endpoint_client(model) as client:
         await client.post("chat/completions", json=body)
-    assert model.asked == [
+    assert model.requests == [
         {
             "input": [{"role": "user", "content": "hi"}],
             "tools": [{"type": "function"} | function],
@@ -87,7 +87,7 @@ async def test_the_policy_receives_items_and_tools() -> None:
     ],
 )
 async def test_a_bad_request_is_answered_in_openais_form(path: str, body: str, param: str | None) -> None:
-    async with asking(Replies()) as client:
+    async with endpoint_client(FixedModel()) as client:
         answer = await client.post(path, content=body)
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -98,23 +98,23 @@ async def test_a_bad_request_is_answered_in_openais_form(path: str, body: str, p
 @pytest.mark.parametrize(("retryable", "status"), [(True, 503), (False, 422)])
 async def test_a_failed_policy_is_an_error_with_its_kind(retryable: bool, status: int) -> None:
     failure = Failed("no episode", kind="model_needs_episode", retryable=retryable)
-    async with asking(Replies(failure=failure)) as client:
+    async with endpoint_client(FixedModel(failure=failure)) as client:
         answer = await client.post("responses", json={"input": "hi"})
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == "model_needs_episode"
 
 
 async def test_a_large_prompt_is_read() -> None:
-    model = Replies()
-    async with asking(model) as client:
+    model = FixedModel()
+    async with endpoint_client(model) as client:
         await client.post("responses", json={"input": "x" * 5_000_000})
-    assert len(model.asked[0]["input"]) == 5_000_000
+    assert len(model.requests[0]["input"]) == 5_000_000
 
 
 async def statuses(faults: Faults, calls: int = 40) -> list[int]:
-    """The status of each call, 0 where the connection was cut."""
+    """Return the status of each call, or 0 for a dropped connection."""
     found = []
-    async with asking(Replies(responses.build_message("x" * 1000)), faults=faults) as client:
+    async with endpoint_client(FixedModel(responses.build_message("x" * 1000)), faults=faults) as client:
         for _ in range(calls):
             try:
                 found.append((await client.post("chat/completions", json=HELLO)).status_code)
@@ -142,25 +142,25 @@ async def test_a_policy_without_faults_never_fails() -> None:
 async def test_a_dropped_connection_ends_before_or_during_the_response_without_a_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said = set()
-    async with asking(Replies(responses.build_message("x" * 1000)), faults=Faults(cuts=1)) as client:
+    during_response = set()
+    async with endpoint_client(FixedModel(responses.build_message("x" * 1000)), faults=Faults(cuts=1)) as client:
         for _ in range(20):
             with pytest.raises(httpx.RemoteProtocolError) as caught:
                 await client.post("chat/completions", json=HELLO)
-            said.add("complete message body" in str(caught.value))
-    assert said == {True, False}
+            during_response.add("complete message body" in str(caught.value))
+    assert during_response == {True, False}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_the_sdk_reads_an_injected_error() -> None:
-    async with openai(Replies(), faults=Faults(errors=1)) as client:
+    async with openai(FixedModel(), faults=Faults(errors=1)) as client:
         with pytest.raises(InternalServerError, match="on purpose"):
             await client.responses.create(model="stub", input="hi")
 
 
 async def test_latency_is_the_minimum_duration_of_a_response() -> None:
     loop = asyncio.get_running_loop()
-    async with asking(Replies(), faults=Faults(latency=0.05)) as client:
+    async with endpoint_client(FixedModel(), faults=Faults(latency=0.05)) as client:
         start = loop.time()
         await client.post("chat/completions", json=HELLO)
     assert loop.time() - start >= 0.05
@@ -173,20 +173,20 @@ def test_invalid_faults_are_rejected(wrong: dict[str, float]) -> None:
 
 
 async def test_the_port_is_free_again_afterwards() -> None:
-    async with serve(build_app(Replies())) as url:
+    async with serve(build_app(FixedModel())) as url:
         port = int(url.split(":")[2].partition("/")[0])
-    async with serve(build_app(Replies()), port=port) as again:
+    async with serve(build_app(FixedModel()), port=port) as again:
         assert again == url
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
 async def test_a_host_that_others_reach_needs_the_insecure_option(host: str) -> None:
     with pytest.raises(UsageError, match="insecure=True"):
-        async with serve(build_app(Replies()), host=host):
+        async with serve(build_app(FixedModel()), host=host):
             pass
 
 
 async def test_an_insecure_host_is_served_on() -> None:
-    async with serve(build_app(Replies()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
+    async with serve(build_app(FixedModel()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
         answer = await client.get(url.replace("0.0.0.0", "127.0.0.1") + "/models")
     assert answer.status_code == 200

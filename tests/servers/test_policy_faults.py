@@ -19,7 +19,7 @@ from gymsdk.responses import is_context_overflow
 from gymsdk.testing.faults import Faults, draw_latency
 from gymsdk.types import Item
 
-from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, anthropic, asking, openai, root
+from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, FixedModel, anthropic, endpoint_client, openai, root
 from .nodes import metric
 
 BODIES = [
@@ -30,7 +30,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(
-    ("spelled", "mean", "middle"),
+    ("spelled", "mean", "median_seconds"),
     [
         (0.2, 0.2, 0.2),
         ("0.2", 0.2, 0.2),
@@ -40,10 +40,10 @@ BODIES = [
         ("lognormal:0.3:0.8", 0.413, 0.3),
     ],
 )
-def test_a_latency_is_drawn_from_its_distribution(spelled: float | str, mean: float, middle: float) -> None:
-    luck = random.Random(1)
-    drawn = [draw_latency(spelled, luck) for _ in range(4000)]
-    assert (fmean(drawn), median(drawn)) == pytest.approx((mean, middle), rel=0.1)
+def test_a_latency_is_drawn_from_its_distribution(spelled: float | str, mean: float, median_seconds: float) -> None:
+    rng = random.Random(1)
+    drawn = [draw_latency(spelled, rng) for _ in range(4000)]
+    assert (fmean(drawn), median(drawn)) == pytest.approx((mean, median_seconds), rel=0.1)
     assert min(drawn) >= 0
 
 
@@ -62,7 +62,7 @@ def test_invalid_faults_are_rejected(wrong: dict[str, Any]) -> None:
 
 
 async def test_a_rate_limited_client_gets_retry_after() -> None:
-    async with openai(Replies(), faults=Faults(limited=1)) as client:
+    async with openai(FixedModel(), faults=Faults(limited=1)) as client:
         with pytest.raises(RateLimitError) as caught:
             await client.responses.create(model="any", input="hi")
     assert caught.value.response.headers["retry-after"] == "1"
@@ -70,7 +70,7 @@ async def test_a_rate_limited_client_gets_retry_after() -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_errors_have_the_form_of_each_api(path: str, body: Item) -> None:
-    async with asking(Replies(), faults=Faults(errors=1)) as client:
+    async with endpoint_client(FixedModel(), faults=Faults(errors=1)) as client:
         answer = await client.post(path, json=body | {"stream": True})
     assert answer.status_code in {500, 502, 503}
     assert answer.json()["error"]["message"] == "this policy fails on purpose"
@@ -78,7 +78,7 @@ async def test_errors_have_the_form_of_each_api(path: str, body: Item) -> None:
 
 async def test_malformed_arguments_occur_at_their_rate() -> None:
     found = []
-    async with asking(Replies(*CALLS), faults=Faults(malformed=0.5)) as client:
+    async with endpoint_client(FixedModel(*CALLS), faults=Faults(malformed=0.5)) as client:
         for _ in range(40):
             answer = (await client.post("chat/completions", json=HELLO)).json()
             first, second = answer["choices"][0]["message"]["tool_calls"]
@@ -90,7 +90,10 @@ async def test_malformed_arguments_occur_at_their_rate() -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_a_truncated_stream_ends_properly_and_too_early(path: str, body: Item) -> None:
-    async with asking(Replies(), faults=Faults(truncated=1)) as broken, asking(Replies()) as sound:
+    async with (
+        endpoint_client(FixedModel(), faults=Faults(truncated=1)) as broken,
+        endpoint_client(FixedModel()) as sound,
+    ):
         short = await broken.post(path, json=body | {"stream": True})
         whole = await sound.post(path, json=body | {"stream": True})
         plain = await broken.post(path, json=body)
@@ -102,7 +105,7 @@ async def test_a_truncated_stream_ends_properly_and_too_early(path: str, body: I
 
 
 async def test_a_dropped_stream_breaks_off() -> None:
-    async with asking(Replies(), faults=Faults(cuts=1)) as client:
+    async with endpoint_client(FixedModel(), faults=Faults(cuts=1)) as client:
         for _ in range(10):
             with pytest.raises(httpx.RemoteProtocolError):
                 await client.post("chat/completions", json=HELLO | {"stream": True})
@@ -110,33 +113,33 @@ async def test_a_dropped_stream_breaks_off() -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_a_prompt_that_exceeds_the_context_is_rejected_with_vllms_message(path: str, body: Item) -> None:
-    async with asking(Replies(), faults=Faults(context=20)) as client:
+    async with endpoint_client(FixedModel(), faults=Faults(context=20)) as client:
         answer = await client.post(path, json=body)
-    said = "This model's maximum context length is 20 tokens. However, your request has 21 input tokens."
+    message = "This model's maximum context length is 20 tokens. However, your request has 21 input tokens."
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(said)
+    assert answer.json()["error"]["message"].startswith(message)
     assert is_context_overflow(400, answer.content)
 
 
 async def test_a_response_that_could_not_fit_is_rejected() -> None:
-    async with openai(Replies(), faults=Faults(context=100)) as client:
+    async with openai(FixedModel(), faults=Faults(context=100)) as client:
         assert [model.max_model_len async for model in client.models.list()] == [100]
         with pytest.raises(BadRequestError, match=r"too large: 90\. This model's maximum context length is 100 tokens"):
             await client.chat.completions.create(model="any", max_tokens=90, **HELLO)
 
 
 async def test_a_response_ends_where_the_context_does() -> None:
-    async with asking(Replies(responses.build_message("x" * 500)), faults=Faults(context=100)) as client:
+    async with endpoint_client(FixedModel(responses.build_message("x" * 500)), faults=Faults(context=100)) as client:
         answer = (await client.post("chat/completions", json=HELLO)).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 100
 
 
 async def test_a_response_is_truncated_at_its_limit_in_every_api() -> None:
-    async with openai(Replies(responses.build_message("hello world"))) as client:
+    async with openai(FixedModel(responses.build_message("hello world"))) as client:
         chat = await client.chat.completions.create(model="any", max_tokens=5, **HELLO)
         whole = await client.responses.create(model="any", input="hi", max_output_tokens=5)
-    async with anthropic(Replies(responses.build_message("hello world"))) as other:
+    async with anthropic(FixedModel(responses.build_message("hello world"))) as other:
         message = await other.messages.create(model="any", max_tokens=5, **HELLO)
     assert chat.choices[0].message.content == whole.output_text == message.content[0].text == "hello"
     assert (chat.choices[0].finish_reason, message.stop_reason) == ("length", "max_tokens")
@@ -158,8 +161,8 @@ async def test_a_response_is_truncated_at_its_limit_in_every_api() -> None:
     ],
 )
 async def test_a_truncated_turn_keeps_the_text_before_it(limit: int, kinds: list[str]) -> None:
-    said = (THOUGHT, responses.build_message("well then"), *CALLS)
-    async with asking(Replies(*said)) as client:
+    items = (THOUGHT, responses.build_message("well then"), *CALLS)
+    async with endpoint_client(FixedModel(*items)) as client:
         answer = (await client.post("responses", json={"input": "hi", "max_output_tokens": limit})).json()
     assert [item["type"] for item in answer["output"]] == kinds
     assert answer["output"][0]["summary"][0]["text"][:2] == "tw"
@@ -167,13 +170,15 @@ async def test_a_truncated_turn_keeps_the_text_before_it(limit: int, kinds: list
 
 @pytest.mark.parametrize("limit", [0, -1, "x"])
 async def test_an_invalid_limit_is_rejected(limit: Any) -> None:
-    async with asking(Replies()) as client:
+    async with endpoint_client(FixedModel()) as client:
         answer = await client.post("responses", json={"input": "hi", "max_output_tokens": limit})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
 
 
 async def test_calls_stay_in_the_text_if_the_engine_does_not_parse_them() -> None:
-    async with asking(Replies(responses.build_message("well"), *CALLS[:1]), faults=Faults(unparsed=True)) as client:
+    async with endpoint_client(
+        FixedModel(responses.build_message("well"), *CALLS[:1]), faults=Faults(unparsed=True)
+    ) as client:
         [choice] = (await client.post("chat/completions", json=HELLO | {"tools": [TOOL]})).json()["choices"]
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
@@ -181,7 +186,7 @@ async def test_calls_stay_in_the_text_if_the_engine_does_not_parse_them() -> Non
 
 
 async def test_tools_are_rejected_with_vllms_message_if_no_parser_is_set() -> None:
-    async with openai(Replies(), faults=Faults(refuses_tools=True)) as client:
+    async with openai(FixedModel(), faults=Faults(refuses_tools=True)) as client:
         with pytest.raises(BadRequestError, match="--enable-auto-tool-choice and --tool-call-parser to be set"):
             await client.chat.completions.create(model="any", tools=[TOOL], **HELLO)
         with pytest.raises(BadRequestError, match="--enable-auto-tool-choice"):
@@ -190,29 +195,29 @@ async def test_tools_are_rejected_with_vllms_message_if_no_parser_is_set() -> No
     assert unused.choices[0].message.content == "hello"
 
 
-class Waits:
-    """Never answers; signals when it receives a request and when the request is cancelled."""
+class WaitingModel:
+    """A model that never answers; it sets an event when it receives a request and when the request is cancelled."""
 
     def __init__(self) -> None:
-        self.asked, self.left = asyncio.Event(), asyncio.Event()
+        self.called, self.cancelled = asyncio.Event(), asyncio.Event()
 
     async def respond(self, request: Item, *, episode: object = None) -> Item:
-        self.asked.set()
+        self.called.set()
         try:
             await asyncio.Event().wait()
         finally:
-            self.left.set()
+            self.cancelled.set()
         return responses.build_response([], model="", request=request)
 
 
 async def test_a_client_that_disconnects_cancels_its_request_and_is_counted() -> None:
-    model = Waits()
-    async with asking(model) as client:
-        going = asyncio.ensure_future(client.post("chat/completions", json=HELLO))
-        await model.asked.wait()
-        going.cancel()
+    model = WaitingModel()
+    async with endpoint_client(model) as client:
+        request = asyncio.ensure_future(client.post("chat/completions", json=HELLO))
+        await model.called.wait()
+        request.cancel()
         async with asyncio.timeout(10):
-            await model.left.wait()
+            await model.cancelled.wait()
         found = (await client.get(root(client, "/metrics"))).text
     assert metric(found, "requests_total", status="499") == 1
 
@@ -220,12 +225,12 @@ async def test_a_client_that_disconnects_cancels_its_request_and_is_counted() ->
 async def test_the_same_seed_draws_the_same_faults_for_any_content() -> None:
     faults = Faults(errors=0.2, limited=0.2, malformed=0.5, seed=3)
 
-    async def told(model: Any) -> list[int]:
-        async with asking(model, faults=faults) as client:
+    async def collect_statuses(model: Any) -> list[int]:
+        async with endpoint_client(model, faults=faults) as client:
             return [(await client.post("chat/completions", json=HELLO)).status_code for _ in range(30)]
 
-    found = await told(Replies(*CALLS))
-    assert found == await told(build("echo"))
+    found = await collect_statuses(FixedModel(*CALLS))
+    assert found == await collect_statuses(build("echo"))
     assert {200, 429} < set(found)
 
 

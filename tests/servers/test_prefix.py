@@ -38,8 +38,8 @@ async def test_its_api_documentation_finds_its_schema_there(running: RunningServ
     async with httpx.AsyncClient() as client:
         page = await client.get(f"{running.urls['tool_call']}/gym/tool_call/docs")
         assert "'/gym/tool_call/openapi.json'" in page.text
-        told = (await client.get(f"{running.urls['tool_call']}/openapi.json")).json()
-        assert told["servers"] == [{"url": "/gym/tool_call"}]
+        schema = (await client.get(f"{running.urls['tool_call']}/openapi.json")).json()
+        assert schema["servers"] == [{"url": "/gym/tool_call"}]
 
 
 @pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])

@@ -19,7 +19,7 @@ from gymsdk.models.scripted import build
 from gymsdk.profiling import profile_to_directory
 from gymsdk.servers import agent
 
-from .nodes import listening as served
+from .nodes import serve_app as serve_on_port
 
 BUSY = """
 import time
@@ -45,44 +45,44 @@ def verify():
     burn(0.04)
     return Verdict(reward=1.0)
 """
-"""An environment that takes 20 ms of CPU on the loop to open, and 40 in a thread to judge."""
+"""Source of an environment that uses 20 ms of CPU on the loop to reset, and 40 ms in a thread to verify."""
 
 ROW = {"responses_create_params": {"input": "go"}}
 
 Made = Callable[..., Environment]
-Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]
+ServeApp = Callable[[FastAPI], AbstractAsyncContextManager[str]]
 
 
 @pytest.fixture(autouse=True)
-async def closed():
+async def close_client():
     yield
     await http.aclose()
 
 
-def dumped(folder: Path) -> dict[str, Any]:
+def read_dump(folder: Path) -> dict[str, Any]:
     [file] = folder.iterdir()
-    told: dict[str, Any] = json.loads(file.read_text())
-    return told
+    dump: dict[str, Any] = json.loads(file.read_text())
+    return dump
 
 
 async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, tmp_path: Path):
     with profile_to_directory(tmp_path):
         app = agent.create_app(environment(BUSY), build("null"), name="busy")
-        began = time.process_time()
-        async with served(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        started = time.process_time()
+        async with serve_on_port(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             for _ in range(3):
                 assert (await client.post("/run", json=ROW)).json()["reward"] == 1.0
-            told = (await client.get("/stats")).json()
-        whole = (time.process_time() - began) * 1e3
-    hooks, run = told["hooks"]["made"], told["routes"]["/run"]
+            stats = (await client.get("/stats")).json()
+        total = (time.process_time() - started) * 1e3
+    hooks, run = stats["hooks"]["made"], stats["routes"]["/run"]
     assert {name: each["calls"] for name, each in hooks.items()} == {"reset": 3, "verify": 3}
     assert hooks["reset"]["cpu_ms"] == pytest.approx(60, rel=0.3)
     assert hooks["verify"]["cpu_ms"] == pytest.approx(120, rel=0.3)
     assert run["requests"] == 3
     # A route's time contains its hooks' time on the event loop but not in threads; the process's time has both.
-    assert 60 <= run["cpu_ms"] <= whole - hooks["verify"]["cpu_ms"]
-    assert run["cpu_ms"] + hooks["verify"]["cpu_ms"] <= told["process_cpu_ms"] + 1 <= whole + 100
-    assert dumped(tmp_path)["routes"]["/run"]["requests"] == 3
+    assert 60 <= run["cpu_ms"] <= total - hooks["verify"]["cpu_ms"]
+    assert run["cpu_ms"] + hooks["verify"]["cpu_ms"] <= stats["process_cpu_ms"] + 1 <= total + 100
+    assert read_dump(tmp_path)["routes"]["/run"]["requests"] == 3
 
 
 async def test_the_cpu_time_of_a_worker_process_belongs_to_its_hook(installed: Callable[..., Path], tmp_path: Path):
@@ -90,11 +90,14 @@ async def test_the_cpu_time_of_a_worker_process_belongs_to_its_hook(installed: C
     from gymsdk import load
     from gymsdk.workers.offload import get_executor
 
-    # Workers that other tests have begun know nothing of what has been installed since.
+    # Workers that earlier tests started do not know environments that were installed since.
     get_executor().close()
     with profile_to_directory(tmp_path):
         app = agent.create_app(load("grinding"), build("null"))
-        async with served(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        async with (
+            serve_on_port(app) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        ):
             answer = await client.post("/run", json=ROW)
             assert answer.json().get("reward") == 1.0, answer.text
             verify = (await client.get("/stats")).json()["hooks"]["grinding"]["verify"]
@@ -122,12 +125,12 @@ def tasks(split: Literal["train"], seed):
 async def verify():
     return Verdict(reward=await grade())
 """
-"""An environment whose worker takes 100 ms of CPU to grade."""
+"""Source of an environment with a worker that uses 100 ms of CPU to grade."""
 
 
-async def test_without_profiling_nothing_is_recorded(environment: Made, listening: Listening):
+async def test_without_profiling_nothing_is_recorded(environment: Made, serve_app: ServeApp):
     async with (
-        listening(agent.create_app(environment(BUSY), build("null"))) as url,
+        serve_app(agent.create_app(environment(BUSY), build("null"))) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         await client.post("/run", json=ROW)
@@ -135,8 +138,8 @@ async def test_without_profiling_nothing_is_recorded(environment: Made, listenin
     assert not profiling.is_profiling()
 
 
-async def test_without_profiling_a_resources_server_has_no_stats(serving):
-    async with serving() as client:
+async def test_without_profiling_a_resources_server_has_no_stats(resources_client):
+    async with resources_client() as client:
         assert (await client.get("/stats")).status_code == 404
 
 

@@ -14,13 +14,13 @@ from gymsdk import testing
 from gymsdk.servers import model as server
 from gymsdk.types import Model
 
-from .proxies import ADD, Rig, Told, asking, rigged, sdks
-from .reached import listening
+from .app_helpers import serve_app
+from .proxies import ADD, PreparedModel, ProxySetup, build_model, run_proxies, sdks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 COUNTING = ("vllm", "endpoint-chat", "endpoint-responses")
-ASKS: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "model": "any",
     "system": "Be brief.",
     "messages": [{"role": "user", "content": "40 + 2?"}],
@@ -29,38 +29,38 @@ ASKS: dict[str, Any] = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rig() -> AsyncIterator[Rig]:
-    """The proxies that the tests here share."""
-    async with rigged((*COUNTING, "openai-chat")) as made:
-        yield made
+async def setup() -> AsyncIterator[ProxySetup]:
+    """Yield the proxies that the tests of this module share."""
+    async with run_proxies((*COUNTING, "openai-chat")) as running:
+        yield running
 
 
 @pytest.mark.parametrize("upstream", COUNTING)
-async def test_the_engine_counts(rig: Rig, upstream: str) -> None:
-    counted = await rig.anthropic[upstream].messages.count_tokens(**ASKS)
-    async with AsyncAnthropic(base_url=rig.upstream.removesuffix("/v1"), api_key="x") as engine:
-        assert counted == await engine.messages.count_tokens(**ASKS)
+async def test_the_engine_counts(setup: ProxySetup, upstream: str) -> None:
+    counted = await setup.anthropic[upstream].messages.count_tokens(**REQUEST)
+    async with AsyncAnthropic(base_url=setup.upstream.removesuffix("/v1"), api_key="x") as engine:
+        assert counted == await engine.messages.count_tokens(**REQUEST)
     assert counted.input_tokens > len("Be brief.40 + 2?")
 
 
 @pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
-async def test_tokens_are_counted_for_a_rollout_too(rig: Rig, prefix: str) -> None:
-    anthropic = rig.anthropic["vllm"].with_options(base_url=rig.urls["vllm"] + prefix)
-    assert (await anthropic.messages.count_tokens(**ASKS)).input_tokens
+async def test_tokens_are_counted_for_a_rollout_too(setup: ProxySetup, prefix: str) -> None:
+    anthropic = setup.anthropic["vllm"].with_options(base_url=setup.urls["vllm"] + prefix)
+    assert (await anthropic.messages.count_tokens(**REQUEST)).input_tokens
 
 
-async def test_an_invalid_request_is_rejected_in_anthropics_form(rig: Rig) -> None:
+async def test_an_invalid_request_is_rejected_in_anthropics_form(setup: ProxySetup) -> None:
     with pytest.raises(BadRequestError, match="messages must have at least one message"):
-        await rig.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
+        await setup.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
 
 
-async def test_a_hosted_model_does_not_count(rig: Rig) -> None:
-    await refused(rig.anthropic["openai-chat"])
+async def test_a_hosted_model_does_not_count(setup: ProxySetup) -> None:
+    await expect_rejection(setup.anthropic["openai-chat"])
 
 
 async def test_a_scripted_policy_does_not_count() -> None:
-    async with listening(server.create_app(Told())) as url, sdks(url) as (_, anthropic):
-        await refused(anthropic)
+    async with serve_app(server.create_app(PreparedModel())) as url, sdks(url) as (_, anthropic):
+        await expect_rejection(anthropic)
 
 
 @pytest.mark.parametrize("status", [200, 404, 405, 501])
@@ -69,19 +69,19 @@ async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         paths.append(request.path)
-        # llama.cpp's tokenizer knows no messages, and finds nothing to count.
+        # llama.cpp's tokenize endpoint accepts no messages, and returns no tokens.
         return web.json_response({"tokens": []}, status=status)
 
     engine = web.Application()
     engine.router.add_post("/{path:.*}", answer)
     async with testing.serve(engine) as base:
-        made: Model = asking("endpoint-chat", base, wait=0.01)
-        async with listening(server.create_app(made)) as url, sdks(url) as (_, anthropic):
-            await refused(anthropic.with_options(max_retries=2))
+        counting_model: Model = build_model("endpoint-chat", base, wait=0.01)
+        async with serve_app(server.create_app(counting_model)) as url, sdks(url) as (_, anthropic):
+            await expect_rejection(anthropic.with_options(max_retries=2))
     assert paths == ["/tokenize"]
 
 
-async def refused(anthropic: AsyncAnthropic) -> None:
+async def expect_rejection(anthropic: AsyncAnthropic) -> None:
     with pytest.raises(APIStatusError, match="cannot count tokens; read the usage") as caught:
-        await anthropic.messages.count_tokens(**ASKS)
+        await anthropic.messages.count_tokens(**REQUEST)
     assert (caught.value.status_code, caught.value.body["error"]["type"]) == (501, "api_error")  # type: ignore[index]  # JSON

@@ -18,12 +18,12 @@ from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
 
+from .app_helpers import serve_app
 from .nodes import metric
 from .proxies import sdks
-from .reached import listening
 
-SOON = 0.02
-"""Seconds between two signs of life here."""
+HEARTBEAT_SECONDS = 0.02
+"""The time between two heartbeats in these tests."""
 
 BODIES: dict[str, Item] = {
     "responses": {"input": "hi"},
@@ -39,23 +39,23 @@ ERRORS = {"responses": ["error"], "chat/completions": ["error", "[DONE]"], "mess
 """The last frames of a failure."""
 
 
-class Slow:
+class SlowModel:
     """A model that answers when released, and records requests and cancellations."""
 
     name = "slow"
 
     def __init__(self, failure: Failed | None = None) -> None:
-        self.let = asyncio.Event()
-        self.asked = asyncio.Event()
-        self.left = asyncio.Event()
+        self.released = asyncio.Event()
+        self.called = asyncio.Event()
+        self.cancelled = asyncio.Event()
         self.failure = failure
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.asked.set()
+        self.called.set()
         try:
-            await self.let.wait()
+            await self.released.wait()
         except asyncio.CancelledError:
-            self.left.set()
+            self.cancelled.set()
             raise
         if self.failure:
             raise self.failure
@@ -65,32 +65,32 @@ class Slow:
 
 
 @asynccontextmanager
-async def proxied(slow: Slow, every: float = SOON) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_proxy(slow: SlowModel, every: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        listening(server.create_app(slow, every=every)) as url,
+        serve_app(server.create_app(slow, every=every)) as url,
         httpx.AsyncClient(base_url=url, timeout=10) as client,
     ):
         yield client
 
 
-async def late(path: str, slow: Slow) -> bytes:
+async def read_late_stream(path: str, slow: SlowModel) -> bytes:
     """Return the stream of a model that is released after a while."""
     read = b""
     async with (
-        proxied(slow) as client,
+        serve_proxy(slow) as client,
         client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
     ):
         async for chunk in answer.aiter_bytes():
             read += chunk
-            slow.let.set()
+            slow.released.set()
     return read
 
 
 def frames(read: bytes) -> list[str]:
     """Classify each frame of a complete stream by its event, its type or its text."""
-    *told, rest = read.decode().split("\n\n")
-    assert not rest, "the last frame is whole"
-    return [_frame(frame) for frame in told if not frame.startswith(":")]
+    *complete, rest = read.decode().split("\n\n")
+    assert not rest, "the last frame is incomplete"
+    return [_frame(frame) for frame in complete if not frame.startswith(":")]
 
 
 def _frame(frame: str) -> str:
@@ -98,34 +98,34 @@ def _frame(frame: str) -> str:
     text = data.removeprefix("data: ")
     if text == "[DONE]":
         return text
-    said = json.loads(text)
-    kind = str(said.get("type") or said.get("object") or next(iter(said)))
+    body = json.loads(text)
+    kind = str(body.get("type") or body.get("object") or next(iter(body)))
     assert event in ([], [f"event: {kind}"])
     return kind
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_late_stream_ends_with_the_last_frame_of_its_api(path: str) -> None:
-    told = frames(await late(path, Slow()))
-    assert told[-1] == ENDS[path]
-    assert told.count(ENDS[path]) == 1
-    assert "error" not in told
+    frame_kinds = frames(await read_late_stream(path, SlowModel()))
+    assert frame_kinds[-1] == ENDS[path]
+    assert frame_kinds.count(ENDS[path]) == 1
+    assert "error" not in frame_kinds
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_late_failure_ends_with_the_error_of_its_api(path: str) -> None:
-    read = await late(path, Slow(Failed("no answer", kind="model_unreachable", retryable=True)))
-    told = frames(read)
-    assert told[-len(ERRORS[path]) :] == ERRORS[path]
-    assert told.count("error") == 1
+    read = await read_late_stream(path, SlowModel(Failed("no answer", kind="model_unreachable", retryable=True)))
+    frame_kinds = frames(read)
+    assert frame_kinds[-len(ERRORS[path]) :] == ERRORS[path]
+    assert frame_kinds.count("error") == 1
     assert b"no answer" in read.rpartition(b'"error"')[2]
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_stream_gets_heartbeats_while_the_model_is_working(path: str) -> None:
-    slow, read = Slow(), b""
+    slow, read = SlowModel(), b""
     async with (
-        proxied(slow) as client,
+        serve_proxy(slow) as client,
         client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
     ):
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -133,7 +133,7 @@ async def test_a_stream_gets_heartbeats_while_the_model_is_working(path: str) ->
         async for chunk in answer.aiter_bytes():
             read += chunk
             if read.count(INBOUND_APIS[path].heartbeat) == 3:
-                slow.let.set()
+                slow.released.set()
     assert read.startswith(INBOUND_APIS[path].heartbeat * 3)
     assert frames(read)[-1] == ENDS[path]
     assert b"hello" in read
@@ -141,9 +141,9 @@ async def test_a_stream_gets_heartbeats_while_the_model_is_working(path: str) ->
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_an_immediate_response_needs_no_heartbeat(path: str) -> None:
-    slow = Slow()
-    slow.let.set()
-    async with proxied(slow, every=60) as client:
+    slow = SlowModel()
+    slow.released.set()
+    async with serve_proxy(slow, every=60) as client:
         answer = await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -153,9 +153,9 @@ async def test_an_immediate_response_needs_no_heartbeat(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_failure_before_a_stream_starts_has_its_status(path: str) -> None:
-    slow = Slow(Failed("no answer", kind="model_rate_limited", retryable=True, retry_after=9))
-    slow.let.set()
-    async with proxied(slow, every=60) as client:
+    slow = SlowModel(Failed("no answer", kind="model_rate_limited", retryable=True, retry_after=9))
+    slow.released.set()
+    async with serve_proxy(slow, every=60) as client:
         answer = await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "9")
     assert "no answer" in answer.json()["error"]["message"]
@@ -163,33 +163,33 @@ async def test_a_failure_before_a_stream_starts_has_its_status(path: str) -> Non
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_failure_after_a_stream_started_is_an_error_of_the_sdk(path: str) -> None:
-    slow = Slow(Failed("no answer", kind="model_unreachable", retryable=True))
-    async with listening(server.create_app(slow, every=SOON)) as url, sdks(url) as (openai, anthropic):
+    slow = SlowModel(Failed("no answer", kind="model_unreachable", retryable=True))
+    async with serve_app(server.create_app(slow, every=HEARTBEAT_SECONDS)) as url, sdks(url) as (openai, anthropic):
         creates: dict[str, Any] = {
             "responses": openai.responses.create,
             "chat/completions": openai.chat.completions.create,
             "messages": anthropic.messages.create,
         }
         stream = await creates[path](model="any", stream=True, **BODIES[path])
-        slow.let.set()
+        slow.released.set()
         with pytest.raises((APIError, APIStatusError), match="no answer"):
             async for _ in stream:
                 pass
 
 
-@pytest.mark.parametrize("stream", [None, 0.0, SOON], ids=["whole", "before a stream", "within a stream"])
+@pytest.mark.parametrize("stream", [None, 0.0, HEARTBEAT_SECONDS], ids=["whole", "before a stream", "within a stream"])
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_client_that_disconnects_cancels_its_call(path: str, stream: float | None) -> None:
-    slow = Slow()
+    slow = SlowModel()
     every = stream or 60.0
-    async with proxied(slow, every) as client, asyncio.TaskGroup() as group:
-        asking = group.create_task(_read(client, path, streamed=stream is not None))
-        await slow.asked.wait()
+    async with serve_proxy(slow, every) as client, asyncio.TaskGroup() as group:
+        request = group.create_task(_read(client, path, streamed=stream is not None))
+        await slow.called.wait()
         if stream:
             await asyncio.sleep(3 * stream)
-        asking.cancel()
+        request.cancel()
         async with asyncio.timeout(5):
-            await slow.left.wait()
+            await slow.cancelled.wait()
 
 
 async def _read(client: httpx.AsyncClient, path: str, *, streamed: bool) -> None:
@@ -199,31 +199,31 @@ async def _read(client: httpx.AsyncClient, path: str, *, streamed: bool) -> None
 
 
 async def test_a_client_that_disconnects_is_counted() -> None:
-    slow = Slow()
-    async with proxied(slow, 60) as client, asyncio.TaskGroup() as group:
-        asking = group.create_task(_read(client, "responses", streamed=False))
-        await slow.asked.wait()
-        asking.cancel()
+    slow = SlowModel()
+    async with serve_proxy(slow, 60) as client, asyncio.TaskGroup() as group:
+        request = group.create_task(_read(client, "responses", streamed=False))
+        await slow.called.wait()
+        request.cancel()
         async with asyncio.timeout(5):
-            await slow.left.wait()
-        counted = (await client.get("/metrics")).text
-    assert metric(counted, "requests_total", route="/v1/responses", status="499") == 1
+            await slow.cancelled.wait()
+        metrics = (await client.get("/metrics")).text
+    assert metric(metrics, "requests_total", route="/v1/responses", status="499") == 1
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_policy_endpoint_counts_a_call_whose_client_disconnected(path: str) -> None:
-    slow = Slow()
+    slow = SlowModel()
     async with testing.serve(testing.build_app(slow, name="slow")) as base:
-        behind: Model = model("endpoint/slow", base_url=base, api_key="x")
+        upstream: Model = model("endpoint/slow", base_url=base, api_key="x")
         async with (
-            listening(server.create_app(behind, every=SOON)) as url,
+            serve_app(server.create_app(upstream, every=HEARTBEAT_SECONDS)) as url,
             httpx.AsyncClient(base_url=url) as client,
             asyncio.TaskGroup() as group,
         ):
-            asking = group.create_task(_read(client, path, streamed=True))
-            await slow.asked.wait()
-            asking.cancel()
+            request = group.create_task(_read(client, path, streamed=True))
+            await slow.called.wait()
+            request.cancel()
             async with asyncio.timeout(5):
-                await slow.left.wait()
-            counted = (await client.get(f"{base.removesuffix('/v1')}/metrics")).text
-    assert metric(counted, "requests_total", route="/v1/chat/completions", status="499") == 1
+                await slow.cancelled.wait()
+            metrics = (await client.get(f"{base.removesuffix('/v1')}/metrics")).text
+    assert metric(metrics, "requests_total", route="/v1/chat/completions", status="499") == 1

@@ -44,24 +44,29 @@ TYPED = {
 }
 
 
-def verified(*items, row=ROW):
+def build_verify_request(*items, row=ROW):
     return {**row, "response": {**MINIMAL, "output": [*items, DONE]}}
 
 
-async def test_a_row_is_seeded_called_and_verified(serving):
-    async with serving() as client:
+async def test_a_row_is_seeded_called_and_verified(resources_client):
+    async with resources_client() as client:
         assert (await client.post("/seed_session", json=ROW)).json() == {}
         called = await client.post("/increment_counter", json={"count": 3})
         assert (called.status_code, called.text) == (200, '{"success":true}')
-        answer = (await client.post("/verify", json=verified(*ADDED))).json()
+        answer = (await client.post("/verify", json=build_verify_request(*ADDED))).json()
     assert (answer["reward"], answer["final"], answer["replies"]) == (1.5, 6, 1)
     assert answer["reward_components"] == {"verdict": 1.0, "steps": 0.5}
     assert (answer["mask_sample"], answer["failure_kind"], answer["failure_reason"]) == (False, None, None)
 
 
-async def test_verify_echoes_its_input(serving):
-    async with serving() as client:
-        body = verified() | {"more": [1], "_ng_task_index": 4, "_ng_rollout_id": "a-1", "gymsdk": {"seed": 5}}
+async def test_verify_echoes_its_input(resources_client):
+    async with resources_client() as client:
+        body = build_verify_request() | {
+            "more": [1],
+            "_ng_task_index": 4,
+            "_ng_rollout_id": "a-1",
+            "gymsdk": {"seed": 5},
+        }
         answer = (await client.post("/verify", json=body)).json()
     assert answer["response"] == body["response"]
     assert answer["responses_create_params"] == ROW["responses_create_params"]
@@ -71,60 +76,65 @@ async def test_verify_echoes_its_input(serving):
     assert answer["gymsdk"]["verdict"] == ["grader_timeout", "final", "replies", "said", "opening"]
 
 
-async def test_a_response_is_verified_without_a_session(serving):
-    async with serving() as client:
-        answer = (await client.post("/verify", json=verified(*ADDED))).json()
+async def test_a_response_is_verified_without_a_session(resources_client):
+    async with resources_client() as client:
+        answer = (await client.post("/verify", json=build_verify_request(*ADDED))).json()
     assert (answer["reward"], answer["final"], answer["replies"]) == (1.5, 6, 1)
 
 
-async def test_nulls_added_by_a_table_do_not_matter(serving):
+async def test_nulls_added_by_a_table_do_not_matter(resources_client):
     nulls = {"nested": {"a": None, "b": 1}, "initial_count": 3, "expected_count": None, "other": None}
     message = {"role": "user", "content": "add 3", "type": None}
     row = {"responses_create_params": {"input": [message], "tools": None}, **nulls}
     item = {"role": "assistant", "type": None, "status": None, "content": [{"type": "output_text", "text": "done"}]}
-    async with serving() as client:
+    async with resources_client() as client:
         answer = await client.post("/verify", json={**row, "response": {**MINIMAL, "output": [item]}})
         seeded = await client.post("/seed_session", json=row)
     assert (answer.status_code, answer.json()["said"]) == (200, "done")
     assert seeded.status_code == 200
 
 
-async def test_a_repeated_verdict_is_the_same(serving):
-    async with serving() as client:
+async def test_a_repeated_verdict_is_the_same(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         await client.post("/increment_counter", json={"count": 3})
-        first = await client.post("/verify", json=verified(*ADDED))
-        again = await client.post("/verify", json=verified(*ADDED))
-        other = await client.post("/verify", json=verified(*ADDED, responses.build_message("more", id="n")))
+        first = await client.post("/verify", json=build_verify_request(*ADDED))
+        again = await client.post("/verify", json=build_verify_request(*ADDED))
+        other = await client.post("/verify", json=build_verify_request(*ADDED, responses.build_message("more", id="n")))
         called = await client.post("/get_counter_value")
     assert first.json() == again.json()
     assert (other.status_code, called.status_code) == (409, 409)
     assert (other.json()["kind"], called.json()["kind"]) == ("session_judged", "session_judged")
 
 
-async def test_a_session_of_another_row_is_ignored_by_a_stateless_verdict(serving, made):
+async def test_a_session_of_another_row_is_ignored_by_a_stateless_verdict(resources_client, made):
     plain = made("@hookimpl\nasync def verify(task):\n    return Verdict(reward=1.0)", "plain_env")
-    async with serving(Environment("plain", plain, {})) as client:
+    async with resources_client(Environment("plain", plain, {})) as client:
         await client.post("/seed_session", json=ROW)
-        answer = await client.post("/verify", json=verified(row={**ROW, "initial_count": 6}))
+        answer = await client.post("/verify", json=build_verify_request(row={**ROW, "initial_count": 6}))
     assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
     assert answer.json()["gymsdk"]["session_unused"].startswith("The cookie's session was not opened with this row: ")
 
 
-async def test_a_truncated_turn_is_not_played(serving):
-    cut = verified(*ADDED)
-    cut["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
-    async with serving() as client:
-        alone = (await client.post("/verify", json=cut)).json()
+async def test_a_truncated_turn_is_not_played(resources_client):
+    truncated = build_verify_request(*ADDED)
+    truncated["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+    async with resources_client() as client:
+        without_session = (await client.post("/verify", json=truncated)).json()
         await client.post("/seed_session", json=ROW)
         await client.post("/increment_counter", json={"count": 3})
-        held = (await client.post("/verify", json=cut)).json()
-    assert (alone["reward"], alone["replies"], alone["said"], alone["gymsdk"]["ended"]) == (1.0, 0, "done", "tokens")
-    assert {**held, "opening": 0} == {**alone, "opening": 0}
+        with_session = (await client.post("/verify", json=truncated)).json()
+    assert (
+        without_session["reward"],
+        without_session["replies"],
+        without_session["said"],
+        without_session["gymsdk"]["ended"],
+    ) == (1.0, 0, "done", "tokens")
+    assert {**with_session, "opening": 0} == {**without_session, "opening": 0}
 
 
-async def test_calls_after_the_end_are_answered_not_run(serving):
-    async with serving(budget=Budget(tools=1)) as client:
+async def test_calls_after_the_end_are_answered_not_run(resources_client):
+    async with resources_client(budget=Budget(tools=1)) as client:
         await client.post("/seed_session", json=ROW)
         await client.post("/increment_counter", json={"count": 3})
         answers = [await client.post("/increment_counter", json={"count": 3}) for _ in range(2)]
@@ -132,10 +142,10 @@ async def test_calls_after_the_end_are_answered_not_run(serving):
     assert answers[0].headers["x-gymsdk-step"] == '{"reward":0.0,"done":true}'
 
 
-async def test_only_the_episodes_tools_can_be_called(serving):
+async def test_only_the_episodes_tools_can_be_called(resources_client):
     offered = [{"type": "function", "name": "spell", "parameters": {"type": "object", "properties": {}}}]
     row = {**ROW, "responses_create_params": {"input": INPUT, "tools": offered}}
-    async with serving() as client:
+    async with resources_client() as client:
         await client.post("/seed_session", json=row)
         assert (await client.post("/spell", json={})).text == "it is 3"
         refused = await client.post("/get_counter_value", json={})
@@ -144,47 +154,47 @@ async def test_only_the_episodes_tools_can_be_called(serving):
     assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
 
 
-async def test_a_tool_of_the_row_is_answered(serving):
+async def test_a_tool_of_the_row_is_answered(resources_client):
     offered = [{"type": "function", "name": "rows_own", "parameters": {"type": "object", "properties": {}}}]
     row = {**ROW, "responses_create_params": {"input": INPUT, "tools": offered}}
-    async with serving() as client:
+    async with resources_client() as client:
         await client.post("/seed_session", json=row)
         answer = await client.post("/rows_own", json={})
     assert (answer.status_code, "cannot be run here" in answer.text) == (200, True)
 
 
-async def test_a_tool_call_without_a_session_is_rejected(serving):
-    async with serving() as client:
+async def test_a_tool_call_without_a_session_is_rejected(resources_client):
+    async with resources_client() as client:
         answer = await client.post("/spell", json={})
     assert answer.status_code == 409
     assert answer.json()["detail"].startswith("the request has no session: POST a row to /seed_session first")
 
 
 @pytest.mark.parametrize("name", ["verify", "seed_session", "aggregate_metrics", "reset", "step"])
-async def test_an_endpoint_is_not_a_tool(serving, name):
-    async with serving() as client:
+async def test_an_endpoint_is_not_a_tool(resources_client, name):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         answer = await client.post(f"/{name}", json={"count": 1})
     assert answer.status_code == 422
 
 
-async def test_reserved_names_are_rejected_as_tools(serving):
-    async with serving() as client:
+async def test_reserved_names_are_rejected_as_tools(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         assert [(await client.post(f"/{name}")).status_code for name in ("mcp", "docs", "livez")] == [404, 405, 405]
 
 
-async def test_a_tool_named_like_an_endpoint_causes_a_warning_at_startup(serving, caplog):
+async def test_a_tool_named_like_an_endpoint_causes_a_warning_at_startup(resources_client, caplog):
     with caplog.at_level(logging.WARNING, "gymsdk"):
-        async with serving() as client:
+        async with resources_client() as client:
             await client.post("/seed_session", json=ROW)
             answer = await client.post("/verify", json={})
     assert "tools named like an endpoint cannot be called over HTTP: verify" in caplog.text
     assert answer.status_code == 422
 
 
-async def test_a_failing_tool_leaves_the_session_usable(serving):
-    async with serving() as client:
+async def test_a_failing_tool_leaves_the_session_usable(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         broken = await client.post("/stumble", json={})
         after = await client.post("/get_counter_value", json={})
@@ -194,7 +204,7 @@ async def test_a_failing_tool_leaves_the_session_usable(serving):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "Invalid tool call arguments"),
         ("[1]", "takes a JSON object"),
@@ -204,28 +214,28 @@ async def test_a_failing_tool_leaves_the_session_usable(serving):
         ("", "count"),
     ],
 )
-async def test_invalid_arguments_are_answered_as_in_process(serving, text, said):
-    async with serving() as client:
+async def test_invalid_arguments_are_answered_as_in_process(resources_client, text, message):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         answer = await client.post("/increment_counter", content=text)
-    assert (answer.status_code, said in answer.json()["error"]) == (200, True)
+    assert (answer.status_code, message in answer.json()["error"]) == (200, True)
 
 
-async def test_arguments_that_are_not_text_are_rejected(serving):
-    async with serving() as client:
+async def test_arguments_that_are_not_text_are_rejected(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         assert (await client.post("/increment_counter", content=b"\xff")).status_code == 422
 
 
-async def test_a_megabyte_is_accepted(serving):
-    async with serving() as client:
-        answer = await client.post("/verify", json=verified(row={**ROW, "long": "x" * 2**20}))
+async def test_a_megabyte_is_accepted(resources_client):
+    async with resources_client() as client:
+        answer = await client.post("/verify", json=build_verify_request(row={**ROW, "long": "x" * 2**20}))
     assert (answer.status_code, len(answer.json()["long"])) == (200, 2**20)
 
 
-async def test_half_a_surrogate_pair_is_accepted(serving):
-    body = orjson.dumps(verified()).replace(b'"done"', b'"\\ud83d"')
-    async with serving() as client:
+async def test_half_a_surrogate_pair_is_accepted(resources_client):
+    body = orjson.dumps(build_verify_request()).replace(b'"done"', b'"\\ud83d"')
+    async with resources_client() as client:
         answer = await client.post("/verify", content=body)
     assert (answer.status_code, answer.json()["said"]) == (200, "\ud83d")
 
@@ -234,8 +244,8 @@ async def test_half_a_surrogate_pair_is_accepted(serving):
     "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
 )
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"NaN", b'{"a": NaN}', b"\xff"])
-async def test_a_body_that_is_not_an_object_is_rejected(serving, path, body):
-    async with serving() as client:
+async def test_a_body_that_is_not_an_object_is_rejected(resources_client, path, body):
+    async with resources_client() as client:
         answer = await client.post(path, content=body)
     assert (answer.status_code, "detail" in answer.json()) == (422, True)
 
@@ -244,10 +254,10 @@ async def test_a_body_that_is_not_an_object_is_rejected(serving, path, body):
     "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
 )
 @pytest.mark.parametrize("depth", [300, 1000, 100_000])
-async def test_a_too_deeply_nested_body_is_rejected(serving, path, depth):
+async def test_a_too_deeply_nested_body_is_rejected(resources_client, path, depth):
     deep = b'{"a":' * depth + b"1" + b"}" * depth
-    body = orjson.dumps({**verified(), "deep": 1, "verify_responses": []})
-    async with serving() as client:
+    body = orjson.dumps({**build_verify_request(), "deep": 1, "verify_responses": []})
+    async with resources_client() as client:
         answer = await client.post(path, content=body.replace(b'"deep":1', b'"deep":' + deep))
     assert answer.status_code in ({413} if depth == 100_000 else {200, 409, 422})
 
@@ -256,15 +266,15 @@ async def test_a_too_deeply_nested_body_is_rejected(serving, path, depth):
     "response",
     [None, [], {}, {"output": None}, {"output": [1]}, {"output": [{"content": [1]}]}, {"output": [{"call_id": []}]}],
 )
-async def test_an_invalid_response_is_rejected(serving, response):
-    async with serving() as client:
+async def test_an_invalid_response_is_rejected(resources_client, response):
+    async with resources_client() as client:
         answer = await client.post("/verify", json={**ROW, "response": response})
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("`response` must be a Response object")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"responses_create_params": None}, "the row does not fit environment 'counter'"),
         ({"initial_count": "many"}, "initial_count"),
@@ -272,90 +282,92 @@ async def test_an_invalid_response_is_rejected(serving, response):
         ({"gymsdk": {"budget": {"turns": 0}}}, "the row's budget is invalid: turns"),
     ],
 )
-async def test_a_row_that_does_not_fit_is_rejected_with_a_message(serving, change, said):
-    async with serving() as client:
-        answers = [await client.post(path, json={**verified(), **change}) for path in ("/seed_session", "/verify")]
+async def test_a_row_that_does_not_fit_is_rejected_with_a_message(resources_client, change, message):
+    async with resources_client() as client:
+        answers = [
+            await client.post(path, json={**build_verify_request(), **change}) for path in ("/seed_session", "/verify")
+        ]
     assert [answer.status_code for answer in answers] == [422, 422]
-    assert said in answers[0].json()["detail"]
-    assert said in answers[1].json()["detail"]
+    assert message in answers[0].json()["detail"]
+    assert message in answers[1].json()["detail"]
 
 
-async def test_a_failed_judge_gives_no_reward(serving, counter):
-    async with serving(counter(judge="down")) as client:
-        answer = await client.post("/verify", json=verified())
+async def test_a_failed_judge_gives_no_reward(resources_client, counter):
+    async with resources_client(counter(judge="down")) as client:
+        answer = await client.post("/verify", json=build_verify_request())
     assert (answer.status_code, answer.json()["kind"]) == (503, "judge_failed")
     assert "reward" not in answer.json()
 
 
-async def test_a_permanently_failed_judge_gives_503_too(serving, counter):
-    async with serving(counter(judge="odd")) as client:
+async def test_a_permanently_failed_judge_gives_503_too(resources_client, counter):
+    async with resources_client(counter(judge="odd")) as client:
         await client.post("/seed_session", json=ROW)
-        assert (await client.post("/verify", json=verified())).status_code == 503
+        assert (await client.post("/verify", json=build_verify_request())).status_code == 503
 
 
-async def test_the_seed_comes_from_the_client_the_task_or_the_row(serving):
+async def test_the_seed_comes_from_the_client_the_task_or_the_row(resources_client):
     async def seed(client, **more):
-        shown = await client.post("/seed_session", json={**ROW, **more, "gymsdk": more.get("gymsdk", {})})
-        return shown.json()["gymsdk"]["seed"]
+        opened = await client.post("/seed_session", json={**ROW, **more, "gymsdk": more.get("gymsdk", {})})
+        return opened.json()["gymsdk"]["seed"]
 
-    async with serving() as client:
+    async with resources_client() as client:
         assert await seed(client, gymsdk={"seed": 7}) == 7
         assert await seed(client, _ng_task_index=1) == await seed(client, _ng_task_index=1, expected_count=9)
         assert await seed(client) == await seed(client, agent_ref={"name": "a"}, other=None)
         assert await seed(client) != await seed(client, other=1)
 
 
-async def test_our_own_clients_receive_the_opening_of_the_episode(serving):
-    async with serving() as client:
-        shown = (await client.post("/seed_session", json={**ROW, "gymsdk": {"seed": 7}})).json()["gymsdk"]
-    assert shown["opening"] == [*INPUT, {"type": "message", "role": "user", "content": "seed 7"}]
-    assert [tool["name"] for tool in shown["tools"]][:2] == ["increment_counter", "get_counter_value"]
+async def test_our_own_clients_receive_the_opening_of_the_episode(resources_client):
+    async with resources_client() as client:
+        opened = (await client.post("/seed_session", json={**ROW, "gymsdk": {"seed": 7}})).json()["gymsdk"]
+    assert opened["opening"] == [*INPUT, {"type": "message", "role": "user", "content": "seed 7"}]
+    assert [tool["name"] for tool in opened["tools"]][:2] == ["increment_counter", "get_counter_value"]
 
 
-async def test_a_path_may_be_prefixed_with_its_rollout(serving):
-    async with serving() as client:
+async def test_a_path_may_be_prefixed_with_its_rollout(resources_client):
+    async with resources_client() as client:
         for prefix in ("/ng-rollout/r-1", "/ng-rollout/r-1/training-token-capture"):
             assert (await client.post(f"{prefix}/seed_session", json=ROW)).status_code == 200
             assert (await client.post(f"{prefix}/spell", json={})).text == "it is 3"
             assert (await client.get(f"{prefix}/reverify_mode")).json() == "stateless"
 
 
-async def test_the_typed_body_opens_a_session_that_verify_finds_by_the_flat_row(serving):
-    async with serving() as client:
+async def test_the_typed_body_opens_a_session_that_verify_finds_by_the_flat_row(resources_client):
+    async with resources_client() as client:
         seeded = await client.post("/seed_session", json=TYPED)
         assert seeded.json() == {"resources_session_id": "s1"}
         await client.post("/increment_counter", json={"count": 3})
-        answer = (await client.post("/verify", json=verified(*ADDED))).json()
+        answer = (await client.post("/verify", json=build_verify_request(*ADDED))).json()
     assert (answer["reward"], answer["final"], answer["opening"]) == (1.5, 6, 2)
 
 
-async def test_a_failed_judge_masks_the_sample_of_a_typed_session(serving, counter):
-    async with serving(counter(judge="down")) as client:
+async def test_a_failed_judge_masks_the_sample_of_a_typed_session(resources_client, counter):
+    async with resources_client(counter(judge="down")) as client:
         await client.post("/seed_session", json=TYPED)
-        answer = await client.post("/verify", json=verified())
+        answer = await client.post("/verify", json=build_verify_request())
     assert answer.status_code == 200
-    told = {"reward": 0.0, "mask_sample": True, "failure_kind": "judge_failed", "_ng_failure_class": "judge_failed"}
-    assert told.items() <= answer.json().items()
+    expected = {"reward": 0.0, "mask_sample": True, "failure_kind": "judge_failed", "_ng_failure_class": "judge_failed"}
+    assert expected.items() <= answer.json().items()
     assert answer.json()["failure_reason"] == "the judge is down"
 
 
 @pytest.mark.parametrize(
     "change", [{"episode_id": None}, {"task_data": 1}, {"extra": 1}, {"task_id": {"taskset": "t"}}]
 )
-async def test_an_invalid_typed_body_is_rejected_with_the_location(serving, change):
-    async with serving() as client:
+async def test_an_invalid_typed_body_is_rejected_with_the_location(resources_client, change):
+    async with resources_client() as client:
         answer = await client.post("/seed_session", json={**TYPED, **change})
     assert (answer.status_code, answer.json()["detail"][0]["loc"][:2]) == (422, ["body", *change])
 
 
-async def test_aggregate_metrics_of_verified_rows(serving):
+async def test_aggregate_metrics_of_verified_rows(resources_client):
     rows = [
         {**ROW, "_ng_task_index": task, "_ng_rollout_index": repeat, "reward": float(task), "final": repeat}
         for task in (0, 1)
         for repeat in (0, 1)
     ]
     masked = {**ROW, "_ng_task_index": 0, "reward": 0.0, "mask_sample": True}
-    async with serving() as client:
+    async with resources_client() as client:
         answer = await client.post(
             "/aggregate_metrics", json={"verify_responses": [*rows, masked, {"_ng_failure_class": "x"}]}
         )
@@ -374,14 +386,14 @@ async def test_aggregate_metrics_of_verified_rows(serving):
 @pytest.mark.parametrize(
     "rows", [None, 1, [1], [{"reward": 1.0, "_ng_task_index": "x"}], [{"reward": 1, "_ng_rollout_index": []}]]
 )
-async def test_aggregate_metrics_of_invalid_rows_are_rejected(serving, rows):
-    async with serving() as client:
+async def test_aggregate_metrics_of_invalid_rows_are_rejected(resources_client, rows):
+    async with resources_client() as client:
         assert (await client.post("/aggregate_metrics", json={"verify_responses": rows})).status_code == 422
 
 
-async def test_aggregate_metrics_of_many_rows_are_the_same(serving, monkeypatch):
+async def test_aggregate_metrics_of_many_rows_are_the_same(resources_client, monkeypatch):
     rows = [{**ROW, "_ng_task_index": number // 2, "reward": number % 2} for number in range(20)]
-    async with serving() as client:
+    async with resources_client() as client:
         few = await client.post("/aggregate_metrics", json={"verify_responses": rows})
         monkeypatch.setattr(aggregates, "THREAD_ROW_COUNT", 5)
         many = await client.post("/aggregate_metrics", json={"verify_responses": rows})
@@ -389,9 +401,9 @@ async def test_aggregate_metrics_of_many_rows_are_the_same(serving, monkeypatch)
     assert few.json()["agent_metrics"]["mean/reward"] == 0.5
 
 
-async def test_a_rows_budget_is_limited_to_the_servers(serving):
+async def test_a_rows_budget_is_limited_to_the_servers(resources_client):
     row = {**ROW, "gymsdk": {"budget": {"tools": 99}}}
-    async with serving(budget=Budget(tools=1)) as client:
+    async with resources_client(budget=Budget(tools=1)) as client:
         await client.post("/seed_session", json=row)
         await client.post("/increment_counter", json={"count": 3})
         answers = [await client.post("/increment_counter", json={"count": 3}) for _ in range(2)]
@@ -399,7 +411,7 @@ async def test_a_rows_budget_is_limited_to_the_servers(serving):
 
 
 @pytest.mark.parametrize("name", ["reward", "reward_components", "expected"])
-async def test_a_row_keeps_its_own_fields_despite_an_earlier_verdict(serving, made, name):
+async def test_a_row_keeps_its_own_fields_despite_an_earlier_verdict(resources_client, made, name):
     source = f"""
 class Own(Task):
     {name}: float
@@ -409,21 +421,21 @@ async def verify(task: Own):
     return Verdict(reward=task.{name} / 2)
 """
     row = {"responses_create_params": {"input": "q"}, name: 0.5, "gymsdk": {"verdict": [name]}}
-    async with serving(Environment("own", made(source, "own_env"), {})) as client:
+    async with resources_client(Environment("own", made(source, "own_env"), {})) as client:
         seeded = await client.post("/seed_session", json=row)
         answer = await client.post("/verify", json={**row, "response": {"output": [DONE]}})
     assert (seeded.status_code, answer.json()["reward"]) == (200, 0.25)
 
 
-async def test_a_body_without_a_prompt_is_not_a_row(serving):
-    bare = {key: value for key, value in verified().items() if key != "responses_create_params"}
-    async with serving() as client:
+async def test_a_body_without_a_prompt_is_not_a_row(resources_client):
+    bare = {key: value for key, value in build_verify_request().items() if key != "responses_create_params"}
+    async with resources_client() as client:
         answers = [await client.post(path, json=bare) for path in ("/seed_session", "/verify", "/reset")]
     assert [answer.status_code for answer in answers] == [422] * 3
 
 
-async def test_aggregate_metrics_of_no_rows_are_empty(serving):
-    async with serving() as client:
+async def test_aggregate_metrics_of_no_rows_are_empty(resources_client):
+    async with resources_client() as client:
         answer = await client.post("/aggregate_metrics", json={"verify_responses": []})
     assert answer.json() == {
         "agent_metrics": {},
@@ -433,27 +445,27 @@ async def test_aggregate_metrics_of_no_rows_are_empty(serving):
     }
 
 
-async def test_verified_rows_can_be_aggregated(serving):
-    async with serving() as client:
-        rows = [(await client.post("/verify", json=verified(*ADDED))).json() for _ in range(2)]
+async def test_verified_rows_can_be_aggregated(resources_client):
+    async with resources_client() as client:
+        rows = [(await client.post("/verify", json=build_verify_request(*ADDED))).json() for _ in range(2)]
         found = (await client.post("/aggregate_metrics", json={"verify_responses": rows})).json()
     assert found["key_metrics"]["mean/reward"] == 1.5
-    assert "mean/initial_count" not in found["agent_metrics"], "a row's own number is no figure"
+    assert "mean/initial_count" not in found["agent_metrics"], "a number of the row is not a metric"
     assert "mean/mask_sample" not in found["agent_metrics"]
 
 
-async def test_verified_rows_can_be_verified_again(serving):
-    async with serving() as client:
-        first = (await client.post("/verify", json={**verified(*ADDED), "gymsdk": {"seed": 3}})).json()
+async def test_verified_rows_can_be_verified_again(resources_client):
+    async with resources_client() as client:
+        first = (await client.post("/verify", json={**build_verify_request(*ADDED), "gymsdk": {"seed": 3}})).json()
         again = (await client.post("/verify", json=first)).json()
     assert again == first
 
 
-async def test_a_call_and_a_verdict_of_one_session_do_not_overlap(serving):
-    async with serving() as client:
+async def test_a_call_and_a_verdict_of_one_session_do_not_overlap(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         calls = [client.post("/increment_counter", json={"count": 1}) for _ in range(20)]
-        verdicts = [client.post("/verify", json=verified()) for _ in range(5)]
+        verdicts = [client.post("/verify", json=build_verify_request()) for _ in range(5)]
         answers = await asyncio.gather(*calls, *verdicts)
     # The verdict includes a call that arrived before it and excludes a later one.
     counted = sum(answer.status_code == 200 for answer in answers[:20])
@@ -461,8 +473,8 @@ async def test_a_call_and_a_verdict_of_one_session_do_not_overlap(serving):
     assert {(answer.json()["replies"], answer.json()["final"]) for answer in answers[20:]} == {(1, 3 + counted)}
 
 
-async def test_only_a_post_calls_a_tool(serving):
-    async with serving() as client:
+async def test_only_a_post_calls_a_tool(resources_client):
+    async with resources_client() as client:
         got, missing = await client.get("/spell"), await client.get("/no_such_tool")
         others = [
             (await client.get("/verify")).headers["allow"],
@@ -473,19 +485,21 @@ async def test_only_a_post_calls_a_tool(serving):
     assert others == ["POST", "GET"]
 
 
-async def test_every_server_reports_its_health(serving):
-    async with serving() as client:
+async def test_every_server_reports_its_health(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=ROW)
         assert [(await client.get(path)).json() for path in ("/", "/livez", "/readyz", "/healthz")] == [
             {"status": "ok"}
         ] * 4
-        figures = (await client.get("/metrics")).text
+        metrics = (await client.get("/metrics")).text
         assert (await client.get("/docs")).status_code == 200
-        described = (await client.get("/openapi.json")).json()
-    assert metric(figures, "sessions_open", server="counter") == 1
-    assert metric(figures, "requests_total", server="counter", route="/seed_session", status="200") == 1
-    assert {"/seed_session", "/verify", "/increment_counter", "/step"} <= described["paths"].keys()
-    schema = described["paths"]["/increment_counter"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema_document = (await client.get("/openapi.json")).json()
+    assert metric(metrics, "sessions_open", server="counter") == 1
+    assert metric(metrics, "requests_total", server="counter", route="/seed_session", status="200") == 1
+    assert {"/seed_session", "/verify", "/increment_counter", "/step"} <= schema_document["paths"].keys()
+    schema = schema_document["paths"]["/increment_counter"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     assert schema["required"] == ["count"]
 
 
@@ -503,8 +517,8 @@ async def test_a_bug_is_a_500_in_json_with_the_cookie(counter, made):
     assert "set-cookie" in answer.headers
 
 
-class Held:
-    """One client's episode over HTTP: seeded, some calls, verified; without a cookie jar."""
+class SessionClient:
+    """One client's episode over HTTP without a cookie jar: a seed, some calls, and a verify request."""
 
     def __init__(self, client, number, calls):
         self.client, self.calls = client, list(calls)
@@ -532,24 +546,24 @@ class Held:
         ]
 
     async def verify(self):
-        await self.post("/verify", verified(*self.items, row=self.row))
+        await self.post("/verify", build_verify_request(*self.items, row=self.row))
 
 
-async def played(client, plans, order):
-    sessions = [Held(client, number, calls) for number, calls in enumerate(plans)]
+async def play_sessions(client, plans, order):
+    sessions = [SessionClient(client, number, calls) for number, calls in enumerate(plans)]
     for index in order:
         await sessions[index].steps.pop(0)()
     return [session.answers for session in sessions]
 
 
-def turns(plans):
+def count_turns(plans):
     return [index for index, calls in enumerate(plans) for _ in range(len(calls) + 2)]
 
 
-async def interleaved(serving, plans, order):
-    async with serving() as client:
-        one_by_one = await played(client, plans, turns(plans))
-        assert await played(client, plans, order) == one_by_one
+async def interleaved(resources_client, plans, order):
+    async with resources_client() as client:
+        one_by_one = await play_sessions(client, plans, count_turns(plans))
+        assert await play_sessions(client, plans, order) == one_by_one
     assert {answers[-1][1]["reward"] for answers in one_by_one} == {1.5}
 
 
@@ -558,19 +572,19 @@ PLANS = st.lists(st.lists(st.integers(-5, 5), max_size=3), min_size=50, max_size
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans=PLANS, random=st.randoms(use_true_random=False))
-def test_randomly_interleaved_sessions_give_the_results_of_sequential_ones(serving, plans, random):
-    asyncio.run(interleaved(serving, plans, random.sample(order := turns(plans), len(order))))
+def test_randomly_interleaved_sessions_give_the_results_of_sequential_ones(resources_client, plans, random):
+    asyncio.run(interleaved(resources_client, plans, random.sample(order := count_turns(plans), len(order))))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_thousand_sessions_over_http_give_the_results_of_sequential_ones(counter, listening, seed):
+async def test_a_thousand_sessions_over_http_give_the_results_of_sequential_ones(counter, serve_app, seed):
     rng, environment = random.Random(seed), counter()
     plans = [[rng.randint(-5, 5) for _ in range(rng.randint(0, 3))] for _ in range(1000)]
-    order = turns(plans)
-    async with listening(resources.create_app(environment)) as url, httpx.AsyncClient(base_url=url) as client:
-        one_by_one = await played(client, plans, order)
+    order = count_turns(plans)
+    async with serve_app(resources.create_app(environment)) as url, httpx.AsyncClient(base_url=url) as client:
+        one_by_one = await play_sessions(client, plans, order)
         rng.shuffle(order)
-        assert await played(client, plans, order) == one_by_one
+        assert await play_sessions(client, plans, order) == one_by_one
     assert {answers[-1][1]["reward"] for answers in one_by_one} == {1.5}
-    assert len(environment.plugin.CLOSED) == 2 * len(plans), "nothing is left open"
+    assert len(environment.plugin.CLOSED) == 2 * len(plans), "some sessions were not closed"

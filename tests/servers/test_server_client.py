@@ -20,8 +20,8 @@ from gymsdk.http.client import Retry
 from gymsdk.servers import resources
 from gymsdk.servers.service import Service
 
-from .nodes import heading, metric, noded, until
-from .reached import listening
+from .app_helpers import serve_app
+from .nodes import metric, run_node, serve_head, wait_until
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 RESPONSE = responses.build_response([responses.build_message("done")], model="m")
@@ -30,7 +30,7 @@ QUICK = Retry(times=1, first=0.001)
 
 @asynccontextmanager
 async def head(text: str | list[str], nodes: int = 404) -> AsyncIterator[str]:
-    """A head that answers its configuration with *text*, or each of several in turn, and `/nodes` with a status."""
+    """Serve a head with the configuration *text*, or several in turn, and a status for `/nodes`; yield its URL."""
     app = web.Application()
 
     async def known(_: web.Request) -> web.Response:
@@ -51,16 +51,16 @@ async def head(text: str | list[str], nodes: int = 404) -> AsyncIterator[str]:
 
 
 def config(url: str, *, host: str | None = None) -> str:
-    at, port = url.removeprefix("http://").split(":")
+    own_host, port = url.removeprefix("http://").split(":")
     return f"""
 head_server: {{host: 127.0.0.1, port: 11000}}
 policy_model_name: null
 my_resources:
   resources_servers:
-    counter: {{entrypoint: app.py, host: {host or at}, port: {port}}}
+    counter: {{entrypoint: app.py, host: {host or own_host}, port: {port}}}
 my_agent:
   responses_api_agents:
-    simple_agent: {{entrypoint: app.py, host: {at}, port: 9}}
+    simple_agent: {{entrypoint: app.py, host: {own_host}, port: 9}}
 """
 
 
@@ -79,14 +79,14 @@ class Server:
         return answer.json()
 
 
-@pytest.mark.parametrize("host", [None, "0.0.0.0"])  # what a server may announce
+@pytest.mark.parametrize("host", [None, "0.0.0.0"])  # the hosts that a server may announce
 @pytest.mark.parametrize("quoted", [True, False])
 async def test_a_server_is_called_by_its_name(
     counter: Callable[..., Environment], host: str | None, quoted: bool
 ) -> None:
     import orjson
 
-    async with listening(resources.create_app(counter())) as url:
+    async with serve_app(resources.create_app(counter())) as url:
         text = config(url, host=host)
         async with head(orjson.dumps(text).decode() if quoted else text) as address:
             verdict = await Server(ServerClient.load_from_global_config(address)).ask(ROW | {"response": RESPONSE})
@@ -96,7 +96,7 @@ async def test_a_server_is_called_by_its_name(
 
 
 async def test_cookies_identify_a_session(counter: Callable[..., Environment]) -> None:
-    async with listening(resources.create_app(counter())) as url, head(config(url)) as address:
+    async with serve_app(resources.create_app(counter())) as url, head(config(url)) as address:
         client = ServerClient(address)
         seeded = await client.post("my_resources", "/seed_session", json=ROW)
         called = await client.post("my_resources", "/spell", json={}, cookies=seeded.cookies)
@@ -111,35 +111,35 @@ async def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:
 
 async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server() -> None:
     lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
-    async with heading(lease=600) as address:
-        asking = asyncio.ensure_future(ServerClient(address).url("lamp"))
-        # By then it was told twice that there is no such server.
-        await until(lambda: asked(address, 3))
-        assert not asking.done()
-        async with noded(Node(address, [lamp])):
-            assert await asking == "http://127.0.0.1:9"
+    async with serve_head(lease=600) as address:
+        lookup = asyncio.ensure_future(ServerClient(address).url("lamp"))
+        # By then the head has answered twice that it knows no such server.
+        await wait_until(lambda: was_requested(address, 3))
+        assert not lookup.done()
+        async with run_node(Node(address, [lamp])):
+            assert await lookup == "http://127.0.0.1:9"
 
 
-async def asked(address: str, times: int) -> bool:
-    """Whether the head has been asked so often for its configuration."""
-    told = (await http.get(f"{address}/metrics")).text
-    return (metric(told, "requests_total", route="/global_config_dict_yaml", status="200") or 0) >= times
+async def was_requested(address: str, times: int) -> bool:
+    """Return whether the head's configuration was requested that often."""
+    metrics_text = (await http.get(f"{address}/metrics")).text
+    return (metric(metrics_text, "requests_total", route="/global_config_dict_yaml", status="200") or 0) >= times
 
 
-@pytest.mark.parametrize(("status", "sentence"), [(503, "answered 503"), (500, "answered 500"), (403, "answered 403")])
+@pytest.mark.parametrize(("status", "message"), [(503, "answered 503"), (500, "answered 500"), (403, "answered 403")])
 async def test_a_head_that_does_not_report_whether_it_is_settled_proves_no_server_unknown(
-    status: int, sentence: str
+    status: int, message: str
 ) -> None:
     async with head(config("http://127.0.0.1:9"), nodes=status) as address:
         client = ServerClient(address, retry=QUICK)
-        with pytest.raises(Failed, match=sentence) as caught:
+        with pytest.raises(Failed, match=message) as caught:
             await client.url("lamp")
         assert not isinstance(caught.value, UnknownServer)
         assert await client.url("my_resources") == "http://127.0.0.1:9"
 
 
 async def test_a_name_unknown_to_a_settled_head_is_reported_as_unknown() -> None:
-    async with heading(lease=0.5) as address:
+    async with serve_head(lease=0.5) as address:
         with pytest.raises(UnknownServer, match="knows no server 'lamp'"):
             await ServerClient(address).url("lamp")
 
@@ -162,7 +162,7 @@ def test_the_default_head_is_nemo_gyms() -> None:
 
 async def test_a_server_that_has_moved_is_looked_up_again(counter: Callable[..., Environment]) -> None:
     made, texts = counter(), [config("http://127.0.0.1:9")]
-    async with listening(resources.create_app(made)) as url, head(texts) as address:
+    async with serve_app(resources.create_app(made)) as url, head(texts) as address:
         client = ServerClient(address, retry=Retry(times=0))
         assert await client.url("my_resources") == "http://127.0.0.1:9"
         texts.append(config(url))
@@ -178,9 +178,9 @@ async def test_an_unreachable_server_that_has_not_moved_is_reported() -> None:
 
 async def test_an_error_does_not_contain_credentials() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
-        asked_by = address.replace("http://", "http://me:hush@")
+        address_with_password = address.replace("http://", "http://me:hush@")
         with pytest.raises(UnknownServer) as caught:
-            await ServerClient(asked_by).url("strange")
+            await ServerClient(address_with_password).url("strange")
     assert "hush" not in str(caught.value)
 
 

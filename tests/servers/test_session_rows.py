@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gymsdk import Environment, load, responses
 from gymsdk.servers import resources
 from gymsdk.types import Item
-from tests.servers.conftest import Serving
+from tests.servers.conftest import ResourcesClient
 
 LIVE = """
 import secrets
@@ -71,7 +71,7 @@ def tools():
 async def verify(task, state: Basket):
     return Verdict(reward=float(state.counts == {"pear": 1}))
 """
-"""An environment whose verdict uses only the state."""
+"""Source of an environment with a verdict that uses only the state."""
 
 PROMPT = {"input": [{"role": "user", "content": "draw a ticket and read it out"}]}
 
@@ -83,18 +83,18 @@ VALUES = st.recursive(
 ROWS = st.dictionaries(st.sampled_from(["gold", "call", "meta", "nested"]), VALUES, max_size=4)
 
 
-def filled(value: Any) -> Any:
-    """Return *value* as a table has it that unites many rows: each object has one more member, which is null."""
+def add_nulls(value: Any) -> Any:
+    """Return *value* as in a table that unites many rows: each object has one more member, which is null."""
     if isinstance(value, dict):
-        return {key: filled(each) for key, each in value.items()} | {"of another row": None}
-    return [filled(each) for each in value] if isinstance(value, list) else value
+        return {key: add_nulls(each) for key, each in value.items()} | {"of another row": None}
+    return [add_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def stripped(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """Return *value* as a client sends it that omits nulls."""
     if isinstance(value, dict):
-        return {key: stripped(each) for key, each in value.items() if each is not None}
-    return [stripped(each) for each in value] if isinstance(value, list) else value
+        return {key: drop_nulls(each) for key, each in value.items() if each is not None}
+    return [drop_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def seed_body(row: Item, *, typed: bool) -> Item:
@@ -104,8 +104,8 @@ def seed_body(row: Item, *, typed: bool) -> Item:
     return {"resources_session_id": "s", **ids, "task_data": row}
 
 
-async def drawn(client: httpx.AsyncClient, seeded: Item, verified: Item, *, calls: int = 1) -> httpx.Response:
-    """Open a session with the body *seeded*, draw a ticket, and have the right reply judged for the row *verified*."""
+async def draw_and_verify(client: httpx.AsyncClient, seeded: Item, verified: Item, *, calls: int = 1) -> httpx.Response:
+    """Open a session with the body *seeded*, draw a ticket, and verify the right reply for the row *verified*."""
     (await client.post("/seed_session", json=seeded)).raise_for_status()
     items, ticket = [], ""
     for number in range(calls):
@@ -121,7 +121,7 @@ async def drawn(client: httpx.AsyncClient, seeded: Item, verified: Item, *, call
 
 @pytest.fixture
 def live(made: Callable[..., object]) -> Callable[[], Environment]:
-    """An environment whose tool returns another output on each call."""
+    """Return a function that builds an environment with a tool that returns another output on each call."""
     plugin = made(LIVE, "live_env")
     return lambda: Environment("live", plugin, {})
 
@@ -131,35 +131,35 @@ def live(made: Callable[..., object]) -> Callable[[], Environment]:
     fields=ROWS,
     index=st.sampled_from([{}, {"_ng_task_index": 3}]),
     typed=st.booleans(),
-    kept=st.sampled_from([lambda row: row, stripped, filled]),
-    sent=st.sampled_from([lambda row: row, stripped, filled]),
+    stored=st.sampled_from([lambda row: row, drop_nulls, add_nulls]),
+    sent=st.sampled_from([lambda row: row, drop_nulls, add_nulls]),
 )
 def test_nulls_at_any_depth_lose_no_session(
-    serving: Serving,
+    resources_client: ResourcesClient,
     live: Callable[[], Environment],
     fields: Item,
     index: Item,
     typed: bool,
-    kept: Callable[[Any], Any],
+    stored: Callable[[Any], Any],
     sent: Callable[[Any], Any],
 ) -> None:
-    async def played() -> Item:
+    async def run_session() -> Item:
         row = {**fields, **index, "responses_create_params": PROMPT}
-        async with serving(live()) as client:
-            answer = await drawn(client, seed_body(kept(row), typed=typed), sent(row))
+        async with resources_client(live()) as client:
+            answer = await draw_and_verify(client, seed_body(stored(row), typed=typed), sent(row))
         found: Item = answer.json()
         return found
 
-    verdict = asyncio.run(played())
+    verdict = asyncio.run(run_session())
     assert (verdict["reward"], verdict["gymsdk"].get("session_unused")) == (1.0, None)
 
 
 @pytest.mark.parametrize("typed", [False, True])
-async def test_every_row_of_a_shipped_environment_finds_its_session(listening: Any, typed: bool) -> None:
+async def test_every_row_of_a_shipped_environment_finds_its_session(serve_app: Any, typed: bool) -> None:
     rows = [task.row() for task in islice(load("tool_call").tasks("validation"), 40)]
-    assert any(row != stripped(row) for row in rows), "some rows have nulls of their own"
+    assert any(row != drop_nulls(row) for row in rows), "no row contains a null"
     unused = []
-    async with listening(resources.create_app(load("tool_call"))) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_app(resources.create_app(load("tool_call"))) as url, httpx.AsyncClient(base_url=url) as client:
         for number, row in enumerate(rows):
             client.cookies.clear()
             body = seed_body(row, typed=typed) | ({"resources_session_id": f"s{number}"} if typed else {})
@@ -170,7 +170,7 @@ async def test_every_row_of_a_shipped_environment_finds_its_session(listening: A
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"gold": 2}, "the field 'gold' differs"),
         ({"responses_create_params": {"input": "another prompt"}}, "the prompt differs"),
@@ -178,20 +178,20 @@ async def test_every_row_of_a_shipped_environment_finds_its_session(listening: A
     ],
 )
 async def test_a_session_that_does_not_match_is_rejected_with_the_reason(
-    serving: Serving, live: Callable[[], Environment], change: Item, said: str
+    resources_client: ResourcesClient, live: Callable[[], Environment], change: Item, reason: str
 ) -> None:
     row = {"gold": 1, "_ng_task_index": 3, "responses_create_params": PROMPT}
-    async with serving(live()) as client:
-        answer = await drawn(client, row, {**row, **change})
-        told = answer.json()
+    async with resources_client(live()) as client:
+        answer = await draw_and_verify(client, row, {**row, **change})
+        body = answer.json()
         right = await client.post("/verify", json={**row, "response": {"output": [responses.build_message("?")]}})
-    assert (answer.status_code, told["kind"], "reward" in told) == (409, "session_mismatch", False)
-    assert said in told["detail"]
-    assert (right.status_code, right.json()["reward"]) == (200, 0.0), "the session stays for its own row"
+    assert (answer.status_code, body["kind"], "reward" in body) == (409, "session_mismatch", False)
+    assert reason in body["detail"]
+    assert (right.status_code, right.json()["reward"]) == (200, 0.0), "the session is kept for its own row"
 
 
 async def test_calls_that_the_session_never_received_are_not_replayed(
-    serving: Serving, live: Callable[[], Environment]
+    resources_client: ResourcesClient, live: Callable[[], Environment]
 ) -> None:
     row = {"gold": 1, "responses_create_params": PROMPT}
     items = [
@@ -199,7 +199,7 @@ async def test_calls_that_the_session_never_received_are_not_replayed(
         responses.build_function_call_output("c", "x"),
         responses.build_message("x"),
     ]
-    async with serving(live()) as client:
+    async with resources_client(live()) as client:
         await client.post("/seed_session", json=row)
         answer = await client.post("/verify", json={**row, "response": {"output": items}})
     assert (answer.status_code, answer.json()["kind"]) == (409, "session_mismatch")
@@ -215,7 +215,7 @@ async def test_calls_that_the_session_never_received_are_not_replayed(
     ],
 )
 async def test_calls_that_agents_answer_themselves_lose_no_session(
-    serving: Serving, live: Callable[[], Environment], name: str, arguments: Any, output: str
+    resources_client: ResourcesClient, live: Callable[[], Environment], name: str, arguments: Any, output: str
 ) -> None:
     row = {"gold": 1, "responses_create_params": PROMPT}
     items = [
@@ -223,18 +223,20 @@ async def test_calls_that_agents_answer_themselves_lose_no_session(
         responses.build_function_call_output("c", output),
         responses.build_message("?"),
     ]
-    async with serving(live()) as client:
+    async with resources_client(live()) as client:
         await client.post("/seed_session", json=row)
         answer = await client.post("/verify", json={**row, "response": {"output": items}})
     assert (answer.status_code, answer.json()["reward"]) == (200, 0.0)
     assert "session_unused" not in answer.json()["gymsdk"]
 
 
-async def test_one_cookie_jar_serves_one_row_after_another(serving: Serving, live: Callable[[], Environment]) -> None:
+async def test_one_cookie_jar_serves_one_row_after_another(
+    resources_client: ResourcesClient, live: Callable[[], Environment]
+) -> None:
     rows = [{"gold": number, "responses_create_params": PROMPT} for number in range(3)]
-    async with serving(live()) as client:
-        rewards = [(await drawn(client, row, row)).json()["reward"] for row in rows]
-        # The session of the last row has its verdict: its cookie says nothing about this row.
+    async with resources_client(live()) as client:
+        rewards = [(await draw_and_verify(client, row, row)).json()["reward"] for row in rows]
+        # The session of the last row has its verdict; its cookie does not affect this row.
         alone = await client.post(
             "/verify", json={**rows[0], "gold": 9, "response": {"output": [responses.build_message("a guess")]}}
         )
@@ -244,10 +246,10 @@ async def test_one_cookie_jar_serves_one_row_after_another(serving: Serving, liv
 
 
 async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_verified(
-    serving: Serving, live: Callable[[], Environment]
+    resources_client: ResourcesClient, live: Callable[[], Environment]
 ) -> None:
     rows = [{"gold": number, "responses_create_params": PROMPT} for number in range(14)]
-    async with serving(live()) as client:
+    async with resources_client(live()) as client:
         for row in rows:
             await client.post("/seed_session", json=row)
         answers = [
@@ -259,7 +261,7 @@ async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_ver
 
 @pytest.fixture
 def basket(made: Callable[..., object]) -> Environment:
-    """An environment whose verdict uses only the state."""
+    """Return an environment with a verdict that uses only the state."""
     return Environment("basket", made(BASKET, "basket_env"), {})
 
 
@@ -267,8 +269,8 @@ ROW = {"gold": 1, "responses_create_params": PROMPT}
 KEY = "X-NeMo-Gym-Session-Token"
 
 
-def called(*calls: tuple[str, Any]) -> list[Item]:
-    """Return the items of a response with *calls*, each answered."""
+def build_items(*calls: tuple[str, Any]) -> list[Item]:
+    """Return the items of a response with *calls* and their outputs."""
     pairs = (
         [
             responses.build_function_call("", {}, f"c{number}") | {"name": name, "arguments": arguments},
@@ -279,25 +281,25 @@ def called(*calls: tuple[str, Any]) -> list[Item]:
     return [*(item for pair in pairs for item in pair), responses.build_message("done")]
 
 
-async def send(client: httpx.AsyncClient, face: str, name: str, text: str) -> None:
+async def send(client: httpx.AsyncClient, interface: str, name: str, text: str) -> None:
     """Call a tool in the session of *client* by one of the interfaces that call tools."""
-    if face == "mcp":
+    if interface == "mcp":
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
         params = {"name": name, "arguments": json.loads(text)}
         answer = await client.post("/mcp", json={**call, "params": params})
         assert answer.json()["result"]["isError"] is False
-    elif face == "turns":
+    elif interface == "turns":
         output = [responses.build_function_call("", {}, "c") | {"name": name, "arguments": text}]
         (await client.post("/step", json={"response": {"output": output}})).raise_for_status()
     else:
         (await client.post(f"/{name}", content=text)).raise_for_status()
 
 
-async def open_session(client: httpx.AsyncClient, face: str) -> None:
+async def open_session(client: httpx.AsyncClient, interface: str) -> None:
     """Open a session of `ROW` by one of the interfaces."""
-    path = "/reset" if face == "turns" else "/seed_session"
-    answer = await client.post(path, json=seed_body(ROW, typed=face == "typed"))
-    if face == "mcp":
+    path = "/reset" if interface == "turns" else "/seed_session"
+    answer = await client.post(path, json=seed_body(ROW, typed=interface == "typed"))
+    if interface == "mcp":
         client.headers[KEY] = answer.json()["mcp"]["headers"][KEY]
 
 
@@ -305,9 +307,9 @@ async def verify(client: httpx.AsyncClient, items: list[Item], row: Item = ROW) 
     return await client.post("/verify", json={**row, "response": {"output": items}})
 
 
-@pytest.mark.parametrize("face", ["tools", "typed", "turns", "mcp"])
+@pytest.mark.parametrize("interface", ["tools", "typed", "turns", "mcp"])
 @pytest.mark.parametrize(
-    ("calls", "said"),
+    ("calls", "reason"),
     [
         ([("add", '{"item": "plum", "count": 1}')], "None of the response's tool calls was sent"),
         ([("add", '{"item": "pear"}'), ("look", "{}")], "Some of the response's tool calls were not sent"),
@@ -315,21 +317,21 @@ async def verify(client: httpx.AsyncClient, items: list[Item], row: Item = ROW) 
     ],
 )
 async def test_a_session_that_received_other_calls_is_not_judged(
-    serving: Serving, basket: Environment, face: str, calls: list[tuple[str, str]], said: str
+    resources_client: ResourcesClient, basket: Environment, interface: str, calls: list[tuple[str, str]], reason: str
 ) -> None:
-    async with serving(basket, with_mcp=True) as client:
-        await open_session(client, face)
-        await send(client, face, "add", '{"item": "pear"}')
-        other = await verify(client, called(*calls))
-        own = await verify(client, called(("add", '{"item": "pear"}')))
+    async with resources_client(basket, with_mcp=True) as client:
+        await open_session(client, interface)
+        await send(client, interface, "add", '{"item": "pear"}')
+        other = await verify(client, build_items(*calls))
+        own = await verify(client, build_items(("add", '{"item": "pear"}')))
     assert (other.status_code, other.json()["kind"], "reward" in other.json()) == (409, "session_mismatch", False)
-    assert said in other.json()["detail"]
+    assert reason in other.json()["detail"]
     assert (own.status_code, own.json()["reward"]) == (200, 1.0)
 
 
-@pytest.mark.parametrize("face", ["tools", "typed", "turns", "mcp"])
+@pytest.mark.parametrize("interface", ["tools", "typed", "turns", "mcp"])
 @pytest.mark.parametrize(
-    ("sent", "shown"),
+    ("sent", "written"),
     [
         ('{"item":"pear","count":null}', '{ "item": "pear" }'),
         ('{"item": "pear"}', '{"count": null, "item": "pear"}'),
@@ -340,34 +342,34 @@ async def test_a_session_that_received_other_calls_is_not_judged(
     ],
 )
 async def test_a_call_is_recognised_however_its_arguments_are_written(
-    serving: Serving, basket: Environment, face: str, sent: str, shown: Any
+    resources_client: ResourcesClient, basket: Environment, interface: str, sent: str, written: Any
 ) -> None:
-    async with serving(basket, with_mcp=True) as client:
-        await open_session(client, face)
-        await send(client, face, "add", sent)
-        answer = await verify(client, called(("add", shown)))
+    async with resources_client(basket, with_mcp=True) as client:
+        await open_session(client, interface)
+        await send(client, interface, "add", sent)
+        answer = await verify(client, build_items(("add", written)))
     assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
 
 
-async def test_a_repeated_call_loses_no_session(serving: Serving, basket: Environment) -> None:
-    async with serving(basket) as client:
+async def test_a_repeated_call_loses_no_session(resources_client: ResourcesClient, basket: Environment) -> None:
+    async with resources_client(basket) as client:
         await open_session(client, "tools")
         for _ in range(2):
             await send(client, "tools", "add", '{"item": "pear"}')
-        answer = await verify(client, called(("add", '{"item": "pear"}')))
+        answer = await verify(client, build_items(("add", '{"item": "pear"}')))
     assert (answer.status_code, answer.json()["reward"]) == (200, 0.0), "the session has two pears"
     assert "session_unused" not in answer.json()["gymsdk"]
 
 
 async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(
-    serving: Serving, basket: Environment
+    resources_client: ResourcesClient, basket: Environment
 ) -> None:
-    async with serving(basket) as client:
+    async with resources_client(basket) as client:
         for items in (["pear"], ["plum", "plum"], []):
             await open_session(client, "tools")
             for item in items:
                 await send(client, "tools", "add", json.dumps({"item": item}))
-        answer = await verify(client, called(("add", '{"item": "pear"}')))
+        answer = await verify(client, build_items(("add", '{"item": "pear"}')))
     assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
     assert answer.json()["gymsdk"]["session_unused"] == (
         "The cookie's session was opened after the session that played this response. The earlier session was judged."
@@ -376,16 +378,16 @@ async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(
 
 @pytest.mark.parametrize("arguments", ["{}", '{"item": "pear", "count": "many"}', '{"item": "pear", "colour": "red"}'])
 async def test_a_call_that_its_tool_rejects_need_not_have_been_sent(
-    serving: Serving, basket: Environment, arguments: str
+    resources_client: ResourcesClient, basket: Environment, arguments: str
 ) -> None:
-    async with serving(basket) as client:
+    async with resources_client(basket) as client:
         await open_session(client, "tools")
-        answer = await verify(client, called(("add", arguments)))
+        answer = await verify(client, build_items(("add", arguments)))
         assert (answer.status_code, answer.json().get("reward")) == (200, 0.0)
         assert "session_unused" not in answer.json()["gymsdk"]
         await open_session(client, "tools")
         await send(client, "tools", "add", '{"item": "pear"}')
-        answer = await verify(client, called(("add", arguments), ("add", '{"item": "pear"}')))
+        answer = await verify(client, build_items(("add", arguments), ("add", '{"item": "pear"}')))
     assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
 
 
@@ -409,32 +411,32 @@ SYSTEM = {"role": "system", "content": "Play fair."}
     ],
 )
 async def test_fields_that_agents_add_or_omit_lose_no_session(
-    serving: Serving, basket: Environment, opened: Any, verified: Any, accepted: bool
+    resources_client: ResourcesClient, basket: Environment, opened: Any, verified: Any, accepted: bool
 ) -> None:
     first, second = (
         {**ROW, **(each if isinstance(each, dict) else {"responses_create_params": {"input": each}})}
         for each in (opened, verified)
     )
-    async with serving(basket) as client:
+    async with resources_client(basket) as client:
         seed = (await client.post("/verify", json={**first, "response": {"output": []}})).json()["gymsdk"]["seed"]
         await client.post("/seed_session", json=first)
         await send(client, "tools", "add", '{"item": "pear"}')
-        answer = await verify(client, called(("add", '{"item": "pear"}')), second)
-    told = answer.json()
+        answer = await verify(client, build_items(("add", '{"item": "pear"}')), second)
+    body = answer.json()
     assert answer.status_code == (200 if accepted else 409)
     if accepted:
-        assert (told["reward"], told["gymsdk"]["seed"], "session_unused" in told["gymsdk"]) == (1.0, seed, False)
+        assert (body["reward"], body["gymsdk"]["seed"], "session_unused" in body["gymsdk"]) == (1.0, seed, False)
 
 
-async def test_an_exactly_matching_session_is_preferred(serving: Serving, basket: Environment) -> None:
-    """A row may be another row behind a system prompt: its own session is judged."""
+async def test_an_exactly_matching_session_is_preferred(resources_client: ResourcesClient, basket: Environment) -> None:
+    """A row may equal another row with a system prompt before it: its own session is judged."""
     rows = [{**ROW, "responses_create_params": {"input": prompt}} for prompt in ([SYSTEM, USER], [USER])]
-    async with serving(basket) as client:
+    async with resources_client(basket) as client:
         for row, item in zip(rows, ["pear", "plum"], strict=True):
             await client.post("/seed_session", json=row)
             await send(client, "tools", "add", json.dumps({"item": item}))
         answers = [
-            await verify(client, called(("add", json.dumps({"item": item}))), row)
+            await verify(client, build_items(("add", json.dumps({"item": item}))), row)
             for row, item in zip(rows, ["pear", "plum"], strict=True)
         ]
     assert [(each.status_code, each.json()["reward"]) for each in answers] == [(200, 1.0), (200, 0.0)]

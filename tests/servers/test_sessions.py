@@ -38,26 +38,26 @@ def clock():
 
 
 @pytest.fixture
-def opened(counter):
-    """An open episode, and the environment's list of closed episodes."""
+def open_episode(counter):
+    """Return a function that opens an episode; its `closed` lists the closed episodes."""
     environment = counter()
 
-    async def make(number=3):
-        sitting = EpisodeRunner(environment)
-        await sitting.open({**ROW, "initial_count": number})
-        return sitting
+    async def open_runner(number=3):
+        runner = EpisodeRunner(environment)
+        await runner.open({**ROW, "initial_count": number})
+        return runner
 
-    make.closed = environment.plugin.CLOSED
-    return make
+    open_runner.closed = environment.plugin.CLOSED
+    return open_runner
 
 
-async def test_a_session_is_found_by_its_token_until_it_is_closed(opened):
+async def test_a_session_is_found_by_its_token_until_it_is_closed(open_episode):
     sessions = SessionStore()
-    session = await sessions.open(await opened())
+    session = await sessions.open(await open_episode())
     assert sessions.find_by_token(session.token) is session
     await sessions.close(session)
     await sessions.close(session)
-    assert (sessions.find_by_token(session.token), len(sessions), opened.closed) == (None, 0, [3])
+    assert (sessions.find_by_token(session.token), len(sessions), open_episode.closed) == (None, 0, [3])
 
 
 @pytest.mark.parametrize("token", [None, "", "x"])
@@ -66,30 +66,30 @@ async def test_an_unknown_token_finds_nothing(token):
     assert SessionStore().find_by_key(token) is None
 
 
-async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, clock):
+async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(open_episode, clock):
     sessions = SessionStore(ttl=10, clock=clock)
-    used, unused = await sessions.open(await opened(1)), await sessions.open(await opened(2))
+    used, unused = await sessions.open(await open_episode(1)), await sessions.open(await open_episode(2))
     clock.now = 6
     sessions.find_by_token(used.token)
     clock.now = 11
     await sessions.sweep()
-    assert (len(sessions), sessions.find_by_token(unused.token), opened.closed) == (1, None, [2])
+    assert (len(sessions), sessions.find_by_token(unused.token), open_episode.closed) == (1, None, [2])
 
 
-async def test_the_number_of_sessions_is_bounded(opened, clock):
+async def test_the_number_of_sessions_is_bounded(open_episode, clock):
     sessions = SessionStore(max_sessions=1, ttl=10, clock=clock)
-    await sessions.open(await opened(1))
-    with pytest.raises(RequestRejected, match="all 1 sessions are in use") as refused:
-        await sessions.open(await opened(2))
-    assert (refused.value.status, refused.value.retry_after) == (503, 5.0)
+    await sessions.open(await open_episode(1))
+    with pytest.raises(RequestRejected, match="all 1 sessions are in use") as rejected:
+        await sessions.open(await open_episode(2))
+    assert (rejected.value.status, rejected.value.retry_after) == (503, 5.0)
     clock.now = 11
-    await sessions.open(await opened(2))
-    assert opened.closed == [1]
+    await sessions.open(await open_episode(2))
+    assert open_episode.closed == [1]
 
 
-async def test_a_closed_name_is_never_opened_again(opened):
+async def test_a_closed_name_is_never_opened_again(open_episode):
     sessions = SessionStore()
-    session = await sessions.open(await opened(), name="s")
+    session = await sessions.open(await open_episode(), name="s")
     with pytest.raises(RequestRejected, match="a session 's' exists or existed"):
         await sessions.check_capacity("s")
     await sessions.close(session)
@@ -98,36 +98,36 @@ async def test_a_closed_name_is_never_opened_again(opened):
         await sessions.check_capacity("s")
 
 
-async def test_a_key_finds_a_session_as_long_as_it_is_open(opened):
+async def test_a_key_finds_a_session_as_long_as_it_is_open(open_episode):
     sessions = SessionStore()
-    session = await sessions.open(await opened())
+    session = await sessions.open(await open_episode())
     key = sessions.issue_key(session)
     assert (sessions.issue_key(session), sessions.find_by_key(key), key != session.token) == (key, session, True)
     await sessions.close(session)
     assert sessions.find_by_key(key) is None
 
 
-async def test_all_sessions_are_closed_even_if_one_fails(opened):
+async def test_all_sessions_are_closed_even_if_one_fails(open_episode):
     sessions = SessionStore()
     for number in (1, 13, 2):
-        await sessions.open(await opened(number))
+        await sessions.open(await open_episode(number))
     await sessions.aclose()
-    assert (len(sessions), sorted(opened.closed)) == (0, [1, 2, 13])
+    assert (len(sessions), sorted(open_episode.closed)) == (0, [1, 2, 13])
 
 
-async def test_a_session_closes_after_its_running_call(opened):
+async def test_a_session_closes_after_its_running_call(open_episode):
     sessions = SessionStore()
-    session = await sessions.open(await opened())
+    session = await sessions.open(await open_episode())
     async with session.lock:
         closing = asyncio.ensure_future(sessions.close(session))
         await asyncio.sleep(0)
-        assert opened.closed == []
+        assert open_episode.closed == []
     await closing
-    assert opened.closed == [3]
+    assert open_episode.closed == [3]
 
 
-async def test_the_typed_close_is_idempotent_and_accepts_unknown_ids(serving):
-    async with serving() as client:
+async def test_the_typed_close_is_idempotent_and_accepts_unknown_ids(resources_client):
+    async with resources_client() as client:
         await client.post("/seed_session", json=TYPED)
         answers = [await client.post("/close_session", json=CLOSE) for _ in range(3)]
         unknown = await client.post("/close_session", json={**CLOSE, "resources_session_id": "s2"})
@@ -137,8 +137,8 @@ async def test_the_typed_close_is_idempotent_and_accepts_unknown_ids(serving):
     assert called.status_code == 409
 
 
-async def test_a_close_blocks_later_seeds_of_that_id(serving):
-    async with serving() as client:
+async def test_a_close_blocks_later_seeds_of_that_id(resources_client):
+    async with resources_client() as client:
         await client.post("/close_session", json=CLOSE)
         late = await client.post("/seed_session", json=TYPED)
         figures = await client.get("/metrics")
@@ -146,8 +146,8 @@ async def test_a_close_blocks_later_seeds_of_that_id(serving):
     assert metric(figures.text, "sessions_open", server="counter") == 0
 
 
-async def test_a_repeated_seed_finds_its_session_unless_that_was_used(serving):
-    async with serving() as client:
+async def test_a_repeated_seed_finds_its_session_unless_that_was_used(resources_client):
+    async with resources_client() as client:
         first, again = [await client.post("/seed_session", json=TYPED) for _ in range(2)]
         other = await client.post("/seed_session", json={**TYPED, "task_data": {"initial_count": 4}})
         await client.post("/spell", json={})
@@ -156,9 +156,9 @@ async def test_a_repeated_seed_finds_its_session_unless_that_was_used(serving):
     assert (other.status_code, late.status_code) == (409, 409)
 
 
-async def test_a_repeated_seed_during_the_opening_finds_its_session(serving, counter):
+async def test_a_repeated_seed_during_the_opening_finds_its_session(resources_client, counter):
     environment = counter()
-    async with serving(environment) as client:
+    async with resources_client(environment) as client:
         first, again = await asyncio.gather(*(client.post("/seed_session", json=TYPED) for _ in range(2)))
         figures = (await client.get("/metrics")).text
     assert (first.status_code, again.status_code) == (200, 200)
@@ -166,65 +166,65 @@ async def test_a_repeated_seed_during_the_opening_finds_its_session(serving, cou
     assert metric(figures, "sessions_open", server="counter") == 1
 
 
-async def test_a_session_with_a_running_call_is_in_use(opened, clock):
+async def test_a_session_with_a_running_call_is_in_use(open_episode, clock):
     sessions = SessionStore(ttl=10, clock=clock)
-    busy, idle = await sessions.open(await opened(1)), await sessions.open(await opened(2))
+    busy, idle = await sessions.open(await open_episode(1)), await sessions.open(await open_episode(2))
     async with busy.lock:
         clock.now = 11
         await sessions.sweep()
-        assert (sessions.is_open(busy), sessions.is_open(idle), opened.closed) == (True, False, [2])
+        assert (sessions.is_open(busy), sessions.is_open(idle), open_episode.closed) == (True, False, [2])
 
 
-async def test_a_close_continues_after_its_caller_is_cancelled(opened):
+async def test_a_close_continues_after_its_caller_is_cancelled(open_episode):
     sessions = SessionStore()
-    session = await sessions.open(await opened())
+    session = await sessions.open(await open_episode())
     async with session.lock:
         closing = asyncio.ensure_future(sessions.close(session))
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.wait({closing})
     await sessions.aclose()
-    assert opened.closed == [3]
+    assert open_episode.closed == [3]
 
 
-async def test_a_left_session_gives_its_place_to_another(opened):
+async def test_a_left_session_gives_its_place_to_another(open_episode):
     sessions = SessionStore(max_sessions=1)
-    session = await sessions.open(await opened(1))
+    session = await sessions.open(await open_episode(1))
     sessions.close_soon(session)
-    await sessions.open(await opened(2))
-    assert opened.closed == [1]
+    await sessions.open(await open_episode(2))
+    assert open_episode.closed == [1]
 
 
-async def test_a_left_session_waits_for_its_verdict_for_a_while(opened, clock):
+async def test_a_left_session_waits_for_its_verdict_for_a_while(open_episode, clock):
     sessions = SessionStore(ttl=3600, clock=clock)
-    session, other = await sessions.open(await opened(1)), await sessions.open(await opened(2))
+    session, other = await sessions.open(await open_episode(1)), await sessions.open(await open_episode(2))
     sessions.close_soon(session)
     for clock.now in (599, 601):
         await sessions.sweep()
-    assert (opened.closed, sessions.is_open(other)) == ([1], True)
+    assert (open_episode.closed, sessions.is_open(other)) == ([1], True)
 
 
-async def test_a_close_that_does_not_release_reports_it(serving):
+async def test_a_close_that_does_not_release_reports_it(resources_client):
     stuck = {**TYPED, "task_data": {"initial_count": 13}}
-    async with serving() as client:
+    async with resources_client() as client:
         await client.post("/seed_session", json=stuck)
         answer = await client.post("/close_session", json=CLOSE)
     assert (answer.status_code, answer.json()["stage"], "it sticks" in answer.json()["detail"]) == (503, "close", True)
 
 
-async def test_a_close_without_an_id_closes_the_cookies_session(serving, counter):
+async def test_a_close_without_an_id_closes_the_cookies_session(resources_client, counter):
     environment = counter()
-    async with serving(environment) as client:
+    async with resources_client(environment) as client:
         await client.post("/seed_session", json=ROW)
-        ours = {tool_calls.CLIENT_HEADER: "1"}
-        assert [(await client.post("/close_session", json={}, headers=ours)).json() for _ in range(2)] == [{}, {}]
+        headers = {tool_calls.CLIENT_HEADER: "1"}
+        assert [(await client.post("/close_session", json={}, headers=headers)).json() for _ in range(2)] == [{}, {}]
         assert (await client.post("/spell", json={})).status_code == 409
         assert environment.plugin.CLOSED == [3]
 
 
-async def test_a_full_server_returns_retry_after(serving, counter):
+async def test_a_full_server_returns_retry_after(resources_client, counter):
     environment = counter()
-    async with serving(environment, max_sessions=2) as client:
+    async with resources_client(environment, max_sessions=2) as client:
         statuses = [(await client.post("/seed_session", json=ROW)).status_code for _ in range(2)]
         full = await client.post("/seed_session", json=ROW)
         await client.post("/close_session", json={})
@@ -232,9 +232,9 @@ async def test_a_full_server_returns_retry_after(serving, counter):
     assert (statuses, full.status_code, full.headers["retry-after"], freed.status_code) == ([200, 200], 503, "5", 200)
 
 
-async def test_unused_sessions_are_closed(serving, counter):
+async def test_unused_sessions_are_closed(resources_client, counter):
     environment = counter()
-    async with serving(environment, ttl=0.05) as client:
+    async with resources_client(environment, ttl=0.05) as client:
         await client.post("/seed_session", json=ROW)
         async with asyncio.timeout(10):
             while not environment.plugin.CLOSED:  # noqa: ASYNC110  # a sweep has no event
@@ -242,17 +242,17 @@ async def test_unused_sessions_are_closed(serving, counter):
         assert (await client.post("/spell", json={})).status_code == 409
 
 
-async def test_open_sessions_are_closed_at_the_end(serving, counter):
+async def test_open_sessions_are_closed_at_the_end(resources_client, counter):
     environment = counter()
-    async with serving(environment) as client:
+    async with resources_client(environment) as client:
         for number in (1, 13, 2):
             await client.post("/seed_session", json={**ROW, "initial_count": number})
     assert sorted(environment.plugin.CLOSED) == [1, 2, 13]
 
 
-async def test_a_verdict_without_a_session_leaves_nothing_open(serving, counter):
+async def test_a_verdict_without_a_session_leaves_nothing_open(resources_client, counter):
     environment = counter()
-    async with serving(environment) as client:
+    async with resources_client(environment) as client:
         await client.post("/verify", json={**ROW, "response": {"output": [{"role": "assistant", "content": "x"}]}})
         assert environment.plugin.CLOSED == [3]
         await client.post("/verify", json={**ROW, "initial_count": 13, "response": {"output": []}})

@@ -22,7 +22,7 @@ from gymsdk.observability.health import check_status
 from gymsdk.servers.auth import Security, Tls
 from gymsdk.servers.remote import RemoteEnvironment
 
-from .secured import TOKEN, secured
+from .secured import TOKEN, serve_secured
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 OPENSSL = shutil.which("openssl")
@@ -30,42 +30,42 @@ OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl here that could make a certificate")
 
 
-def issued(folder: Path, names: str) -> Tls:
-    """A certificate for *names*, signed by itself, and its key."""
+def issue_certificate(folder: Path, names: str) -> Tls:
+    """Create a self-signed certificate for *names* and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=gym.test", "-addext", f"subjectAltName={names}"]
-    subprocess.run([OPENSSL or "", *words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    arguments = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    arguments += ["-subj", "/CN=gym.test", "-addext", f"subjectAltName={names}"]
+    subprocess.run([OPENSSL or "", *arguments, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     return Tls(certificate=certificate, key=key)
 
 
 @pytest.fixture
 def tls(tmp_path: Path) -> Tls:
-    return issued(tmp_path, "DNS:localhost,IP:127.0.0.1")
+    return issue_certificate(tmp_path, "DNS:localhost,IP:127.0.0.1")
 
 
 async def test_every_server_uses_tls_and_reports_it(counter: Callable[..., Environment], tls: Tls) -> None:
-    async with secured(counter(), Security(token=TOKEN, tls=tls)) as up:
-        assert {url.partition(":")[0] for url in (up.head, *up.urls.values())} == {"https"}
+    async with serve_secured(counter(), Security(token=TOKEN, tls=tls)) as servers:
+        assert {url.partition(":")[0] for url in (servers.head, *servers.urls.values())} == {"https"}
         context = ssl.create_default_context(cafile=str(tls.certificate))
         headers = {"authorization": f"Bearer {TOKEN.get_secret_value()}"}
         async with httpx.AsyncClient(verify=context, headers=headers) as client:
-            for url in (up.head, *up.urls.values()):
+            for url in (servers.head, *servers.urls.values()):
                 assert (await client.get(url + "/readyz")).status_code == 200
-            told = (await client.get(up.head + "/server_instances")).json()
-        assert {each["status"] for each in told} == {"success"}
-        assert {each["url"] for each in told} == set(up.urls.values())
-        client_of_all = ServerClient(up.head, token=TOKEN)
-        assert await client_of_all.servers() == dict(up.urls)
+            instances = (await client.get(servers.head + "/server_instances")).json()
+        assert {each["status"] for each in instances} == {"success"}
+        assert {each["url"] for each in instances} == set(servers.urls.values())
+        client_of_all = ServerClient(servers.head, token=TOKEN)
+        assert await client_of_all.servers() == dict(servers.urls)
         assert (await client_of_all.post("counter", "/seed_session", json=ROW)).ok
 
 
 async def test_a_process_trusts_its_own_certificate_under_any_name(
     counter: Callable[..., Environment], tmp_path: Path
 ) -> None:
-    tls = issued(tmp_path, "DNS:gym.test")
-    async with secured(counter(), Security(tls=tls)) as up:
-        remote = RemoteEnvironment(up.urls["counter"], "counter")
+    tls = issue_certificate(tmp_path, "DNS:gym.test")
+    async with serve_secured(counter(), Security(tls=tls)) as servers:
+        remote = RemoteEnvironment(servers.urls["counter"], "counter")
         await remote.close(await remote.reset(ROW))
         assert trust.get_ssl_context("127.0.0.1").check_hostname is False
         assert trust.get_ssl_context("gym.elsewhere.test").check_hostname is True
@@ -73,25 +73,25 @@ async def test_a_process_trusts_its_own_certificate_under_any_name(
 
 
 async def test_plain_http_to_a_tls_server_is_rejected(counter: Callable[..., Environment], tls: Tls) -> None:
-    async with secured(counter(), Security(tls=tls)) as up:
+    async with serve_secured(counter(), Security(tls=tls)) as servers:
         with pytest.raises(Failed, match="broke off its answer"):
-            await http.get(up.head.replace("https", "http"), retry=http.Retry(times=0))
-        port = int(up.head.rpartition(":")[2])
+            await http.get(servers.head.replace("https", "http"), retry=http.Retry(times=0))
+        port = int(servers.head.rpartition(":")[2])
         assert await check_status("127.0.0.1", port) != "success"
         assert await check_status("127.0.0.1", port, "https") == "success"
 
 
-async def run(*words: object, **variables: object) -> tuple[int, str]:
+async def run(*arguments: object, **variables: object) -> tuple[int, str]:
     """Run the command in a separate process; return its exit code and its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GYMSDK_")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gymsdk", *map(str, words)),
+        *(sys.executable, "-m", "gymsdk", *map(str, arguments)),
         env={**environment, **{name: str(value) for name, value in variables.items()}},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said = (await process.communicate())[0].decode()
-    return await process.wait(), said
+    printed = (await process.communicate())[0].decode()
+    return await process.wait(), printed
 
 
 async def test_a_run_over_tls_with_the_token_needs_only_two_variables(
@@ -101,19 +101,21 @@ async def test_a_run_over_tls_with_the_token_needs_only_two_variables(
     token.touch(mode=0o600)
     token.write_text(TOKEN.get_secret_value())
     rows.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
-    words = ("rollout", "--tasks", rows, "--output", output, "--head")
-    known, held = {"GYMSDK_CA_FILE": tls.certificate}, {"GYMSDK_TOKEN_FILE": token}
-    async with secured(counter(), Security(token=TOKEN, tls=tls)) as up:
-        ends = await asyncio.gather(run(*words, up.head, **held), run(*words, up.head, **known))
-        assert [code for code, _ in ends] == [1, 1]
-        assert "GYMSDK_CA_FILE" in ends[0][1]
-        assert f"requires a token; set {credentials.TOKEN_FILE_VARIABLE}" in ends[1][1]
-        code, said = await run(*words, up.head, **known, **held)
-    assert code == 0, said
+    arguments = ("rollout", "--tasks", rows, "--output", output, "--head")
+    ca_variables, token_variables = {"GYMSDK_CA_FILE": tls.certificate}, {"GYMSDK_TOKEN_FILE": token}
+    async with serve_secured(counter(), Security(token=TOKEN, tls=tls)) as servers:
+        results = await asyncio.gather(
+            run(*arguments, servers.head, **token_variables), run(*arguments, servers.head, **ca_variables)
+        )
+        assert [code for code, _ in results] == [1, 1]
+        assert "GYMSDK_CA_FILE" in results[0][1]
+        assert f"requires a token; set {credentials.TOKEN_FILE_VARIABLE}" in results[1][1]
+        code, printed = await run(*arguments, servers.head, **ca_variables, **token_variables)
+    assert code == 0, printed
     written = [each.read_bytes() for each in output.iterdir()]
     assert (output / "run.json").exists()
     assert b'"reward"' in b"".join(written)
-    assert TOKEN.get_secret_value().encode() not in b"".join([*written, said.encode()])
+    assert TOKEN.get_secret_value().encode() not in b"".join([*written, printed.encode()])
 
 
 @pytest.mark.parametrize("broken", ["certificate", "key", "another", "locked", "missing"])
@@ -122,10 +124,10 @@ def test_files_that_are_not_a_certificate_and_its_key_are_rejected(tls: Tls, tmp
         tls.key.unlink()
     elif broken == "another":
         (tmp_path / "other").mkdir()
-        issued(tmp_path / "other", "DNS:other").key.replace(tls.key)
+        issue_certificate(tmp_path / "other", "DNS:other").key.replace(tls.key)
     elif broken == "locked":
-        words = ["ec", "-in", str(tls.key), "-out", str(tls.key), "-aes256", "-passout", "pass:secret"]
-        subprocess.run([OPENSSL or "", *words], check=True, capture_output=True)
+        arguments = ["ec", "-in", str(tls.key), "-out", str(tls.key), "-aes256", "-passout", "pass:secret"]
+        subprocess.run([OPENSSL or "", *arguments], check=True, capture_output=True)
     else:
         (tls.key if broken == "key" else tls.certificate).write_text("none")
     with pytest.raises(UsageError, match="password" if broken == "locked" else "PEM files"):
@@ -138,25 +140,25 @@ def test_an_invalid_file_of_authorities_is_named(tmp_path: Path, monkeypatch: py
         trust.get_ssl_context("gym.test")
 
 
-def authority(folder: Path) -> Path:
-    """A certificate that may issue others."""
+def issue_authority(folder: Path) -> Path:
+    """Create a certificate that may issue others."""
     folder.mkdir()
-    return issued(folder, "DNS:authority.test").certificate
+    return issue_certificate(folder, "DNS:authority.test").certificate
 
 
 def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls: Tls, tmp_path: Path) -> None:
-    chain, ca = tmp_path / "chain.pem", authority(tmp_path / "ca")
+    chain, ca = tmp_path / "chain.pem", issue_authority(tmp_path / "ca")
     chain.write_bytes(tls.certificate.read_bytes() + ca.read_bytes())
     own, issuer = (ssl.PEM_cert_to_DER_cert(each.read_text()) for each in (tls.certificate, ca))
 
-    def believed(host: str) -> list[bytes]:
+    def list_trusted(host: str) -> list[bytes]:
         return trust.get_ssl_context(host).get_ca_certs(binary_form=True)
 
     with trust.trust_own_certificate("10.0.0.5", chain, ["gym.test"]):
         for host in ("127.0.0.1", "10.0.0.5", "gym.test"):
-            assert own in believed(host)
-            assert issuer not in believed(host)
-        assert not {own, issuer} & {*believed("elsewhere.test"), *believed("10.0.0.6")}
+            assert own in list_trusted(host)
+            assert issuer not in list_trusted(host)
+        assert not {own, issuer} & {*list_trusted("elsewhere.test"), *list_trusted("10.0.0.6")}
         assert [trust.get_ssl_context(host).check_hostname for host in ("10.0.0.5", "gym.test", "elsewhere.test")] == [
             False,
             True,

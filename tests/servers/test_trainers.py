@@ -31,7 +31,7 @@ async def running() -> AsyncIterator[RunningServers]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client as trainers have it: no jar, many connections to one host, patience for a long read."""
+    """Yield a client like a trainer's: no cookie jar, many connections to one host, a long read timeout."""
     connector = aiohttp.TCPConnector(limit_per_host=64)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=10800)
     async with aiohttp.ClientSession(
@@ -40,19 +40,19 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def config_of(client: aiohttp.ClientSession, running: RunningServers) -> Any:
-    """The head's configuration, parsed until it is no string any more."""
+async def fetch_config(client: aiohttp.ClientSession, running: RunningServers) -> Any:
+    """Return the head's configuration, parsed until it is no longer a string."""
     async with client.get(f"{running.head_url}/global_config_dict_yaml") as answer:
         config = yaml.safe_load(await answer.text())
     return yaml.safe_load(config) if isinstance(config, str) else config
 
 
-def row_of(name: str) -> Json:
+def first_row(name: str) -> Json:
     return next(iter(load(name).tasks("validation"))).row()
 
 
-def filled(row: Json) -> Json:
-    """A row as a table of many environments has it: a column that others have is null, at every depth."""
+def add_null_columns(row: Json) -> Json:
+    """Return a row as in a table of many environments: columns of other environments are null, at every depth."""
     params = {
         **row["responses_create_params"],
         "input": [{**item, "name": None, "tool_calls": None} for item in row["responses_create_params"]["input"]],
@@ -60,27 +60,27 @@ def filled(row: Json) -> Json:
         "parallel_tool_calls": None,
         "metadata": {"extra_body": None},
     }
-    own = {key: nulled(value) for key, value in row.items()}
+    own = {key: add_null_fields(value) for key, value in row.items()}
     return {**own, "responses_create_params": params, "verifier_metadata": {"source": None}, "dataset": None}
 
 
-def nulled(value: Any) -> Any:
-    """A value with a field more in each of its objects, which is null."""
+def add_null_fields(value: Any) -> Any:
+    """Return a value with one more field, which is null, in each of its objects."""
     if isinstance(value, dict):
-        return {key: nulled(each) for key, each in value.items()} | {"elsewhere": None}
-    return [nulled(each) for each in value] if isinstance(value, list) else value
+        return {key: add_null_fields(each) for key, each in value.items()} | {"elsewhere": None}
+    return [add_null_fields(each) for each in value] if isinstance(value, list) else value
 
 
-def response_of(text: str) -> Json:
-    """The least that a trainer sends of a response."""
+def build_minimal_response(text: str) -> Json:
+    """Return the minimum that a trainer sends of a response."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
-    said = {"id": "msg", "role": "assistant", "type": "message", "status": "completed", "content": content}
+    message = {"id": "msg", "role": "assistant", "type": "message", "status": "completed", "content": content}
     return {
         "id": "resp",
         "created_at": 0,
         "model": "policy",
         "object": "response",
-        "output": [said],
+        "output": [message],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
@@ -95,21 +95,21 @@ async def test_omegaconf_and_a_second_parse_find_every_resources_server(
     found = {}
     for name in config:
         try:
-            at = config[name].resources_servers[name]
+            server = config[name].resources_servers[name]
         except (KeyError, AttributeError):
             continue
-        found[name] = f"http://{at.host}:{at.port}"
+        found[name] = f"http://{server.host}:{server.port}"
     assert found == {name: running.urls[name] for name in NAMES}
-    assert OmegaConf.to_container(config) == await config_of(client, running)
+    assert OmegaConf.to_container(config) == await fetch_config(client, running)
 
 
 async def test_agents_are_found_by_their_kind(running: RunningServers, client: aiohttp.ClientSession) -> None:
-    config = await config_of(client, running)
+    config = await fetch_config(client, running)
     found = {
-        name: f"http://{at['host']}:{at['port']}"
+        name: f"http://{server['host']}:{server['port']}"
         for name, block in config.items()
         if isinstance(block, dict)
-        for at in block.get("responses_api_agents", {}).values()
+        for server in block.get("responses_api_agents", {}).values()
     }
     assert found == {f"{name}_simple_agent": running.urls[f"{name}_simple_agent"] for name in NAMES}
 
@@ -124,21 +124,21 @@ async def test_every_server_answers_a_readiness_check(running: RunningServers, c
 async def test_a_verdict_needs_a_row_and_a_minimal_response(
     running: RunningServers, client: aiohttp.ClientSession, name: str
 ) -> None:
-    row = {key: value for key, value in filled(row_of(name)).items() if value is not None}
+    row = {key: value for key, value in add_null_columns(first_row(name)).items() if value is not None}
     prompt = [{"role": "user", "content": row["responses_create_params"]["input"][0]["content"]}]
-    body = {**row, "responses_create_params": {"input": prompt}, "response": response_of("I do not know")}
+    body = {**row, "responses_create_params": {"input": prompt}, "response": build_minimal_response("I do not know")}
     async with client.post(f"{running.urls[name]}/verify", json=body) as answer:
-        told = await answer.json()
-    assert (answer.status, told["reward"]) == (200, 0.0)
-    assert told["response"] == body["response"]
+        result = await answer.json()
+    assert (answer.status, result["reward"]) == (200, 0.0)
+    assert result["response"] == body["response"]
 
 
 async def test_right_and_wrong_answers_are_distinguished(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
-    row, rewards = row_of("math"), []
+    row, rewards = first_row("math"), []
     for text in (f"The answer is \\boxed{{{row['expected_answer']}}}.", "\\boxed{no idea}"):
-        body = filled(row) | {"response": response_of(text)}
+        body = add_null_columns(row) | {"response": build_minimal_response(text)}
         async with client.post(f"{running.urls['math']}/verify", json=body) as answer:
             rewards.append((await answer.json())["reward"])
     assert rewards == [1.0, 0.0]
@@ -148,13 +148,13 @@ async def test_right_and_wrong_answers_are_distinguished(
 async def test_a_row_is_run_with_the_trainers_sampling(
     running: RunningServers, client: aiohttp.ClientSession, name: str
 ) -> None:
-    row = filled(row_of(name))
+    row = add_null_columns(first_row(name))
     row["responses_create_params"] |= {"max_output_tokens": 512, "temperature": 1.0, "top_p": 1.0}
     async with client.post(f"{running.urls[f'{name}_simple_agent']}/run", json=row) as answer:
-        told = await answer.json()
-    assert (answer.status, told["reward"]) == (200, 1.0)
-    assert "error" not in told
-    kinds = {item["type"] for item in told["response"]["output"]}
+        result = await answer.json()
+    assert (answer.status, result["reward"]) == (200, 1.0)
+    assert "error" not in result
+    kinds = {item["type"] for item in result["response"]["output"]}
     assert kinds & {"function_call", "message"}
 
 
@@ -171,7 +171,7 @@ async def test_sixty_four_concurrent_rows_are_all_run(running: RunningServers, c
 async def test_a_collector_finds_the_environment_server_of_each_agent(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
-    config = await config_of(client, running)
+    config = await fetch_config(client, running)
     for name in NAMES:
         ((_, block),) = config[f"{name}_environment_server"]["environment_servers"].items()
         assert {"entrypoint", "host", "port"} <= block.keys()
@@ -182,27 +182,27 @@ async def test_a_collector_finds_the_environment_server_of_each_agent(
 
 async def test_a_collector_reads_the_instances(running: RunningServers, client: aiohttp.ClientSession) -> None:
     async with client.get(f"{running.head_url}/server_instances") as answer:
-        told = await answer.json()
+        result = await answer.json()
     wanted = {"process_name", "server_type", "name", "host", "port", "url", "pid", "entrypoint", "start_time"}
-    assert {each["process_name"] for each in told} == set(running.urls)
-    assert all(wanted <= each.keys() and each["status"] == "success" for each in told)
+    assert {each["process_name"] for each in result} == set(running.urls)
+    assert all(wanted <= each.keys() and each["status"] == "success" for each in result)
 
 
 async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
-    row = row_of("tool_call")
+    row = first_row("tool_call")
     params = row.pop("responses_create_params")
     ids = {"episode_id": {"rollout_id": "r-1", "attempt": 1}, "task_id": {"taskset": "tool_call", "task_id": "0"}}
     task = {"task_id": ids["task_id"], "task_input": {"responses_create_params": params, "task_data": row}}
     body = {"episode_id": ids["episode_id"], "task": task}
     async with client.post(f"{running.urls['tool_call_environment_server']}/run", json=body) as answer:
-        told = await answer.json()
+        result = await answer.json()
     assert answer.status == 200
-    assert {key: told[key] for key in ids} == ids
-    assert told["result"]["reward"] == 1.0
-    assert "failure" not in told
-    assert not [key for key in told["result"] if key.startswith("_ng_")]
+    assert {key: result[key] for key in ids} == ids
+    assert result["result"]["reward"] == 1.0
+    assert "failure" not in result
+    assert not [key for key in result["result"] if key.startswith("_ng_")]
 
 
 async def test_metrics_are_reported_by_group_and_by_repeat(
@@ -216,10 +216,12 @@ async def test_metrics_are_reported_by_group_and_by_repeat(
     for server in ("math", "math_simple_agent", "math_environment_server"):
         url = f"{running.urls[server]}/aggregate_metrics"
         async with client.post(url, data=json.dumps({"verify_responses": rows})) as answer:
-            told = await answer.json()
-        assert told["agent_metrics"]["mean/reward"] == statistics.fmean(rewards.values())
-        groups = [(each["_ng_task_index"], each["mean/reward"]) for each in told["group_level_metrics"]]
+            result = await answer.json()
+        assert result["agent_metrics"]["mean/reward"] == statistics.fmean(rewards.values())
+        groups = [(each["_ng_task_index"], each["mean/reward"]) for each in result["group_level_metrics"]]
         assert groups == [(0, 0.5), (1, 1.0)]
-        assert all({"min/reward", "max/reward", "rollout_infos"} <= each.keys() for each in told["group_level_metrics"])
-        assert len(told["repeat_level_metrics"]) == 2
-        assert told["key_metrics"]
+        assert all(
+            {"min/reward", "max/reward", "rollout_infos"} <= each.keys() for each in result["group_level_metrics"]
+        )
+        assert len(result["repeat_level_metrics"]) == 2
+        assert result["key_metrics"]

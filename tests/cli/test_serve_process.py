@@ -1,0 +1,61 @@
+"""`gymsdk serve` as a process: request logs, precedence of options over files, and wrong heads."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+import pytest
+
+Start: TypeAlias = Callable[..., subprocess.Popen[str]]
+
+FILE = "head_server: {port: 1}\nsums:\n  resources_servers:\n    sums:\n"
+
+
+def test_a_new_process_logs_each_request(start: Start, workdir: Path) -> None:
+    process = start("serve", "sums", "--port", 0, "--json", "--log-level", "info", "--log-dir", "logs")
+    output = json.loads(process.stdout.readline())
+    row = {"responses_create_params": {"input": [{"role": "user", "content": "What is 1 + 2?"}]}, "answer": 3}
+    sent = row | {"_ng_rollout_id": "look-here"}
+    assert httpx.post(f"{output['servers']['sums_simple_agent']['url']}/run", json=sent).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+    [line] = (workdir / "logs" / "sums_simple_agent.log").read_text().splitlines()
+    assert "rollout=look-here" in line
+    assert "POST /run 200" in line
+
+
+def test_the_port_option_overrides_the_file(start: Start, workdir: Path) -> None:
+    (workdir / "a.yaml").write_text(FILE)
+    process = start("serve", "--config", "a.yaml", "--port", 0, "--json")
+    assert httpx.URL(json.loads(process.stdout.readline())["head"]).port != 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--head", "127.0.0.1:11000"], "--head 127.0.0.1:11000: write it as http://HOST:PORT"),
+        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head starts a head, and --head names another one"),
+        (["--advertise-host", "http://here"], "--advertise-host http://here: write a host name or IP address"),
+        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a host name or IP address"),
+        (["--root-path", "gym"], "--root-path gym: expected the path at which a proxy publishes the servers"),
+    ],
+)
+def test_an_invalid_host_or_port_is_rejected(start: Start, arguments: list[str], message: str) -> None:
+    process = start("serve", "sums", "--port", 0, *arguments)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors.startswith(f"Error: {message}")) == (2, True)
+
+
+def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
+    process = start("serve", "sums", "--head", "http://127.0.0.1:9", "--log-level", "debug")
+    while "/readyz" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert "left behind" not in errors

@@ -1,0 +1,401 @@
+"""Load balancing over instances: each episode stays at the least loaded instance, and lost instances are avoided."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import Environment, Task, load, model, play, responses, router
+from gymsdk.errors import BadRow, Failed
+from gymsdk.http import client as http
+from gymsdk.http.backoff import Backoff
+from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.servers import agent, resources
+from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.balancing import LoadBalancer, LocalInstance
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.types import ToolCall
+
+from .app_helpers import app_client
+from .nodes import MAX_AGE, Instance, fetch_nodes, find_free_port, serve_app, serve_head, serve_process, wait_until
+
+ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+JUDGED = {**ROW, "response": {"output": [responses.build_message("done")]}}
+ADD = [("increment_counter", {"count": 2})]
+CALL = ToolCall(name="increment_counter", arguments='{"count": 2}', call_id="c")
+
+
+@pytest.fixture(autouse=True)
+async def close_client():
+    yield
+    await http.aclose()
+
+
+def build_balancer(head_url: str, name: str = "counter", **options: Any) -> LoadBalancer:
+    return LoadBalancer(
+        name, InstanceDirectory(nodes_fetcher(head_url), max_age=MAX_AGE), watch=0.1, **{"wait_seconds": 0.3} | options
+    )
+
+
+@asynccontextmanager
+async def serve_two(
+    first: Environment, second: Environment, *, lease: float = 10.0, **options: Any
+) -> AsyncIterator[tuple[str, Instance, Instance]]:
+    """Serve a head and two instances on different addresses."""
+    async with (
+        serve_head() as head_url,
+        Instance(first, head_url, "127.0.0.2", lease, options).serve() as one,
+        Instance(second, head_url, "127.0.0.3", lease, options).serve() as other,
+    ):
+        yield head_url, one, other
+
+
+async def test_two_instances_share_the_load(counter):
+    async with serve_two(counter(), counter()) as (head_url, one, other):
+        balancer = build_balancer(head_url)
+        episodes = [await balancer.reset(ROW) for _ in range(10)]
+        assert (one.sessions, other.sessions) == (5, 5)
+        for each in episodes:
+            await balancer.close(each)
+        assert (one.sessions, other.sessions) == (0, 0)
+
+
+async def test_episodes_of_other_clients_count(counter):
+    async with serve_two(counter(), counter(), lease=0.6) as (head_url, one, other):
+        async with httpx.AsyncClient(base_url=one.url) as client:
+            for _ in range(4):
+                await client.post("/seed_session", json=ROW)
+
+        async def is_reported():
+            return 4 in [each["load"]["sessions"] for each in (await fetch_nodes(head_url))["instances"]]
+
+        await wait_until(is_reported)
+        balancer = build_balancer(head_url)
+        episodes = [await balancer.reset(ROW) for _ in range(4)]
+        assert (one.sessions, other.sessions) == (4, 4)
+        for each in episodes:
+            await balancer.close(each)
+
+
+async def test_an_episode_stays_at_its_instance(counter, policy):
+    async with serve_two(counter(), counter()) as (head_url, _, _):
+        balancer = build_balancer(head_url)
+        rollouts = await asyncio.gather(*(play(balancer, policy(ADD, ADD, "done"), ROW) for _ in range(6)))
+    assert [each.reward for each in rollouts] == [0.5] * 6
+    assert {each.verdict and each.verdict.model_dump()["final"] for each in rollouts} == {5}
+
+
+async def test_a_failed_opening_is_tried_at_another_instance(counter, policy, caplog):
+    async with serve_two(counter(), counter()) as (head_url, one, _):
+        await one.shut_down()
+        balancer = build_balancer(head_url)
+        with caplog.at_level(logging.WARNING, "gymsdk"):
+            rollouts = [await play(balancer, policy(ADD, "done"), ROW) for _ in range(4)]
+    assert [each.reward for each in rollouts] == [1.5] * 4
+    assert len([each for each in caplog.records if "new episodes go to other instances" in each.getMessage()]) <= 1
+
+
+async def test_an_instance_that_answers_again_gets_episodes_again(counter, monkeypatch, caplog):
+    monkeypatch.setattr(router, "BREAKER_BACKOFF", Backoff(first=0.05, longest=0.05))
+    async with serve_two(counter(), counter()) as (head_url, one, other):
+        # The head is asked once, so it does not report that the instance is unhealthy.
+        known = InstanceDirectory(nodes_fetcher(head_url), max_age=600.0)
+        balancer, metrics_after_restart = LoadBalancer("counter", known, watch=0.1), ServerMetrics("one")
+        await known.renew()
+        await one.shut_down()
+        with caplog.at_level(logging.WARNING, "gymsdk"):
+            episodes = [await balancer.reset(ROW) for _ in range(2)]
+        assert other.sessions == 2
+        assert len([each for each in caplog.messages if "new episodes go to other instances" in each]) == 1
+        app = resources.create_app(counter(), metrics=metrics_after_restart)
+        async with serve_app(app, one.host, httpx.URL(one.url).port):
+            await asyncio.sleep(0.2)
+            episodes += [await balancer.reset(ROW) for _ in range(2)]
+            assert (metrics_after_restart.gauges["sessions_open"](), other.sessions) == (2, 2)
+            for each in episodes:
+                await balancer.close(each)
+
+
+async def test_a_running_episode_at_a_lost_instance_fails_retryably(counter, policy):
+    async with serve_two(counter(), counter()) as (head_url, one, other):
+        balancer = build_balancer(head_url)
+        episodes = [await balancer.reset(ROW) for _ in range(2)]
+        await one.shut_down()
+        answers = await asyncio.gather(*(balancer.step(each, CALL) for each in episodes), return_exceptions=True)
+        lost = [each for each in answers if isinstance(each, Failed)]
+        assert [(each.kind, each.stage, each.retryable) for each in lost] == [("server_unreachable", "step", True)]
+        assert [each.output for each in answers if not isinstance(each, BaseException)] == ['{"success":true}']
+        for each in episodes:
+            await balancer.close(each)
+        assert other.sessions == 0
+
+
+async def test_a_full_instance_is_skipped_and_if_all_are_full_the_client_waits(counter, monkeypatch):
+    monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 1.0)
+    async with serve_two(counter(), counter(), max_sessions=2) as (head_url, one, other):
+        async with httpx.AsyncClient(base_url=one.url) as client:
+            for _ in range(2):
+                await client.post("/seed_session", json=ROW)
+        balancer = build_balancer(head_url)
+        episodes = [await balancer.reset(ROW) for _ in range(2)]
+        assert (one.sessions, other.sessions) == (2, 2)
+        with pytest.raises(Failed, match="all 2 sessions are in use") as raised:
+            await balancer.reset(ROW, deadline=asyncio.get_running_loop().time() + 0.5)
+        assert raised.value.retryable
+        opening = asyncio.ensure_future(balancer.reset(ROW))
+        for each in episodes:
+            await balancer.close(each)
+        await balancer.close(await opening)
+
+
+@pytest.mark.parametrize("load_at_lost_instance", [0, 3])
+async def test_a_full_instance_is_waited_for_even_if_another_is_gone(counter, monkeypatch, load_at_lost_instance):
+    monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 0.2)
+    async with (
+        serve_head() as head_url,
+        Instance(counter(), head_url, "127.0.0.2", 0.6, {"max_sessions": 1}).serve() as full,
+        Instance(counter(), head_url, "127.0.0.3", 0.6).serve() as gone,
+    ):
+        async with httpx.AsyncClient(base_url=full.url) as client:
+            await client.post("/seed_session", json=ROW)
+        async with httpx.AsyncClient(base_url=gone.url) as other:
+            for _ in range(load_at_lost_instance):
+                await other.post("/seed_session", json=ROW)
+
+        async def is_reported():
+            loads = [each["load"]["sessions"] for each in (await fetch_nodes(head_url))["instances"]]
+            return sorted(loads) == sorted([1, load_at_lost_instance])
+
+        # The least loaded instance is asked first, so the order of the two rejections is known.
+        await wait_until(is_reported)
+        # The head still knows the instance: only its server is gone.
+        await gone.shut_down()
+        balancer = build_balancer(head_url)
+        with pytest.raises(Failed, match="all 1 sessions are in use") as raised:
+            await balancer.reset(ROW, deadline=asyncio.get_running_loop().time() + 0.1)
+        assert (raised.value.kind, raised.value.retryable) == ("too_many", True)
+        opening = asyncio.ensure_future(balancer.reset(ROW))
+        async with httpx.AsyncClient(base_url=full.url, cookies=client.cookies) as owner:
+            assert (await owner.post("/verify", json=JUDGED)).status_code == 200
+            assert (await owner.post("/close_session", json={})).status_code == 200
+        async with asyncio.timeout(30):
+            await balancer.close(await opening)
+
+
+async def test_a_row_that_does_not_fit_is_sent_to_one_instance_only(counter):
+    async with serve_two(counter(), counter()) as (head_url, _, _):
+        with pytest.raises(BadRow, match="does not fit environment 'counter'"):
+            await build_balancer(head_url).reset(ROW | {"initial_count": "many"})
+
+
+async def test_without_an_instance_the_error_explains_how_to_start_one(policy):
+    async with serve_head() as head_url:
+        rollout = await play(build_balancer(head_url), policy("done"), ROW)
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.failure.retryable) == ("server_unreachable", True)
+    assert "`gymsdk serve counter --role resources --head URL`" in rollout.failure.message
+
+
+async def test_an_instance_that_starts_late_is_waited_for(counter, policy):
+    async with serve_head() as head_url:
+        playing = asyncio.ensure_future(play(build_balancer(head_url, wait_seconds=10.0), policy(ADD, "done"), ROW))
+        await asyncio.sleep(0.2)
+        async with Instance(counter(), head_url).serve():
+            rollout = await playing
+    assert rollout.reward == 1.5
+
+
+async def test_a_lost_head_stops_no_episode(counter, policy):
+    async with serve_head() as head_url, Instance(counter(), head_url).serve():
+        balancer = build_balancer(head_url)
+        await balancer.instances.renew()
+        fetch = balancer.instances._fetch_nodes
+
+        async def hang():
+            await asyncio.sleep(60)
+            return await fetch()
+
+        balancer.instances._fetch_nodes = hang
+        rollouts = [await play(balancer, policy(ADD, "done"), ROW) for _ in range(3)]
+    assert [each.reward for each in rollouts] == [1.5] * 3
+
+
+async def test_the_local_instance_takes_part(counter, policy):
+    local = counter()
+    async with serve_head() as head_url, Instance(counter(), head_url).serve() as other, local:
+        balancer = build_balancer(head_url, local=LocalInstance("0" * 12, local))
+        episodes = [await balancer.reset(ROW) for _ in range(6)]
+        assert (sum(each.environment is local for each in episodes), other.sessions) == (3, 3)
+        for each in episodes:
+            await balancer.close(each)
+        rollouts = [await play(balancer, policy(ADD, "done"), ROW) for _ in range(2)]
+    assert [each.reward for each in rollouts] == [1.5] * 2
+    assert local.plugin.CLOSED.count(1) == 4
+
+
+async def test_without_others_the_local_instance_gets_all_episodes(counter, policy):
+    local = counter()
+    async with serve_head() as head_url, local:
+        rollout = await play(build_balancer(head_url, local=LocalInstance("0" * 12, local)), policy(ADD, "done"), ROW)
+    assert rollout.reward == 1.5
+
+
+async def test_an_agent_returns_the_metrics_of_an_instance(counter):
+    rows = {"verify_responses": [{"reward": 1.0, "_ng_task_index": 0}, {"reward": 0.0, "_ng_task_index": 1}]}
+    async with serve_two(counter(), counter()) as (head_url, one, _):
+        await one.shut_down()
+        async with app_client(agent.create_app(build_balancer(head_url), model("scripted/random"))) as client:
+            answer = await client.post("/aggregate_metrics", json=rows)
+            wrong = await client.post("/aggregate_metrics", json={"verify_responses": 3})
+        async with counter() as local, httpx.AsyncClient() as client:
+            remote = build_balancer(head_url, local=LocalInstance("0" * 12, local))
+            assert await remote.aggregate(rows) == answer.json()
+            with pytest.raises(RequestRejected, match="must be a list of rows"):
+                await remote.aggregate({"verify_responses": 3})
+    assert answer.json()["agent_metrics"]["mean/reward"] == 0.5
+    assert wrong.status_code == 422
+
+
+async def test_a_process_that_stops_answering_delays_episodes_only_for_its_lease(policy):
+    environment = load("multineedle")
+    row = next(environment.tasks("train")).row()
+    async with serve_head(lease=1.0) as head_url, serve_process("multineedle", head_url, lease=1.0) as (started, _):
+        balancer = build_balancer(head_url, "multineedle")
+        episode = await balancer.reset(row)
+        os.kill(started.pid, signal.SIGSTOP)
+        verifying = asyncio.ensure_future(balancer.verify(episode))
+        opening = asyncio.ensure_future(balancer.reset(row))
+        done, _ = await asyncio.wait({verifying, opening}, timeout=15)
+        assert done == {verifying, opening}
+        failures = [each.exception() for each in (verifying, opening)]
+        await balancer.close(episode)
+    assert all(isinstance(each, Failed) and each.retryable and each.kind == "server_unreachable" for each in failures)
+
+
+async def test_no_rollout_is_lost_if_one_of_two_processes_is_killed():
+    environment, chosen = load("multineedle"), model("scripted/random")
+    rows = [task.row() for task in islice(environment.tasks("train"), 60)]
+    async with (
+        serve_head(lease=1.0) as head_url,
+        serve_process("multineedle", head_url, lease=1.0) as (doomed, _),
+        serve_process("multineedle", head_url, lease=1.0),
+    ):
+        balancer, slots, killed = build_balancer(head_url, "multineedle"), asyncio.Semaphore(8), []
+
+        async def play_row(number):
+            async with slots:
+                if number == 20:
+                    killed.append(os.kill(doomed.pid, signal.SIGKILL))
+                return await play(balancer, chosen, rows[number])
+
+        rollouts = await asyncio.gather(*(play_row(number) for number in range(60)))
+    failures = [each.failure for each in rollouts if each.failure is not None]
+    assert killed
+    assert all(each.retryable for each in failures), failures
+    assert len(failures) <= 8
+    assert all(each.outcome == "scored" for each in rollouts[40:])
+
+
+async def test_an_instance_that_the_head_has_lost_gets_no_new_episodes(counter):
+    async with serve_head() as head_url:
+        async with Instance(counter(), head_url, "127.0.0.2").serve():
+            pass
+        async with Instance(counter(), head_url, "127.0.0.3").serve() as remaining:
+            assert [each["url"] for each in (await fetch_nodes(head_url))["instances"]] == [remaining.url]
+            balancer = build_balancer(head_url)
+            episode = await balancer.reset(ROW)
+            await wait_until(lambda: remaining.sessions == 1)
+            await balancer.close(episode)
+
+
+async def test_a_draining_node_gets_no_new_episodes_and_finishes_its_own(counter):
+    async with serve_two(counter(), counter()) as (head_url, one, other):
+        balancer = build_balancer(head_url)
+        episodes = [await balancer.reset(ROW) for _ in range(2)]
+        await one.node.drain()
+
+        async def is_reported():
+            return any(each.draining for each in await balancer.instances.find_by_name("counter", "resources_servers"))
+
+        await wait_until(is_reported)
+        episodes += [await balancer.reset(ROW) for _ in range(2)]
+        assert (one.sessions, other.sessions) == (1, 3)
+        await one.node.leave()
+        await balancer.instances.renew()
+        answers = await asyncio.gather(*(balancer.step(each, CALL) for each in episodes))
+        assert [each.output for each in answers] == ['{"success":true}'] * 4
+        for each in episodes:
+            await balancer.close(each)
+        assert (one.sessions, other.sessions) == (0, 0)
+
+
+async def test_while_the_only_instance_drains_another_is_waited_for(counter, policy):
+    async with serve_head() as head_url, Instance(counter(), head_url).serve() as one:
+        balancer = build_balancer(head_url, wait_seconds=0.5)
+        await one.node.drain()
+        await balancer.instances.renew()
+        playing = asyncio.ensure_future(play(balancer, policy(ADD, "done"), ROW))
+        await asyncio.sleep(1.5)
+        async with Instance(counter(), head_url).serve():
+            rollout = await playing
+    assert rollout.reward == 1.5
+
+
+SLOW = """
+@hookimpl
+async def verify(task, transcript):
+    await asyncio.sleep(0.5)
+    return Verdict(reward=1.0)
+"""
+
+
+async def test_an_instance_that_left_remains_usable_while_it_answers(environment):
+    async with serve_head() as head_url, Instance(environment(SLOW), head_url).serve() as one:
+        balancer = build_balancer(head_url, "made")
+        episode = await balancer.reset(ROW)
+        await one.node.leave()
+        # The verdict takes longer than several checks of the instance.
+        verdict = await balancer.verify(episode)
+        await balancer.close(episode)
+    assert verdict.reward == 1.0
+
+
+async def test_a_restarted_head_removes_no_instance(counter, policy):
+    port = find_free_port()
+    async with serve_head(port=port) as head_url:
+        one = Instance(counter(), head_url)
+        server = one.serve()
+        await server.__aenter__()
+        balancer = build_balancer(head_url)
+        await balancer.close(await balancer.reset(ROW))
+    async with serve_head(port=port):
+        await balancer.instances.renew()
+        assert (await fetch_nodes(head_url))["instances"] == []
+        rollout = await play(balancer, policy(ADD, "done"), ROW)
+        await server.__aexit__(None, None, None)
+    assert rollout.reward == 1.5
+
+
+async def test_an_agent_continues_a_session_at_its_instance(counter, policy):
+    tool = {"type": "function", "name": "increment_counter", "parameters": {"type": "object", "properties": {}}}
+    async with serve_two(counter(), counter()) as (head_url, one, other):
+        for each in (one, other):
+            async with (
+                httpx.AsyncClient(base_url=each.url) as seeding,
+                app_client(agent.create_app(build_balancer(head_url), policy(ADD, "done"))) as client,
+            ):
+                await seeding.post("/seed_session", json=ROW)
+                cookies = "; ".join(f"{name}={value}" for name, value in seeding.cookies.items())
+                body = {"input": "add", "tools": [tool]}
+                answer = await client.post("/v1/responses", json=body, headers={"cookie": cookies})
+                assert answer.status_code == 200
+                assert (await seeding.post("/get_counter_value", json={})).json() == {"count": 3}

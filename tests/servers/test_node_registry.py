@@ -1,0 +1,241 @@
+"""The nodes registered at a head: each for its lease, without contradictions."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.instances import build_shared_config, choose_services
+from gymsdk.servers.registry import NodeRegistry, check_services
+from gymsdk.servers.reports import Exit, Registration
+
+from .registrations import HERE, MATH, build_exit_registration, build_registration, build_service
+
+
+def test_a_node_is_registered_for_its_lease(registry, clock):
+    assert registry.register("a", build_registration(MATH), HERE) == 10.0
+    clock.now = 10.0
+    assert [each.name for each in registry.services] == ["math"]
+    clock.now = 10.1
+    assert (registry.services, len(registry)) == ([], 0)
+
+
+def test_a_node_that_left_before_it_registered_cannot_register_late(registry):
+    registry.leave("a")
+    with pytest.raises(RequestRejected, match="has left"):
+        registry.register("a", build_registration(MATH), HERE)
+
+
+def test_only_a_bounded_number_of_left_nodes_is_remembered(clock):
+    registry = NodeRegistry(max_nodes=2, clock=clock)
+    for name in "abc":
+        registry.leave(name)
+    assert registry.register("a", build_registration(MATH), HERE) == 10.0
+    with pytest.raises(RequestRejected, match="has left"):
+        registry.register("c", build_registration(build_service()), HERE)
+
+
+def test_a_node_that_reports_again_stays(registry, clock):
+    registry.register("a", build_registration(MATH), HERE)
+    clock.now = 9.0
+    registry.register("a", build_registration(MATH), HERE)
+    clock.now = 18.0
+    assert len(registry) == 1
+
+
+def test_a_node_may_ask_for_a_shorter_lease_but_not_for_a_longer_one(registry):
+    assert registry.register("a", build_registration(seconds=2.0), HERE) == 2.0
+    assert registry.register("b", build_registration(seconds=2000.0), HERE) == 10.0
+
+
+def test_a_node_that_leaves_is_gone_at_once_and_cannot_register_late(registry):
+    registry.register("a", build_registration(MATH), HERE)
+    registry.leave("a")
+    registry.leave("a")
+    assert registry.services == []
+    with pytest.raises(RequestRejected, match="node 'a' has left"):
+        registry.register("a", build_registration(MATH), HERE)
+
+
+def test_a_second_node_with_a_servers_name_is_another_instance(registry):
+    registry.register("a", build_registration(MATH), HERE)
+    registry.register("b", build_registration(build_service()), HERE)
+    assert [each.name for each in registry.services] == ["math", "math"]
+    assert len({each.id for each in registry.services}) == 2
+
+
+@pytest.mark.parametrize("other", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
+def test_a_contradicting_name_is_rejected_with_a_message(registry, other):
+    registry.register("a", build_registration(MATH), HERE)
+    with pytest.raises(
+        RequestRejected, match=r"'math' is resources_servers/math at this head and cannot be .*; choose another name"
+    ):
+        registry.register("b", build_registration(build_service(**other)), HERE)
+    assert len(registry) == 1
+
+
+def test_a_name_that_contradicts_the_heads_own_is_rejected(clock):
+    with pytest.raises(RequestRejected, match="'math' is"):
+        NodeRegistry([MATH], clock=clock).register("b", build_registration(build_service(implementation="sums")), HERE)
+
+
+@pytest.mark.parametrize("name", ["head_server", "policy_model_name"])
+def test_a_server_cannot_be_named_like_a_key_of_the_configuration(name):
+    with pytest.raises(RequestRejected, match="a key of the configuration"):
+        NodeRegistry(taken=["policy_model_name"]).register("a", build_registration(build_service(name=name)), HERE)
+
+
+def test_a_node_may_change_its_servers(registry):
+    registry.register("a", build_registration(MATH), HERE)
+    registry.register("a", build_registration(build_service(implementation="sums")), HERE)
+    assert [each.implementation for each in registry.services] == ["sums"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "expected"),
+    [
+        ("0.0.0.0", "10.0.0.7", "10.0.0.7"),
+        ("::", "::ffff:10.0.0.7", "10.0.0.7"),
+        ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
+        ("node-7", "10.0.0.7", "node-7"),
+        ("0.0.0.0", "nonsense", "0.0.0.0"),
+    ],
+)
+def test_a_node_without_a_host_is_reached_at_its_callers_address(registry, host, address, expected):
+    registry.register("a", build_registration(build_service(host=host)), address)
+    assert [each.host for each in registry.services] == [expected]
+
+
+def test_the_number_of_nodes_is_bounded(clock):
+    registry = NodeRegistry(max_nodes=1, clock=clock)
+    registry.register("a", build_registration(), HERE)
+    registry.register("a", build_registration(), HERE)
+    with pytest.raises(RequestRejected, match="this head already has 1 nodes"):
+        registry.register("b", build_registration(), HERE)
+
+
+def test_the_registry_is_settled_once_former_nodes_had_time_to_report(registry, clock):
+    assert not registry.is_settled
+    clock.now = 10.0
+    assert registry.is_settled
+
+
+def test_expected_servers_and_exits_are_reported(registry):
+    exits = {"math": Exit(code=-9, at=1.0, restarts=2)}
+    registry.register("a", build_registration(expected=["math", "tool_call"], exits=exits), HERE)
+    registry.register("b", build_registration(MATH, expected=["math"]), HERE)
+    assert (registry.expected_servers, registry.exits) == (["math", "tool_call"], exits)
+
+
+def nested(depth):
+    value = "x"
+    for _ in range(depth):
+        value = [{"a": value}]
+    return value
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"services": [MATH.model_dump() | {"port": 0}]},
+        {"services": [MATH.model_dump() | {"host": "a b/"}]},
+        {"services": [MATH.model_dump() | {"kind": "coffee"}]},
+        {"services": [MATH.model_dump() | {"id": "guessed"}]},
+        {"services": [MATH.model_dump() | {"name": ""}]},
+        {"services": [MATH.model_dump()] * 1001},
+        {"services": [MATH.model_dump() | {"fields": {"a": nested(400)}}]},
+        {"services": [MATH.model_dump() | {"fields": {"a": "x" * 20000}}]},
+        {"loads": {"math": {"sessions": -1}}},
+        {"seconds": 0},
+        {"seconds": float("nan")},
+    ],
+)
+def test_an_invalid_registration_is_rejected(wrong):
+    with pytest.raises(ValidationError):
+        Registration.model_validate(wrong)
+
+
+def test_the_oldest_healthy_instance_represents_its_name():
+    old, young, new = build_service(started=1.0), build_service(started=2.0), build_service(started=3.0)
+    assert choose_services([new, old, young], {})["math"] is old
+    assert choose_services([new, old, young], {old.id: "timeout", young.id: "success"})["math"] is young
+    assert choose_services([new, old], {old.id: "timeout", new.id: "connection_error"})["math"] is old
+    assert choose_services([new, old], {}, draining={old.id})["math"] is new
+
+
+def test_the_configuration_contains_task_routes_and_the_policy_model():
+    fields = {"resources_server": {"type": "resources_servers", "name": "math"}}
+    server = build_service(name="math_server", kind="environment_servers", fields=fields)
+    model = build_service(name="policy_model", kind="responses_api_models", fields={"model": "openai/x"})
+    assert build_shared_config([MATH, server, model]) == {
+        "environment_server_routes": {"math": "math_server"},
+        "policy_model_name": "openai/x",
+    }
+
+
+def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(registry):
+    registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
+    registry.register("supervisor", build_exit_registration(), HERE)
+    # The exit is reported instead: the node is not lost.
+    assert (registry.services, registry.lost_nodes) == ([], [])
+    # Its last report may arrive late.
+    with pytest.raises(RequestRejected, match="has left"):
+        registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
+    assert registry.services == []
+
+
+@pytest.mark.parametrize(
+    ("service", "supervisor"),
+    [({"pid": 8}, "s"), ({"pid": 7, "started": 6.5}, "s"), ({"pid": 7, "name": "sums"}, "s"), ({"pid": 7}, "other")],
+)
+def test_the_exit_of_one_process_is_not_that_of_another(registry, service, supervisor):
+    registry.register("child", build_registration(build_service(**service), supervisor=supervisor), HERE)
+    registry.register("supervisor", build_exit_registration(), HERE)
+    assert len(registry.services) == 1
+
+
+def test_late_reports_of_an_ended_process_are_rejected_in_any_order(registry):
+    registry.register("supervisor", build_exit_registration(), HERE)
+    with pytest.raises(RequestRejected, match="the process of node 'child' has ended") as caught:
+        registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
+    assert (caught.value.status, registry.services, registry.due_restarts("child")) == (410, [], [])
+
+
+def test_an_abnormal_exit_is_not_hidden_by_another_server_of_its_name(registry):
+    wrong, older = Exit(code=-9, at=9.0, pid=1), Exit(code=1, at=8.0, pid=1)
+    for name, one in (("r", older), ("s", wrong), ("t", Exit(code=0, at=10.0, pid=1))):
+        registry.register(name, build_registration(exits={"math": one}, supervisor=name), HERE)
+    assert registry.exits == {"math": wrong}
+
+
+def test_two_nodes_cannot_have_the_same_instance_id(registry):
+    registry.register("a", build_registration(MATH), HERE)
+    registry.register("a", build_registration(MATH), HERE)
+    with pytest.raises(RequestRejected, match=r"the id .* of 'math' belongs to another instance") as caught:
+        registry.register("b", build_registration(MATH), HERE)
+    assert caught.value.status == 409
+    registry.register("b", build_registration(build_service()), HERE)
+    registry.leave("a")
+    registry.register("c", build_registration(MATH), HERE)
+    with pytest.raises(RequestRejected, match="belongs to another instance"):
+        registry.register("d", build_registration(one := build_service(), one.model_copy()), HERE)
+
+
+def test_servers_on_loopback_are_accepted_from_their_own_machine_only():
+    near = MATH.model_copy(update={"host": "127.0.0.1"})
+    for address, own in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
+        check_services([near], address, head_address=own, scheme="http")
+    check_services([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, head_address="10.0.0.1", scheme="http")
+    for host in ("127.0.0.1", "localhost", "::1"):
+        with pytest.raises(
+            RequestRejected, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
+        ) as caught:
+            check_services([MATH.model_copy(update={"host": host})], HERE, head_address="10.0.0.1", scheme="http")
+        assert caught.value.status == 422
+
+
+def test_a_head_with_tls_rejects_servers_without_it():
+    check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", head_address="127.0.0.1", scheme="https")
+    with pytest.raises(RequestRejected, match="unencrypted; serve it with --tls-cert and --tls-key"):
+        check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")

@@ -1,0 +1,136 @@
+"""Requests rejected before routing are counted, and cannot flood the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import Environment
+from gymsdk.observability.logging import LogConfig, log_to
+from gymsdk.observability.metrics import ServerMetrics, parse_samples
+from gymsdk.servers import routing
+from gymsdk.servers.auth import Limits, Security
+from gymsdk.servers.routing import RejectionLog
+
+from .secured import TOKEN, SecuredServers, serve_secured
+
+TOKEN_HEADER = {"authorization": f"Bearer {TOKEN.get_secret_value()}"}
+WRONG_TOKEN = "not-the-token-but-somebodys"
+REJECTED: list[tuple[dict[str, str], int]] = [
+    ({}, 401),
+    ({"authorization": f"Bearer {WRONG_TOKEN}"}, 401),
+    ({**TOKEN_HEADER, "host": "evil.test"}, 421),
+    ({**TOKEN_HEADER, "origin": "http://evil.test"}, 403),
+    ({**TOKEN_HEADER, "x-long": "a" * 5000}, 431),
+]
+
+
+@pytest.fixture
+async def servers(counter: Callable[..., Environment]) -> AsyncIterator[SecuredServers]:
+    async with serve_secured(counter(), Security(token=TOKEN, limits=Limits(header=4096))) as running:
+        yield running
+
+
+async def send_rejected_requests(url: str, path: str = "/verify") -> list[int]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        return [(await client.post(path, json={}, headers=headers)).status_code for headers, _ in REJECTED]
+
+
+async def count_rejections(url: str) -> Counter[int]:
+    async with httpx.AsyncClient(headers=TOKEN_HEADER) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    found = [
+        (labels, value)
+        for name, labels, value in parse_samples(text)
+        if name == "requests_total" and labels["route"] == "refused"
+    ]
+    return Counter({int(labels["status"]): int(value) for labels, value in found})
+
+
+def read_logs(folder: Path) -> str:
+    return "".join(file.read_text() for file in folder.iterdir())
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[[str], list[dict[str, Any]]]:
+    def read(server: str) -> list[dict[str, Any]]:
+        for handler in logging.getLogger("gymsdk").handlers:
+            handler.flush()
+        found = [json.loads(line) for line in (tmp_path / f"{server}.log").read_text().splitlines()]
+        return [line for line in found if line["fields"].get("route") == "refused"]
+
+    return read
+
+
+async def test_rejections_are_counted_by_status_at_each_server(servers: SecuredServers) -> None:
+    for url in (servers.head, *servers.urls.values()):
+        assert await send_rejected_requests(url) == [status for _, status in REJECTED]
+        assert await count_rejections(url) == {401: 2, 421: 1, 403: 1, 431: 1}
+
+
+def test_a_flood_of_rejections_is_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    log = RejectionLog(ServerMetrics("counter"), clock=lambda: now[0])
+    scope = {"method": "POST", "headers": [], "client": ("10.0.0.9", 1)}
+    with caplog.at_level(logging.INFO, "gymsdk.requests"):
+        for now[0] in (100.0, 100.5, 100.9, 101.0, 101.9):
+            for status in (401, 403):
+                log.record(scope, status, routing.REJECTED_ROUTE)
+    messages = [each.getMessage() for each in caplog.records]
+    assert messages == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
+
+
+async def test_a_rejections_log_line_contains_nothing_the_client_sent(
+    servers: SecuredServers, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
+        for _ in range(4):
+            await send_rejected_requests(servers.urls["counter"], f"/{WRONG_TOKEN}")
+        assert {line["fields"]["status"] for line in lines("counter")} == {401, 421, 403, 431}
+    assert (await count_rejections(servers.urls["counter"]))[401] == 2 * 4
+    assert {line["fields"]["client"] for line in lines("counter")} == {"127.0.0.1"}
+    assert not any(word in read_logs(tmp_path) for word in (WRONG_TOKEN, TOKEN.get_secret_value(), "evil"))
+
+
+async def test_health_checks_without_a_token_are_not_counted_as_rejected(
+    servers: SecuredServers, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
+        async with httpx.AsyncClient() as client:
+            for path in ("/", "/livez", "/healthz", "/health", "/readyz"):
+                assert (await client.get(f"{servers.urls['counter']}{path}")).status_code == 401
+            assert (
+                await client.get(f"{servers.urls['counter']}/livez", headers={"x-api-key": WRONG_TOKEN})
+            ).status_code == 401
+        assert len(lines("counter")) == 1
+    assert await count_rejections(servers.urls["counter"]) == {401: 1}
+
+
+@pytest.mark.parametrize("path", ["/nodes", "/nodes/some", "/stats", "/metrics"])
+async def test_metrics_requests_without_a_token_are_counted_as_rejected(
+    servers: SecuredServers, path: str, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(servers.head + path)).status_code == 401
+        assert [line["fields"]["status"] for line in lines("head")] == [401]
+    assert await count_rejections(servers.head) == {401: 1}
+
+
+async def test_at_debug_level_every_rejection_is_logged(
+    servers: SecuredServers, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    with log_to(LogConfig(level="debug", format="json", directory=tmp_path)):
+        for _ in range(3):
+            await send_rejected_requests(servers.urls["counter"])
+        assert len(lines("counter")) == 3 * len(REJECTED)
+        levels = Counter(line["level"] for line in lines("counter"))
+    assert levels.total() == 3 * len(REJECTED)
+    assert levels["info"] >= 4

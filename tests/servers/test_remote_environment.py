@@ -1,0 +1,184 @@
+"""A remote environment over HTTP plays as in process, at gymsdk's resources server and at one like NeMo Gym's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from gymsdk import Environment, Task, play
+from gymsdk.errors import BadRow
+from gymsdk.http.client import Retry
+from gymsdk.models.scripted import ScriptedModel
+from gymsdk.servers import resources
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.types import Item
+
+from .app_helpers import serve_app
+from .nodes import metric
+
+ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+ADD = [("increment_counter", {"count": 2})]
+TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("add", "verify", "break")]
+
+
+async def test_an_episode_is_played_as_in_process(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
+    local = await play(counter(), policy(ADD, "done"), ROW, seed=5)
+    async with serve_app(resources.create_app(counter())) as url:
+        remote = await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW, seed=5)
+    assert (
+        (remote.reward, remote.components) == (local.reward, local.components) == (1.5, {"verdict": 1.0, "steps": 0.5})
+    )
+    assert (remote.opening, remote.tools) == (local.opening, local.tools)
+    assert remote.response is not None
+    assert local.response is not None
+    assert remote.response["output"] == local.response["output"]
+
+
+async def test_a_finished_episode_leaves_no_session(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
+    async with serve_app(resources.create_app(counter())) as url:
+        await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW)
+        async with httpx.AsyncClient() as client:
+            figures = (await client.get(f"{url}/metrics")).text
+    assert metric(figures, "sessions_open", server="counter") == 0
+
+
+@pytest.mark.parametrize("call", [("increment_counter", {"count": "x"}), ("increment_counter", "{torn")])
+async def test_an_invalid_call_is_answered_as_in_process(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], call: tuple[str, Any]
+) -> None:
+    local = await play(counter(), policy([call], "done"), ROW)
+    async with serve_app(resources.create_app(counter())) as url:
+        remote = await play(RemoteEnvironment(url, "counter"), policy([call], "done"), ROW)
+    assert local.response is not None
+    assert remote.response is not None
+    assert remote.response["output"] == local.response["output"]
+
+
+@pytest.mark.parametrize("settings", [{"judge": "down"}, {"judge": "lost"}])
+async def test_a_remote_failure_is_the_same_failure_locally(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], settings: dict[str, Any]
+) -> None:
+    local = await play(counter(**settings), policy("done"), ROW)
+    async with serve_app(resources.create_app(counter(**settings))) as url:
+        remote = await play(RemoteEnvironment(url, "counter"), policy("done"), ROW)
+    assert (remote.outcome, remote.reward) == ("unscorable", None)
+    assert local.failure is not None
+    assert remote.failure is not None
+    assert (remote.failure.kind, remote.failure.stage) == (local.failure.kind, local.failure.stage)
+
+
+async def test_a_remote_tool_failure_fails_the_episode(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
+    async with serve_app(resources.create_app(counter())) as url:
+        rollout = await play(RemoteEnvironment(url, "counter"), policy([("stumble", {})]), ROW)
+    assert rollout.failure is not None
+    assert (rollout.outcome, rollout.failure.kind, rollout.failure.stage) == ("failed", "tool_raised", "step")
+
+
+async def test_a_row_that_does_not_fit_is_a_bad_row(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
+    async with serve_app(resources.create_app(counter())) as url:
+        with pytest.raises(BadRow, match="does not fit environment 'counter'"):
+            await play(RemoteEnvironment(url, "counter"), policy("done"), ROW | {"initial_count": "many"})
+
+
+async def test_an_unreachable_server_fails_the_episode(policy: Callable[..., ScriptedModel]) -> None:
+    gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
+    rollout = await play(gone, policy("done"), ROW)
+    assert rollout.failure is not None
+    assert (rollout.failure.stage, rollout.failure.kind) == ("reset", "server_unreachable")
+    assert rollout.failure.retryable
+
+
+class NemoGymServer:
+    """A resources server like NeMo Gym's: a cookie on every response, errors as tool outputs, no end of a session."""
+
+    def __init__(self, verdict: Item | None = None) -> None:
+        self.requests: list[tuple[str, str, Any]] = []
+        self.verdict = {"reward": 0.25, "extra": "yes"} if verdict is None else verdict
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        sent = await request.json()
+        self.requests.append((request.path, request.headers.get("Cookie", ""), sent))
+        row = sent if isinstance(sent, dict) else {}
+        body: Any = {"/seed_session": {}, "/add": {"sum": 3}, "/verify": {**row, **self.verdict}}.get(request.path)
+        status = 200 if body is not None else 500
+        answer = web.json_response("RuntimeError('broke')" if body is None else body, status=status)
+        answer.set_cookie("StrangeServer___s", f"session-{len(self.requests)}", path="/", httponly=True)
+        return answer
+
+
+@asynccontextmanager
+async def serve_nemo_gym(server: NemoGymServer) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    bound = socket.create_server(("127.0.0.1", 0))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, bound).start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    await runner.cleanup()
+
+
+DOWN = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"}
+TASK = {"responses_create_params": {"input": "add", "tools": TOOLS}, "own": 1}
+
+
+async def test_a_nemo_gym_server_is_played_by_its_own_rules(policy: Callable[..., ScriptedModel]) -> None:
+    server = NemoGymServer()
+    calls = [("add", {"a": 1}), ("add", "{torn"), ("verify", {}), ("break", [1])]
+    async with serve_nemo_gym(server) as url:
+        rollout = await play(RemoteEnvironment(url, "sums"), policy(calls, "done"), TASK)
+    assert rollout.response is not None
+    outputs = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
+    assert [path for path, _, _ in server.requests] == ["/seed_session", "/add", "/break", "/verify"]
+    assert outputs[0] == '{"sum": 3}'
+    assert outputs[1].startswith('{"error": "Invalid tool call arguments: ')
+    assert "There is no tool named 'verify'" in outputs[2]
+    assert outputs[3] == "\"RuntimeError('broke')\""
+    assert (rollout.reward, rollout.verdict and rollout.verdict.model_dump()["extra"]) == (0.25, "yes")
+
+
+async def test_the_cookies_of_the_last_response_go_with_the_next_request(policy: Callable[..., ScriptedModel]) -> None:
+    server = NemoGymServer()
+    async with serve_nemo_gym(server) as url:
+        await play(RemoteEnvironment(url, "sums"), policy([("add", {})], "done"), TASK)
+    assert [cookie for _, cookie, _ in server.requests] == [
+        "",
+        "StrangeServer___s=session-1",
+        "StrangeServer___s=session-2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome", "kind"),
+    [
+        (
+            {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"},
+            "unscorable",
+            "judge_failed",
+        ),
+        ({"reward": 0.0, "mask_sample": True, "failure_kind": "odd"}, "unscorable", "odd"),
+        ({"reward": None}, "failed", "bad_answer"),
+        ({"reward": "much"}, "failed", "bad_answer"),
+        ({"reward": float("inf")}, "failed", "bad_answer"),
+    ],
+)
+async def test_a_missing_reward_is_a_failure(
+    policy: Callable[..., ScriptedModel], verdict: Item, outcome: str, kind: str
+) -> None:
+    async with serve_nemo_gym(NemoGymServer(verdict)) as url:
+        rollout = await play(RemoteEnvironment(url, "sums"), policy("done"), TASK)
+    assert (rollout.outcome, rollout.failure and rollout.failure.kind) == (outcome, kind)

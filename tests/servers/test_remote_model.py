@@ -1,0 +1,203 @@
+"""A remote model: found through the head, one server per episode, failures with the server's own kinds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gymsdk import Model, load, model, play, responses
+from gymsdk.deploy.node import Node
+from gymsdk.errors import Failed
+from gymsdk.http import client
+from gymsdk.servers import instances as waiting
+from gymsdk.servers import model as model_server
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.remote_model import RemoteModel
+from gymsdk.servers.reports import HeadSnapshot, Instance
+from gymsdk.servers.service import Service
+from gymsdk.types import Episode, Item
+
+from .nodes import MAX_AGE, run_node, serve_app, serve_head
+
+REQUEST: Item = {"input": [{"role": "user", "content": "say"}]}
+
+
+class FixedModel:
+    """A model with a fixed reply or failure that counts its requests."""
+
+    name = "told"
+
+    def __init__(self, reply: str | Failed) -> None:
+        self.reply = reply
+        self.request_count = 0
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.request_count += 1
+        if isinstance(self.reply, Failed):
+            raise self.reply
+        return responses.build_response([responses.build_message(self.reply)], model="told")
+
+
+@pytest.fixture(autouse=True)
+async def close_client():
+    yield
+    await client.aclose()
+
+
+@asynccontextmanager
+async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteModel, list[AsyncExitStack]]]:
+    """Yield a remote model with these *models* as its instances, and the contexts that end their servers."""
+    async with AsyncExitStack() as stack:
+        head_url = await stack.enter_async_context(serve_head())
+        server_contexts = []
+        for each in models:
+            server_context = await stack.enter_async_context(AsyncExitStack())
+            port = await server_context.enter_async_context(serve_app(model_server.create_app(each)))
+            service = Service(
+                name="policy_model", kind="responses_api_models", implementation="gymsdk_model", port=port
+            )
+            await stack.enter_async_context(run_node(Node(head_url, [service])))
+            server_contexts.append(server_context)
+        known = InstanceDirectory(nodes_fetcher(head_url), max_age=MAX_AGE)
+        yield (
+            RemoteModel("policy_model", known, **{"wait_seconds": 0.3, "retry": client.Retry(times=0)} | options),
+            server_contexts,
+        )
+
+
+async def read_reply(remote: RemoteModel, episode: Episode | None = None) -> str:
+    response = await remote.respond(REQUEST, episode=episode)
+    text: str = response["output"][0]["content"][0]["text"]
+    return text
+
+
+async def test_requests_go_to_the_servers_that_the_head_lists():
+    async with served(FixedModel("yes")) as (remote, _):
+        assert await read_reply(remote) == "yes"
+
+
+async def test_an_episode_stays_with_one_server_and_episodes_are_distributed():
+    models = [FixedModel("one"), FixedModel("other")]
+    found = load("multineedle")
+    async with found, served(*models) as (remote, _):
+        for number in range(16):
+            row = next(found.tasks("train", seed=number)).row()
+            episode = await found.reset(row, id=f"r{number}")
+            assert len({await read_reply(remote, episode) for _ in range(3)}) == 1
+            await found.close(episode)
+    assert all(each.request_count for each in models)
+
+
+async def test_an_episode_continues_at_another_server_if_its_own_is_lost():
+    models = [FixedModel("one"), FixedModel("one")]
+    async with served(*models) as (remote, server_contexts):
+        await server_contexts[0].aclose()
+        assert [await read_reply(remote) for _ in range(4)] == ["one"] * 4
+    assert models[1].request_count == 4
+
+
+async def test_without_a_server_the_error_explains_how_to_start_one():
+    async with served() as (remote, _):
+        with pytest.raises(Failed, match="`gymsdk serve ENVIRONMENT --role model --model NAME --head URL`") as raised:
+            await remote.respond(REQUEST)
+    assert (raised.value.kind, raised.value.retryable) == ("model_unreachable", True)
+
+
+async def test_without_a_server_the_error_names_the_environment_for_scripted_models():
+    async with load("multineedle") as found, served() as (remote, _):
+        rollout = await play(found, remote, next(found.tasks("train")).row())
+    assert rollout.failure is not None
+    assert "`gymsdk serve multineedle --role model --model NAME --head URL`" in rollout.failure.message
+
+
+async def test_without_a_server_the_error_names_the_configuration_file():
+    with pytest.raises(Failed, match=r"no model server 'judge' .*`gymsdk serve --config FILE --role model --head URL`"):
+        await RemoteModel("judge", InstanceDirectory(fetch_no_nodes), wait_seconds=0).respond(REQUEST)
+
+
+async def fetch_no_nodes() -> HeadSnapshot:
+    return HeadSnapshot()
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "retryable"),
+    [
+        (Failed("too long", kind="model_refused"), "model_refused", False),
+        (Failed("slow down", kind="model_rate_limited", retryable=True), "model_rate_limited", True),
+        (Failed("lost", kind="model_unreachable", retryable=True, retry_after=2.0), "model_unreachable", True),
+        (Failed("odd", kind="own_word"), "model_refused", False),
+    ],
+)
+async def test_a_remote_failure_keeps_its_kind(failure: Failed, kind: str, retryable: bool):
+    async with served(FixedModel(failure)) as (remote, _):
+        with pytest.raises(Failed, match=str(failure)) as raised:
+            await remote.respond(REQUEST)
+    assert (raised.value.kind, raised.value.retryable) == (kind, retryable)
+
+
+async def test_the_remote_oracle_reports_that_it_cannot_answer():
+    async with load("multineedle") as found, served(model("scripted/oracle")) as (remote, _):
+        rollout = await play(found, remote, next(found.tasks("train")).row())
+    assert rollout.failure is not None
+    assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", "no_episode", False)
+
+
+async def test_a_remote_response_is_played_as_in_process():
+    async with load("multineedle") as found:
+        row = next(found.tasks("train")).row()
+        local = await play(found, FixedModel("yes"), row)
+        async with served(FixedModel("yes")) as (remote, _):
+            played_remotely = await play(found, remote, row)
+    assert (played_remotely.outcome, played_remotely.reward, played_remotely.components) == (
+        "scored",
+        local.reward,
+        local.components,
+    )
+
+
+@asynccontextmanager
+async def serve_silently() -> AsyncIterator[str]:
+    """Serve an address that accepts requests and never answers, and yield its URL."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await client.aclose()
+
+
+async def test_a_server_that_disappears_during_a_call_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
+
+    def instance(id: str, url: str) -> Instance:
+        return Instance(id=id * 12, name="policy_model", kind="responses_api_models", implementation="x", url=url)
+
+    async with serve_silently() as lost_url, serve_app(model_server.create_app(FixedModel("yes"))) as port:
+        known = [instance("a", lost_url)]
+
+        async def fetch_nodes() -> HeadSnapshot:
+            return HeadSnapshot(instances=list(known))
+
+        instances = InstanceDirectory(fetch_nodes, max_age=0)
+        remote = RemoteModel("policy_model", instances, seconds=60, watch=0.05, wait_seconds=0.2)
+        calling = asyncio.ensure_future(read_reply(remote))
+        await asyncio.sleep(0.3)
+        assert not calling.done()
+        known[:] = [instance("b", f"http://127.0.0.1:{port}")]
+        async with asyncio.timeout(10):
+            assert await calling == "yes"
+        known[:] = [instance("a", lost_url)]
+        await asyncio.sleep(0.11)
+        await instances.renew()
+        calling = asyncio.ensure_future(read_reply(remote))
+        await asyncio.sleep(0.2)
+        known.clear()
+        async with asyncio.timeout(10):
+            with pytest.raises(Failed, match="no model server 'policy_model' is registered"):
+                await calling

@@ -1,0 +1,202 @@
+"""The status of real servers: killed, missing, slow, NeMo Gym's, and no server at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from gymsdk import Failed
+from gymsdk.deploy.node import Node
+from gymsdk.deploy.process import serve
+from gymsdk.http import client
+from gymsdk.observability import status as survey_module
+from gymsdk.observability.status import LostNodeStatus, fetch_status
+from gymsdk.servers.reports import Exit
+from gymsdk.servers.service import Service
+
+from .nodes import find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
+
+LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
+
+
+@pytest.fixture(autouse=True)
+async def close_client():
+    yield
+    await client.aclose()
+
+
+async def run_status(*words: object) -> tuple[int, str, str]:
+    """Run `gymsdk status` and return its exit code and output."""
+    command = [sys.executable, "-m", "gymsdk", "status", *map(str, words)]
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    process_handle = await asyncio.create_subprocess_exec(*command, **pipes, env=os.environ)
+    out, err = await process_handle.communicate()
+    return process_handle.returncode or 0, out.decode(), err.decode()
+
+
+async def test_a_killed_server_is_reported_and_then_missing(installed: Callable[..., Any]):
+    installed()
+    async with (
+        # With a lease this long, the head counts as new, even if the test runs slowly.
+        serve_head(lease=3600.0) as head,
+        run_node(Node(head, expected=["sums"])),
+        serve_process("sums", head, lease=2.0) as (process_handle, url),
+    ):
+        assert (await run_status("--head", head))[0] == 0
+        process_handle.send_signal(signal.SIGKILL)
+        await process_handle.wait()
+        await wait_until(lambda: is_missing(head))
+        code, out, _ = await run_status("--head", head)
+    assert (code, url in out) == (1, False)
+    assert "0 of 1 expected servers registered" in out
+    assert "this head has just started: running nodes register with it within 10 seconds" in out
+    assert "! sums is expected but not registered" in out
+    assert re.search(r"! node [0-9a-f]{8} with sums has not been heard from for \d+ s", out)
+
+
+async def test_a_lost_node_is_reported_until_it_is_back_even_if_another_has_its_servers():
+    other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
+    async with serve_head() as head, run_node(Node(head, [other])):
+        one, again = Node(head, [LAMP], lease=0.2), Node(head, [LAMP])
+        again.id = one.id
+        await one.join()
+        await wait_until(lambda: _fetch_lost(head))
+        report = await fetch_status(head)
+        assert (report.lost[0].id, report.lost[0].servers, report.is_healthy) == (one.id, ["lamp"], False)
+        await again.join()
+        assert not await _fetch_lost(head)
+        await again.leave()
+        assert not await _fetch_lost(head)
+
+
+async def _fetch_lost(head: str) -> list[LostNodeStatus]:
+    return (await fetch_status(head)).lost
+
+
+async def is_missing(head: str) -> bool:
+    return [each.health for each in (await fetch_status(head)).servers[1:]] == ["missing"]
+
+
+async def test_a_registered_server_that_does_not_answer_is_marked():
+    async with serve_head() as head, run_node(Node(head, [LAMP])):
+        [_, lamp] = (await fetch_status(head)).servers
+    assert (lamp.health, lamp.wrong, lamp.sessions) == ("connection_error", ["unhealthy"], 0)
+
+
+async def test_an_exit_is_a_problem_for_a_while():
+    for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
+        exits = {"lamp": Exit(code=code, at=time.time() - ago, restarts=3)}
+        async with serve_head() as head, run_node(Node(head, expected=["lamp"], exits=lambda exits=exits: exits)):
+            report = await fetch_status(head)
+        assert report.servers[1].wrong == ["missing", *wrong]
+
+
+async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
+    exits, both = {"lamp": Exit(code=-9, at=time.time(), pid=1)}, {"supervisor": "s"}
+    other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
+    async with (
+        serve_head() as head,
+        run_node(Node(head, exits=lambda: exits, **both)),
+        run_node(Node(head, [LAMP], **both)) as again,
+        run_node(Node(head, [other])),
+    ):
+        assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9, None]
+        # Another instance represents the name until the ended one is back.
+        await again.leave()
+        assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9]
+
+
+async def test_the_heads_own_exit_is_reported():
+    exits = {"head": Exit(code=-9, at=time.time(), restarts=1)}
+    async with serve_head() as head, run_node(Node(head, exits=lambda: exits)):
+        [row] = (await fetch_status(head)).servers
+    assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
+
+
+async def test_a_node_without_servers_is_not_counted():
+    async with serve_head() as head, run_node(Node(head, [LAMP])), run_node(Node(head, expected=["lamp"])):
+        assert (await fetch_status(head)).nodes == 1
+
+
+async def test_a_server_that_is_not_a_head_is_reported():
+    async with serve_app(FastAPI()) as port:
+        with pytest.raises(Failed, match="is not a head: it answered 404"):
+            await fetch_status(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("body", ["no", {}, {"detail": "forbidden"}, {"instances": "none"}, []])
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(200, "is not a head: it answered 200"), (403, "is not a head: it answered 403"), (503, "it answered 503")],
+)
+async def test_a_head_without_a_list_of_servers_is_not_healthy(status: int, message: str, body: object):
+    app = FastAPI()
+    app.add_api_route("/nodes", lambda: JSONResponse(body, status), methods=["GET"])
+    async with serve_app(app) as port:
+        with pytest.raises(Failed, match=message):
+            await fetch_status(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, "no"), (200, ["no"]), (200, {}), (403, []), (503, [])])
+async def test_a_nemo_gym_head_must_return_its_list(status: int, body: object):
+    app = FastAPI()
+    app.add_api_route("/server_instances", lambda: JSONResponse(body, status), methods=["GET"])
+    async with serve_app(app) as port:
+        with pytest.raises(Failed, match=f"it answered {status}"):
+            await fetch_status(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(("status", "health"), [(404, "success"), (503, "unknown_error")])
+async def test_a_heads_health_is_whether_it_answers(status: int, health: str):
+    app = FastAPI()
+    app.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
+    app.add_api_route("/metrics", lambda: JSONResponse({}, status), methods=["GET"])
+    async with serve_app(app) as port:
+        report = await fetch_status(f"http://127.0.0.1:{port}")
+    assert (report.servers[0].health, report.is_healthy) == (health, health == "success")
+
+
+async def test_a_head_that_does_not_return_its_metrics_in_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(survey_module, "REQUEST_SECONDS", 3.0)
+    app = FastAPI()
+
+    async def hang() -> None:
+        await asyncio.sleep(3600)
+
+    app.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
+    app.add_api_route("/metrics", hang, methods=["GET"])
+    async with serve_app(app) as port:
+        report = await fetch_status(f"http://127.0.0.1:{port}")
+    assert (report.servers[0].health, report.servers[0].wrong, report.is_healthy) == ("timeout", ["unhealthy"], False)
+
+
+async def test_a_status_does_not_contain_credentials():
+    async with serve_head() as head:
+        report = await fetch_status(head.replace("http://", "http://me:hush@"))
+    with pytest.raises(Failed) as caught:
+        await fetch_status(f"http://me:hush@127.0.0.1:{find_free_port()}")
+    assert "hush" not in f"{report.model_dump_json()} {caught.value}"
+
+
+async def test_a_nemo_gym_head_is_asked_for_its_list(installed: Callable[..., Any]):
+    installed()
+    async with serve(["sums"]) as servers:
+        [instance] = (
+            each for each in (await client.get(f"{servers.head_url}/server_instances")).json() if each["name"] == "sums"
+        )
+        app = FastAPI()
+        app.add_api_route("/server_instances", lambda: [instance], methods=["GET"])
+        async with serve_app(app) as port:
+            report = await fetch_status(f"http://127.0.0.1:{port}")
+    assert (report.round_trip_by, report.registered, report.is_healthy) == ("command", 1, True)
+    assert report.servers[1].round_trip is not None
