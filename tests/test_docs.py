@@ -197,6 +197,13 @@ def test_the_ci_script_runs_the_commands_of_readme(heading: str) -> None:
     assert f"command_of '{heading}'" in text_of(".ci/run")
 
 
+def test_the_tests_that_the_ci_script_names_exist() -> None:
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", text_of(".ci/run"))
+    assert named
+    for path, test in named:
+        assert re.search(rf"def {test}\(" if test else "", text_of(path)), f"{path} has no {test}"
+
+
 def test_every_block_has_a_language() -> None:
     known = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
     assert [(page, block.heading) for page in PAGES for block in blocks(page) if block.language not in known] == []
