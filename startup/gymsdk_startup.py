@@ -1,14 +1,14 @@
-"""The start-up hook: once Gymnasium's registry is imported, it knows every installed environment as `nemo/<name>`.
+"""Registers each installed environment as `nemo/<name>` as soon as a program imports Gymnasium's registry.
 
-It runs at the start of every interpreter, so it imports nothing that is not there already.
+Python runs `start` when an interpreter starts. Therefore this module imports only modules that are already loaded.
 
-PYTEST_DONT_REWRITE, for it is there before pytest is, which would warn of that.
+PYTEST_DONT_REWRITE: pytest cannot rewrite the assertions of a module that is imported before pytest, and would warn.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # what `typing` calls so; a type checker reads it as true
+TYPE_CHECKING = False  # as in `typing`: a type checker treats this name as true
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.abc import Loader
@@ -18,18 +18,18 @@ else:
     Loader = object
 
 REGISTRY = "gymnasium.envs.registration"
-"""The module whose import is waited for."""
+"""The registration follows the import of this module."""
 
 
 def start() -> None:
-    """Wait for Gymnasium, unless `GYMSDK_NO_AUTOREGISTER` says not to: any value does but `0` and none at all."""
+    """Prepare the registration, unless the environment variable `GYMSDK_NO_AUTOREGISTER` is set and is not `0`."""
     if os.environ.get("GYMSDK_NO_AUTOREGISTER", "") in {"", "0"}:
         install()
 
 
 def install() -> None:
-    """Register the environments: at once where Gymnasium's registry is there, else as soon as it is."""
-    if finder.at_work:
+    """Register the environments now if Gymnasium's registry is loaded, otherwise when a program imports it."""
+    if finder.is_registering:
         return
     if REGISTRY in sys.modules:
         finder.register()
@@ -38,27 +38,30 @@ def install() -> None:
 
 
 class Finder:
-    """Finds one module as the finders behind it do, and has its loader followed by a registration.
+    """An import hook for Gymnasium's registry; all other modules are left to the other finders.
 
-    *failure* is why the last registration failed, if it did; `gymsdk.gym.register()` raises it where it still does.
+    Attributes:
+        is_registering: Whether the registry is being imported through this hook.
+        failure: The error of the last registration, or `None`. `gymsdk.gym.register()` tries again and raises the
+            error if the registration still fails.
     """
 
     def __init__(self) -> None:
-        self.at_work = False
+        self.is_registering = False
         self.failure: BaseException | None = None
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Give the spec of Gymnasium's registry, which registers once it is loaded; no other's."""
+        """Return the spec of Gymnasium's registry with a loader that registers the environments."""
         if name != REGISTRY:
             return None
-        spec = self._found_behind(name, path, target)
+        spec = self._find_with_other_finders(name, path, target)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = Registering(spec.loader)
+            spec.loader = RegisteringLoader(spec.loader)
         return spec
 
-    def _found_behind(
+    def _find_with_other_finders(
         self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
     ) -> "ModuleSpec | None":
         finders = list(sys.meta_path)
@@ -69,7 +72,7 @@ class Finder:
         return None
 
     def register(self) -> None:
-        """Register the environments and wait no longer; keep why that failed, if it does."""
+        """Remove this hook and register the environments; store the error if the registration fails."""
         try:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
@@ -79,38 +82,42 @@ class Finder:
             self.failure = None
         except KeyboardInterrupt:
             raise
-        # The panic of a Rust extension is no `Exception`, and no more is `sys.exit` in a torn package.
-        except BaseException as error:  # noqa: BLE001 - whatever is broken here, `import gymnasium` is not ours to break
+        # A panic of a Rust extension and `sys.exit` in a broken package are not subclasses of `Exception`.
+        except BaseException as error:  # noqa: BLE001 - a failed registration must not break `import gymnasium`
             self.failure = error
 
 
-class Registering(Loader):
-    """The loader of Gymnasium's registry; when that has run, it steps aside for it and registers the environments."""
+class RegisteringLoader(Loader):
+    """Loads Gymnasium's registry with its *real* loader, then registers the environments."""
 
     def __init__(self, real: "Loader") -> None:
         self.real = real
 
     def __getattr__(self, name: str) -> object:
-        """Give what the real loader has: its sources, its resources."""
-        if name == "real":  # asked for before it is set, by `copy`
+        """Return the attribute of the real loader, for example its sources or its resources."""
+        if name == "real":  # `copy` reads the attribute before it is set
             raise AttributeError(name)
         return getattr(self.real, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        """Give the module as the real loader makes it."""
+        """Return the module that the real loader creates."""
         return self.real.create_module(spec) if hasattr(self.real, "create_module") else None
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Run the module as the real loader does, then register; what that raises passes as it is."""
-        self._step_aside(module)
-        finder.at_work = True
+        """Execute the module with the real loader, then register the environments.
+
+        Raises:
+            Exception: Any error of the real loader, unchanged.
+        """
+        self._restore_real_loader(module)
+        finder.is_registering = True
         try:
             self.real.exec_module(module)
             finder.register()
         finally:
-            finder.at_work = False
+            finder.is_registering = False
 
-    def _step_aside(self, module: "ModuleType") -> None:
+    def _restore_real_loader(self, module: "ModuleType") -> None:
         spec = getattr(module, "__spec__", None)
         if spec is not None and spec.loader is self:
             spec.loader = self.real

@@ -162,8 +162,8 @@ def environment(home: Path) -> Path:
     (packages / "outer.pth").write_text("".join(lines))
     offline = "--no-index --no-deps --no-build-isolation"
     command(python, "gymsdk", f"'{python}' -m gymsdk \"$@\"")
-    for name, module in (("ng_run", "run"), ("ng_status", "status"), ("ng_collect_rollouts", "collect")):
-        command(python, name, f"'{python}' -c 'from gymsdk_nemo_compat.{module} import main; main()' \"$@\"")
+    for name, module in (("ng_run", "commands"), ("ng_status", "commands"), ("ng_collect_rollouts", "collect")):
+        command(python, name, f"'{python}' -c 'from gymsdk_nemo_compat.{module} import {name}; {name}()' \"$@\"")
     command(python, "pytest", f"'{python}' -m pytest \"$@\"")
     command(python, "pip", f"'{sys.executable}' -m pip --python '{python}' \"$@\" {offline}")
     return python

@@ -172,9 +172,9 @@ def test_the_nemo_gym_commands_are_a_separate_distribution(wheels: dict[str, Pat
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk_nemo_compat"], "entry_points.txt"))
     assert dict(points["console_scripts"]) == {
-        "ng_run": "gymsdk_nemo_compat.run:main",
-        "ng_status": "gymsdk_nemo_compat.status:main",
-        "ng_collect_rollouts": "gymsdk_nemo_compat.collect:main",
+        "ng_run": "gymsdk_nemo_compat.commands:ng_run",
+        "ng_status": "gymsdk_nemo_compat.commands:ng_status",
+        "ng_collect_rollouts": "gymsdk_nemo_compat.collect:ng_collect_rollouts",
     }
     assert required(wheels["gymsdk_nemo_compat"]) == {"gymsdk", "pydantic"}
 

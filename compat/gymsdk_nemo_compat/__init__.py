@@ -1,1 +1,1 @@
-"""NeMo Gym's commands, carried out by gymsdk."""
+"""NeMo Gym's commands `ng_run`, `ng_status` and `ng_collect_rollouts`, each of which runs the gymsdk command."""

@@ -251,7 +251,7 @@ def test_an_interrupted_collection_keeps_its_rollouts_and_can_resume(workspace: 
             stopped = stop_after_first_rollout(workspace, command)
             finished = len(read_lines(workspace.folder / "out.jsonl"))
             result = workspace.run(f"{command} +resume_from_cache=true")
-    assert stopped.endswith("stopped; the same words with +resume_from_cache=true go on\n"), stopped
+    assert stopped.endswith("stopped; to continue, run the same command with +resume_from_cache=true\n"), stopped
     assert 0 < finished < 4
     assert (result.code, len(read_lines(workspace.folder / "out.jsonl"))) == (0, 4)
     assert f"{finished} of 4 rollouts were finished before" in result.err

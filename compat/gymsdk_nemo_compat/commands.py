@@ -1,0 +1,83 @@
+"""`ng_run` and `ng_status` run `gymsdk serve` and `gymsdk status`; all commands share the functions of this module."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from gymsdk import config
+from gymsdk.credentials import TOKEN_FILE_VARIABLE
+from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.http.tls import get_reachable_host
+from gymsdk.servers.service import build_url
+
+RUN_USAGE = (
+    'ng_run "+config_paths=[a.yaml,b.yaml]" +key=value: runs gymsdk serve with these arguments (gymsdk serve --help).'
+)
+STATUS_USAGE = (
+    "ng_status +head_server.host=HOST +head_server.port=N: runs gymsdk status --head URL; +json=true prints JSON."
+)
+JSON_ARGUMENTS = frozenset({"+json=true", "json=true", "++json=true"})
+
+
+def ng_run() -> None:
+    """Serve the configurations that the arguments name."""
+    run_command(_serve, usage=RUN_USAGE)
+
+
+def ng_status() -> None:
+    """Print the status of the servers."""
+    run_command(_show_status, usage=STATUS_USAGE)
+
+
+def run_command(command: Callable[[Sequence[str]], None], *, usage: str) -> None:
+    """Run *command* with the arguments of this process, or print *usage* for `--help`.
+
+    Exits with code 2 if the arguments are wrong, and with code 1 if the command fails.
+    """
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(f"{usage}\n")
+        return
+    try:
+        command(arguments)
+    except GymsdkError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def find_head(arguments: Sequence[str]) -> str:
+    """Return the URL of the head server.
+
+    The URL and the token file come from the overrides in *arguments* or from `env.yaml` in the current folder. The
+    function stores the path of the token file in the environment variable that gymsdk's clients read.
+
+    Raises:
+        UsageError: The configuration is invalid.
+    """
+    found = config.load_config([], arguments)
+    if found.token_file is not None:
+        os.environ.setdefault(TOKEN_FILE_VARIABLE, str(found.token_file))
+    return build_url(get_reachable_host(found.head.host), found.head.port, "https" if found.tls else "http")
+
+
+def _serve(arguments: Sequence[str]) -> None:
+    if not arguments:
+        raise UsageError('name the configurations, as in ng_run "+config_paths=[config.yaml]"')
+    _run_gymsdk("serve", arguments)
+
+
+def _show_status(arguments: Sequence[str]) -> None:
+    options = [each for each in arguments if each.startswith("--")]
+    overrides = [each for each in arguments if each not in options and each not in JSON_ARGUMENTS]
+    json = ["--json"] if JSON_ARGUMENTS & set(arguments) else []
+    _run_gymsdk("status", ["--head", find_head(overrides), *options, *json])
+
+
+def _run_gymsdk(command: str, arguments: Sequence[str]) -> None:
+    # Imported here, so that `--help` does not wait for it.
+    from gymsdk.cli import main
+
+    sys.argv[:] = ["gymsdk", command, *arguments]
+    main()
