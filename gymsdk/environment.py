@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk import tools
-from gymsdk.config.redaction import is_secret
-from gymsdk.deadlines import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, get_loop_time_after
+from gymsdk.concurrency import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, get_loop_time_after, iterate_in_thread
+from gymsdk.config.show import is_secret
 from gymsdk.errors import (
     BadConfig,
     BadRow,
@@ -51,7 +51,6 @@ from gymsdk.plugins.calls import (
 )
 from gymsdk.plugins.stack import DefaultPlugin, HookImplementation, build_stack
 from gymsdk.responses import get_played_actions, iter_turn_spans
-from gymsdk.threads import iterate_in_thread
 from gymsdk.types import (
     AGENT_SUFFIX,
     Action,

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.context import use_rollout_id
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.plugins.calls import STEPS_COMPONENT, add_rewards
@@ -29,6 +28,7 @@ from gymsdk.responses import (
     query_model,
     truncate_output,
 )
+from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
     Action,
     EndReason,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.deadlines import (
+from gymsdk.concurrency import (
     DEFAULT_STAGE_SECONDS,
     Deadline,
     apply_deadline,

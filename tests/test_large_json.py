@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk import large_json
+from gymsdk.http import bodies
+from gymsdk.http.bodies import MIN_LARGE_BYTES, VALUES_PER_CONTAINER, TooComplex, loads, loads_async
 from gymsdk.jsonl import parse_json
-from gymsdk.large_json import MIN_LARGE_BYTES, VALUES_PER_CONTAINER, TooComplex, loads, loads_async
 
 TEXT = st.text(st.sampled_from('ab"\\[]{},: é\n'), max_size=8)
 SCALARS = (
@@ -46,8 +46,8 @@ def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
         put = data.draw(st.sampled_from([b"", b",", b"[", b"]", b"{", b"}", b'"', b":", b" ", b"\\", b"1"]))
         text = text[:at] + put + text[at + (not put) :]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_json, "MIN_LARGE_BYTES", 0)
-        patch.setattr(large_json, "PIECE_BYTES", piece)
+        patch.setattr(bodies, "MIN_LARGE_BYTES", 0)
+        patch.setattr(bodies, "PIECE_BYTES", piece)
         assert read_in_pieces(text) == read(text)
 
 

@@ -17,19 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
     {"errors", "types"},
-    {"context", "jsonl", "large_json", "profiling", "responses"},
-    {
-        "convert",
-        "credentials",
-        "deadlines",
-        "descriptors",
-        "http",
-        "plugins",
-        "profiling",
-        "threads",
-        "tools",
-        "workers",
-    },
+    {"jsonl", "responses", "tracing"},
+    {"concurrency", "convert", "credentials", "http", "plugins", "tools", "workers"},
     {"client", "config", "models", "router", "tokens"},
     {"environment", "plugins.registry"},
     {"episode", "metrics"},

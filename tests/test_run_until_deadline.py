@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gymsdk.deadlines import (
+from gymsdk.concurrency import (
     MAX_LOOP_BLOCK_SECONDS,
     Deadline,
     get_loop_time_after,

@@ -9,7 +9,7 @@ import pytest
 from gymsdk.config.model import AgentServerConfig, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.config.yaml import Place
 from gymsdk.deploy import plan
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Service
 
 PLAYER = ModelServerConfig(name="scripted/oracle")
 MATH = ["math", "math_simple_agent", "math_environment_server"]

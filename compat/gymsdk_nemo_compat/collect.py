@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.cli.progress import ProgressReporter, format_metrics_table, show_warnings
-from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.config.overrides import apply_overrides, parse_overrides
 from gymsdk.config.yaml import COMMAND_LINE, Node, Problems, to_plain
 from gymsdk.errors import UsageError, format_error_detail

@@ -10,7 +10,7 @@ from gymsdk import config
 from gymsdk.credentials import TOKEN_FILE_VARIABLE
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import get_reachable_host
-from gymsdk.servers.service import build_url
+from gymsdk.servers.reports import build_url
 
 RUN_USAGE = (
     'ng_run "+config_paths=[a.yaml,b.yaml]" +key=value: runs gymsdk serve with these arguments (gymsdk serve --help).'

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run_policy(model: str) -> None:
-    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.cli.process import Stopped, run_until_signal
 
     try:
         run_until_signal(_serve_model(model))

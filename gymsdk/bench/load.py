@@ -27,9 +27,8 @@ from gymsdk.models import registry as models
 from gymsdk.models.recordings import compute_digests
 from gymsdk.plugins import registry
 from gymsdk.rollouts import folder
-from gymsdk.rollouts.jobs import Job, build_input_row, iter_jobs
+from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row, iter_jobs
 from gymsdk.rollouts.remote import RemotePlayer
-from gymsdk.rollouts.retry import PlayedJob
 from gymsdk.rollouts.run import LocalPlayer, collect
 from gymsdk.rollouts.tasks import get_default_split, read_splits
 from gymsdk.testing.endpoint import NAME

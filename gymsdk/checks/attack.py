@@ -21,7 +21,7 @@ from gymsdk.checks.clues import (
     list_numbers,
     list_options,
 )
-from gymsdk.checks.performance import describe_task, sample_tasks, shorten_text
+from gymsdk.checks.phases import describe_task, sample_tasks, shorten_text
 from gymsdk.checks.report import Finding
 from gymsdk.checks.subject import Play, Subject
 from gymsdk.environment import Environment

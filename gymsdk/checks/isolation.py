@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gymsdk.checks.performance import Observations, Performance, Script, build_scripts
+from gymsdk.checks.phases import Observations, Performance, Script, build_scripts
 from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import TIME_SHARE, Subject, find_difference
 from gymsdk.environment import Environment

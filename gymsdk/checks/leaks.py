@@ -33,7 +33,7 @@ from gymsdk.checks.attack import (
     run_attacks,
 )
 from gymsdk.checks.clues import ANSWER_WORDS, RULES, Rule, build_plain_value, find_after_words, find_in_boxes
-from gymsdk.checks.performance import describe_task, sample_tasks
+from gymsdk.checks.phases import describe_task, sample_tasks
 from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment

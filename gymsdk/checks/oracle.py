@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gymsdk import responses
 from gymsdk.checks.attack import CONCURRENCY, TOLERANCE, build_policy, extract_turns, gather_bounded
-from gymsdk.checks.performance import describe_task, sample_tasks, shorten_text
+from gymsdk.checks.phases import describe_task, sample_tasks, shorten_text
 from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Play, Subject
 from gymsdk.environment import Environment

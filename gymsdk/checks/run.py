@@ -14,25 +14,11 @@ from threading import Thread
 from traceback import walk_tb
 from typing import Any, TypeVar
 
-from gymsdk.checks import (
-    blocking,
-    closing,
-    describing,
-    determinism,
-    faces,
-    floor,
-    isolation,
-    leaks,
-    loading,
-    oracle,
-    packaging,
-    replay,
-    resources,
-    verifier,
-)
+from gymsdk.checks import determinism, floor, interfaces, isolation, leaks, loading, oracle, packaging, resources
 from gymsdk.checks.loading import LOAD_CHECK
 from gymsdk.checks.report import Check, Finding, NotApplicable, Report, Result
 from gymsdk.checks.subject import Subject, TooSlow
+from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import (
     BadConfig,
     EpisodeError,
@@ -42,7 +28,6 @@ from gymsdk.errors import (
     describe_exception,
     format_suggestion,
 )
-from gymsdk.threads import ThreadPool
 
 GRACE_SECONDS = 5.0
 """Seconds a check may take beyond its time limit to notice that the time is up."""
@@ -58,22 +43,7 @@ SLOW_EPISODE_SECONDS = 0.25
 
 T = TypeVar("T")
 
-FAMILIES = (
-    packaging,
-    loading,
-    describing,
-    determinism,
-    oracle,
-    floor,
-    verifier,
-    leaks,
-    isolation,
-    replay,
-    closing,
-    blocking,
-    resources,
-    faces,
-)
+FAMILIES = (packaging, loading, determinism, oracle, floor, leaks, isolation, resources, interfaces)
 
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
 """Every check, in the order in which they run."""

@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from gymsdk.cli import tracebacks
+from gymsdk.cli import process
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.config import config
-from gymsdk.cli.help import Command, CommandGroup
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
+from gymsdk.cli.options import Command, CommandGroup
 from gymsdk.cli.play import play
 from gymsdk.cli.policy import app as policy
-from gymsdk.cli.process_exit import limit_exit_time
+from gymsdk.cli.process import limit_exit_time
 from gymsdk.cli.profile import profile
 from gymsdk.cli.restart import restart
 from gymsdk.cli.reverify import reverify
@@ -87,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments, prog_name="gymsdk")
     except GymsdkError as error:
-        if tracebacks.is_enabled():
-            tracebacks.print_cause(error)
+        if process.is_enabled():
+            process.print_cause(error)
         typer.echo(f"Error: {error}", err=True)
         code = 2 if isinstance(error, UsageError) else 1
     except SystemExit as stopped:

@@ -72,7 +72,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         gymsdk bench tool_call --rollouts 500 --concurrency 1,64
     """
     from gymsdk.bench.load import BenchPlan
-    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.cli.process import Stopped, run_until_signal
 
     plan = BenchPlan(
         environments=options.parse_settings(names, settings),

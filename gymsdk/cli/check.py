@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.tracebacks import Traceback
+from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
     """Run *checks*, print their results, and return whether none failed."""
     from gymsdk.checks.report import format_counts
     from gymsdk.checks.run import CheckRun, build_report
-    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.cli.process import Stopped, run_until_signal
 
     out = sys.stdout
     if not json and subject.entry:

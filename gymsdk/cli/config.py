@@ -56,9 +56,9 @@ def config(
 def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Path]) -> None:
     """Raise `UsageError` if an environment's name comes with settings or files."""
     from gymsdk import config as configuration
-    from gymsdk.deploy import validate
+    from gymsdk.deploy import plan
 
-    validate.check_names(names)
+    plan.check_names(names)
     if overrides:
         # Validate the settings first: a mistyped setting gets its own error message.
         configuration.load_config(files, overrides)
@@ -74,14 +74,14 @@ def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Pat
 
 def _show_settings(files: list[Path], overrides: list[str], output: Path | None, *, json: bool) -> None:
     from gymsdk import config as configuration
-    from gymsdk.deploy import validate
+    from gymsdk.deploy import plan
 
     if output is not None:
         raise UsageError(f"--output {output} needs the environment to write a file for, as in gymsdk config math")
     deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
     # Validate after printing, so that people see the settings even if they are invalid.
-    validate.check_deployment(deployment)
+    plan.check_deployment(deployment)
 
 
 def _print_deployment(deployment: Deployment, *, json: bool) -> None:

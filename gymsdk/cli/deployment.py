@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.cli.announce import Announcer
 from gymsdk.cli.options import join_base_urls, parse_pins
+from gymsdk.cli.serve import Announcer
 from gymsdk.deploy import child
 from gymsdk.deploy.plan import Role
 from gymsdk.episode import Budget
@@ -173,7 +173,8 @@ class ServeOptions(_Options):
         if not self.files and not self.overrides and not any(Path(file).exists() for file in ENV_FILES):
             return None
         from gymsdk.config.read import load_config
-        from gymsdk.deploy import plan, validate
+        from gymsdk.deploy import plan
+        from gymsdk.deploy import plan as validate
 
         listen = self.listen
         deployment = load_config(self.files, self.overrides, played=self.model.name is not None)
@@ -197,7 +198,7 @@ class ServeOptions(_Options):
         """Yield warnings to print before serving. A server that a supervisor starts has none."""
         if self.listen.only is not None:
             return
-        from gymsdk.config.redaction import format_exposure_warning, is_secret
+        from gymsdk.config.show import format_exposure_warning, is_secret
 
         keys = [pair.partition("=")[0] for pair in self.setting_pairs]
         yield from (
@@ -276,10 +277,10 @@ def serve_until_stopped(options: ServeOptions, announce: Announcer) -> None:
         options: The options of the command.
         announce: Prints the addresses once the servers are ready.
     """
+    from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
-    from gymsdk.cli.stopping import Stopped, run_until_signal
     from gymsdk.observability.logging import log_to
-    from gymsdk.profiling import profile_to_directory
+    from gymsdk.tracing import profile_to_directory
 
     options.model.check()
     deployment = options.read_deployment()

@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.help import Command, CommandGroup
+from gymsdk.cli.options import Command, CommandGroup
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -300,8 +300,8 @@ def _serve(
 ) -> None:
     from contextlib import redirect_stdout
 
+    from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
-    from gymsdk.cli.stopping import Stopped, run_until_signal
 
     try:
         # The output of an environment's code must not mix with the JSON line for programs.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.tracebacks import Traceback
+from gymsdk.cli.process import Traceback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +126,7 @@ def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
 
 def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
     """Return the maximum reward that the environment claims for each task of the run, by task index."""
-    from gymsdk.cli.stopping import run_in_new_loop
+    from gymsdk.cli.process import run_in_new_loop
     from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
 

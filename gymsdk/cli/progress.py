@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from gymsdk.cli.stopping import Stopped, run_until_signal
+from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunProgress
+from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
-from gymsdk.rollouts.retry import PlayedJob
 from gymsdk.rollouts.run import Run, execute
 from gymsdk.types import Row
 

@@ -55,7 +55,7 @@ def restart(
         gymsdk restart math
         gymsdk restart math --drain 300 --head http://127.0.0.1:11000
     """
-    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.client import DEFAULT_HEAD_URL
 
     try:

@@ -150,8 +150,8 @@ def _report_progress(work: Any) -> None:
     from contextlib import redirect_stdout
     from sys import stderr
 
+    from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
-    from gymsdk.cli.stopping import Stopped, run_until_signal
 
     with show_warnings(), redirect_stdout(stderr):
         try:
@@ -190,7 +190,7 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
-    from gymsdk import descriptors
+    from gymsdk import concurrency as descriptors
     from gymsdk.rollouts.reverify import reverify
     from gymsdk.rollouts.tasks import AtomicRowWriter
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.tracebacks import Traceback
+from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         gymsdk rollout math --limit 20
         gymsdk rollout math --model vllm/NAME --base-url http://HOST:8000/v1
     """
-    from gymsdk.cli.datasets import select_dataset
+    from gymsdk.cli.tasks import select_dataset
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import RunLimits

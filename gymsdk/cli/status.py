@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.announce import SERVER_LABELS
+from gymsdk.cli.serve import SERVER_LABELS
 from gymsdk.errors import Failed
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def status(
         gymsdk status
         gymsdk status --head http://127.0.0.1:11000 --watch
     """
-    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.cli.process import Stopped, run_until_signal
 
     printer = _StatusPrinter(head, json=json)
     try:

@@ -3,13 +3,172 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gymsdk.cli import options
-from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError
+from gymsdk.errors import BadConfig, BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError, format_suggestion
+
+if TYPE_CHECKING:
+    from gymsdk.config.model import DatasetConfig, ModelServerConfig, ServerConfig
+    from gymsdk.types import Model
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDataset:
+    """A dataset of a configuration.
+
+    Attributes:
+        path: The JSONL file of rows.
+        repeats: How often each row is played.
+        agent: The name of the agent that plays the rows.
+        environment: The name of the environment.
+        settings: The settings of the environment.
+        models: The model servers that settings of the environment name, by setting.
+        player: The model server of the agent, or `None` if the configuration names none.
+    """
+
+    path: Path
+    repeats: int
+    agent: str
+    environment: str
+    settings: Mapping[str, Any] = field(repr=False)
+    models: Mapping[str, str]
+    player: ModelServerConfig | None
+
+    def build_model(self) -> Model | None:
+        """Build the model that the configuration names, or return `None`."""
+        from gymsdk.models import registry as models
+
+        return models.model(self.player.name, **self.player.options) if self.player else None
+
+    def check_models(self) -> None:
+        """Raise `UsageError` if the environment calls a model server, because no server runs in this process."""
+        for setting, server in self.models.items():
+            raise UsageError(
+                f"{self.environment} calls the model server {server!r} as its {setting}, and no server runs here; "
+                "start the servers with `gymsdk serve --config FILE` and pass --head URL, or name the model itself in "
+                f"the configuration, as in {setting}: PROVIDER/NAME"
+            )
+
+    def describe_model(self) -> dict[str, Any]:
+        """Return the fields of a run's plan that describe the model."""
+        if self.player is None:
+            return {}
+        model_options = self.player.options
+        return {
+            "model": self.player.name,
+            "base_url": ",".join(model_options.get("base_url", ())) or None,
+            "api": model_options.get("api"),
+            "pinned": dict(model_options.get("pinned", {})),
+            "tokens": bool(model_options.get("tokens", False)),
+        }
+
+
+def select_dataset(
+    files: Sequence[Path], name: str | None, others: Mapping[str, object], *, played: bool = False
+) -> ChosenDataset:
+    """Return the dataset that the options of a command name.
+
+    Args:
+        files: The configuration files.
+        name: The name of the dataset.
+        others: Options that choose rows in another way, by option.
+        played: Whether the command names the model, so that the configuration may omit it.
+
+    Raises:
+        UsageError: No dataset is named, or an option contradicts it.
+    """
+    if name is None:
+        raise UsageError("--config requires the name of one of its datasets; pass it with --dataset")
+    if not files:
+        raise UsageError(f"--dataset {name}: pass the configuration that defines it with --config")
+    if conflict := next((option for option, value in others.items() if value is not None), None):
+        raise UsageError(f"--dataset {name} defines the rows and their environment; leave out {conflict}")
+    return find_dataset(files, name, played=played)
+
+
+def find_dataset(files: Sequence[Path], name: str, *, played: bool = False) -> ChosenDataset:
+    """Return the dataset *name*, or `SERVER.NAME`, of the configuration *files*. Raises `UsageError` without one."""
+    from gymsdk import config
+    from gymsdk.deploy import plan
+
+    deployment = config.load_config(files, played=played)
+    for note in deployment.notes:
+        typer.echo(note, err=True)
+    blocks = {each.name: each for each in plan.complete_servers(deployment)}
+    block, dataset = _find_blocks(blocks.values(), name, files)
+    if not dataset.path.is_file():
+        raise BadConfig(
+            f"{dataset.place}: the file {dataset.path} of dataset {name!r} does not exist;"
+            " correct jsonl_fpath, or create the file"
+        )
+    agent = _find_agent(block, blocks)
+    resources = blocks.get(agent.refers.get(plan.RESOURCES_REF, ""))
+    if resources is None:
+        raise BadConfig(
+            f"{agent.place}: {agent.name} has no resources_server; name the server whose environment it plays"
+        )
+    return ChosenDataset(
+        path=dataset.path,
+        repeats=dataset.repeats,
+        agent=agent.name,
+        environment=getattr(resources.part, "environment", resources.implementation),
+        settings=resources.settings,
+        models=resources.models,
+        player=_find_model_server(agent, blocks),
+    )
+
+
+def _find_blocks(
+    blocks: Iterable[ServerConfig], name: str, files: Sequence[Path]
+) -> tuple[ServerConfig, DatasetConfig]:
+    all_datasets = [(block, each) for block in blocks for each in block.datasets]
+    matches = [each for each in all_datasets if name in {each[1].name, _qualify_name(*each)}]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        several = " and ".join(_qualify_name(*each) for each in matches)
+        raise UsageError(f"--dataset {name}: several datasets have this name; write one of {several}")
+    called = [each.name for _, each in all_datasets]
+    names = [each.name if called.count(each.name) == 1 else _qualify_name(block, each) for block, each in all_datasets]
+    file_names = ", ".join(map(str, files)) or "the configuration"
+    hint = (
+        format_suggestion(name, names, f"its datasets are {', '.join(names)}")
+        if names
+        else "; a server lists its datasets under `datasets`"
+    )
+    raise UsageError(f"--dataset {name}: {file_names} does not define this dataset{hint}")
+
+
+def _qualify_name(block: ServerConfig, dataset: DatasetConfig) -> str:
+    """Return the name that distinguishes *dataset* from datasets of the same name."""
+    return f"{block.name}.{dataset.name}"
+
+
+def _find_agent(block: ServerConfig, blocks: Mapping[str, ServerConfig]) -> ServerConfig:
+    """Return the agent that plays the rows of *block*: *block* itself, or the agent that refers to it."""
+    from gymsdk.deploy.plan import AGENT_REF, RESOURCES_REF
+
+    if block.kind == "environment_servers":
+        return blocks[block.refers[AGENT_REF]]
+    if block.kind == "resources_servers":
+        agents = (each for each in blocks.values() if each.kind == "responses_api_agents")
+        return next(each for each in agents if each.refers.get(RESOURCES_REF) == block.name)
+    return block
+
+
+def _find_model_server(agent: ServerConfig, blocks: Mapping[str, ServerConfig]) -> ModelServerConfig | None:
+    from gymsdk.config.model import ModelServerConfig
+    from gymsdk.deploy.plan import MODEL_REF
+
+    model = blocks.get(agent.refers.get(MODEL_REF, ""))
+    return model.part if model is not None and isinstance(model.part, ModelServerConfig) else None
+
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -101,7 +260,7 @@ def _write_rows(  # the command's options
     from contextlib import redirect_stdout
 
     from gymsdk import jsonl
-    from gymsdk.cli.stopping import run_in_new_loop
+    from gymsdk.cli.process import run_in_new_loop
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import AtomicRowWriter, add_tools, interleave_splits
 
@@ -152,7 +311,6 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
 
 
 def _check_dataset(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
-    from gymsdk.cli.datasets import select_dataset
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import check_file
 

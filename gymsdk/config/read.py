@@ -7,7 +7,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from gymsdk.config import fields, redaction, sections, untrusted
+from gymsdk.config import fields, sections, show
+from gymsdk.config import files as untrusted
 from gymsdk.config.files import INCLUDE_KEY, FileLoader, is_readable_by_others, read_includes
 from gymsdk.config.model import (
     AGENTS,
@@ -208,12 +209,12 @@ def _warn_of_exposed_secrets(overrides: Iterable[Override]) -> Iterator[str]:
         value = each.value.value if each.value is not None else None
         if not isinstance(value, str) or len(value) < MIN_SECRET_CHARS or "${" in value:
             continue
-        if redaction.is_secret(each.path):
+        if show.is_secret(each.path):
             is_policy_key = each.path == (API_KEY_SETTING,)
             instead = (
                 f"{ENVIRONMENT_VARIABLES[API_KEY_SETTING]}, or env.yaml" if is_policy_key else "a file, or env.yaml"
             )
-            yield redaction.format_exposure_warning(format_key_path(each.path), instead)
+            yield show.format_exposure_warning(format_key_path(each.path), instead)
 
 
 def _replace_policy(root: Node) -> Node:
@@ -253,9 +254,9 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
     root = _replace_policy(root) if played and POLICY_SERVER not in find_referenced_keys(root) else root
     root, notes = apply_environment(root)
     notes += _warn_of_readable_key(root, folder)
-    problems.secrets |= redaction.find_secrets(root)
+    problems.secrets |= show.find_secrets(root)
     known, ignored = _remove_unknown_keys(root, problems)
-    redacted = redaction.find_redacted(known)
+    redacted = show.find_redacted(known)
     _check_references_before_resolving(known, problems)
     known = _resolve(known, problems)
     known = _replace_policy(known) if played else known
@@ -288,7 +289,7 @@ def _resolve(root: Node, problems: Problems) -> Node:
     """Return *root* with references resolved; raise the errors if some do not resolve."""
     unresolved = Problems()
     resolved = resolve_references(root, unresolved, absent=fields.POLICY_KEYS)
-    problems.secrets |= redaction.find_secrets(resolved)
+    problems.secrets |= show.find_secrets(resolved)
     untrusted.check_safety(resolved, problems)
     if unresolved:
         # Unresolved values would cause misleading errors in later checks.

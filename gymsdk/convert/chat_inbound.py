@@ -10,9 +10,17 @@ from typing import Any
 from gymsdk import responses
 from gymsdk.convert import api
 from gymsdk.convert import content as parts
-from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest, build_error
+from gymsdk.convert.api import (
+    DONE_FRAME,
+    HEARTBEAT_FRAME,
+    ApiError,
+    InboundApi,
+    InvalidRequest,
+    build_error,
+    build_frame,
+    dump_line,
+)
 from gymsdk.convert.chat import LOGPROBS_INCLUDE, drop_unknown_fields
-from gymsdk.convert.sse import DONE_FRAME, HEARTBEAT_FRAME, build_frame, dump_line
 from gymsdk.convert.tokens import CARRIED_FIELDS, get_carried_fields
 from gymsdk.responses import TOKEN_FIELDS, ReasoningFormat
 from gymsdk.types import Item, extract_text, is_object_list

@@ -39,14 +39,12 @@ from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
 from gymsdk.servers.balancing import LoadBalancer, LocalInstance
-from gymsdk.servers.capture import CapturingModel
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
-from gymsdk.servers.remote import RemoteEnvironment
-from gymsdk.servers.remote_model import RemoteModel
-from gymsdk.servers.reports import HeadSnapshot, Load
+from gymsdk.servers.model import CapturingModel
+from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
+from gymsdk.servers.reports import HeadSnapshot, Load, Service
 from gymsdk.servers.routing import App
-from gymsdk.servers.service import Service
 from gymsdk.testing import oracle
 from gymsdk.types import Model
 

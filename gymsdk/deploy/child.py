@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gymsdk.descriptors import ListeningSocket
+from gymsdk.concurrency import ListeningSocket
 from gymsdk.errors import GymsdkError, UsageError
 
 HEAD_SERVER = "head_server"

@@ -14,10 +14,16 @@ from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.servers.discovery import JOIN_SECONDS, REQUEST_SECONDS, SERVER_ERROR, Headers, HeadWait, join_error
-from gymsdk.servers.instances import auth_headers
-from gymsdk.servers.reports import LEASE_SECONDS, Exit, Load, Registration
-from gymsdk.servers.service import Service
+from gymsdk.servers.instances import (
+    JOIN_SECONDS,
+    REQUEST_SECONDS,
+    SERVER_ERROR,
+    Headers,
+    HeadWait,
+    auth_headers,
+    join_error,
+)
+from gymsdk.servers.reports import LEASE_SECONDS, Exit, Load, Registration, Service
 
 LEAVE_SECONDS = 2.0
 """The time limit in seconds for leaving the head."""

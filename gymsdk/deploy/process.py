@@ -30,9 +30,8 @@ from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS, redact_url
 from gymsdk.models import registry as models
 from gymsdk.servers.auth import Security
-from gymsdk.servers.discovery import bind_head, is_local_host
-from gymsdk.servers.instances import ROUTES_KEY
-from gymsdk.servers.service import Service, build_url
+from gymsdk.servers.instances import ROUTES_KEY, bind_head, is_local_host
+from gymsdk.servers.reports import Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
 

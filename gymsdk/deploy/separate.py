@@ -12,19 +12,16 @@ from functools import partial
 
 from gymsdk import credentials
 from gymsdk.config.model import ServerConfig
-from gymsdk.deploy.background_task import BackgroundTask
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.plan import Options, get_inherited_socket
-from gymsdk.deploy.runner import Times
+from gymsdk.deploy.runner import BackgroundTask, Times
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
-from gymsdk.observability.health import check_status
 from gymsdk.servers.auth import Security
 from gymsdk.servers.listener import bind_socket, socket_host, socket_port
-from gymsdk.servers.reports import HEAD_NODE_ID
-from gymsdk.servers.service import Service, build_url
+from gymsdk.servers.reports import HEAD_NODE_ID, Service, build_url, check_status
 
 MAX_START_ATTEMPTS = 3
 """How often a server may exit before it is ready for the first time."""

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gymsdk.gym.actions import Turn
     from gymsdk.gym.env import Env
     from gymsdk.gym.policy import Policy, rollout
     from gymsdk.gym.registration import register
+    from gymsdk.gym.spaces import Turn
     from gymsdk.gym.vector import VectorEnv
 
 __all__ = ["Env", "Policy", "Turn", "VectorEnv", "register", "rollout"]
@@ -17,7 +17,7 @@ __all__ = ["Env", "Policy", "Turn", "VectorEnv", "register", "rollout"]
 _HOMES = {
     "Env": "env",
     "Policy": "policy",
-    "Turn": "actions",
+    "Turn": "spaces",
     "VectorEnv": "vector",
     "register": "registration",
     "rollout": "policy",

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 from gymsdk.convert import chat
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.gym import spaces
-from gymsdk.gym.actions import Turn, parse_action
-from gymsdk.gym.spaces import Messages, Prose, Turns
+from gymsdk.gym.spaces import Messages, Prose, Turn, Turns, parse_action
 from gymsdk.tokens import chatml
 from gymsdk.tokens import tokenizer as tokenizers
 from gymsdk.tokens.bridge import Bridge, BridgeError
-from gymsdk.tokens.chatml import SpecialToken, escape_markers
-from gymsdk.tokens.parse import parse_output
+from gymsdk.tokens.chatml import SpecialToken, escape_markers, parse_output
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Item, ToolCall
 

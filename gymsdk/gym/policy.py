@@ -11,10 +11,9 @@ import gymnasium
 from gymsdk import responses
 from gymsdk.episode import build_request
 from gymsdk.errors import EpisodeError, Failed, UsageError
-from gymsdk.gym import loop, registration
-from gymsdk.gym.actions import Conversation, Turn
+from gymsdk.gym import registration, slot
 from gymsdk.gym.env import Env
-from gymsdk.gym.spaces import Messages
+from gymsdk.gym.spaces import Conversation, Messages, Turn
 from gymsdk.gym.vector import VectorEnv, get_info
 from gymsdk.models import registry as models
 from gymsdk.types import Episode, Item, Model, Rollout
@@ -88,7 +87,7 @@ class Policy:
         shown = enumerate(zip(observations, infos, strict=True))
         heard = [self._conversations[number].observe(*each) for number, each in shown]
         asked = [number for number, has_turn in enumerate(heard) if has_turn]
-        said = loop.run(self._ask_models(asked)) if asked else {}
+        said = slot.run(self._ask_models(asked)) if asked else {}
         return [said[number] if number in said else Turn() for number in range(len(heard))]
 
     async def _ask_models(self, numbers: Sequence[int]) -> dict[int, Turn]:

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, format_suggestion
-from gymsdk.gym import env, loop
-from gymsdk.gym.batch import Batch, ObjectArray, build_object_array, list_values
+from gymsdk.gym import env, slot
 from gymsdk.gym.config import EnvConfig, Seeds, Tasks, build_budget, merge_settings, parse_slot_resets
-from gymsdk.gym.env import ExclusiveLock
-from gymsdk.gym.render import TranscriptPrinter
+from gymsdk.gym.env import ExclusiveLock, TranscriptPrinter
 from gymsdk.gym.slot import RESET_REWARD_AND_FLAGS, Info, Slots, StepResult
+from gymsdk.gym.spaces import Batch, ObjectArray, build_object_array, list_values
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Episode, Rollout
 
@@ -167,7 +166,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
                 raise UsageError(f"options['reset_mask'] leaves out slot {', '.join(new)}, which was never reset")
             dealt = {index: self._slots.choose_episode(index, *wish) for index, wish in asked.items()}
             self.closed = False
-            seen, *_, infos = self._batch(loop.run(self._slots.play({}, dealt)))
+            seen, *_, infos = self._batch(slot.run(self._slots.play({}, dealt)))
             return seen, infos
 
     def step(self, actions: Any) -> BatchedStepResult:
@@ -188,7 +187,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
             # Parsed before the next tasks are drawn: after an invalid action, the repeated step draws the same tasks.
             over = dict.fromkeys(self._slots.find_finished() if self._mode is AutoresetMode.NEXT_STEP else ())
             said = self._slots.parse_actions({index: action for index, action in enumerate(given) if index not in over})
-            stepped = loop.run(self._slots.play(said, {index: self._slots.choose_episode(index) for index in over}))
+            stepped = slot.run(self._slots.play(said, {index: self._slots.choose_episode(index) for index in over}))
             return self._batch(self._reset_finished(stepped) if self._mode is AutoresetMode.SAME_STEP else stepped)
 
     def render(self) -> tuple[str, ...] | None:
@@ -200,7 +199,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
     def close_extras(self, **_: Any) -> None:
         """Close every open episode and leave the environment; the next `reset` enters the environment again."""
         with self._lock.hold(self._rebuild_after_fork):
-            loop.run(self._slots.close())
+            slot.run(self._slots.close())
 
     @property
     def episodes(self) -> tuple[Episode | None, ...]:
@@ -233,7 +232,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         """Open the next episode of each finished slot; return *stepped* with the new observations and infos."""
         self._show()
         dealt = {index: self._slots.choose_episode(index) for index in self._slots.find_finished()}
-        for index, (seen, *_, info) in loop.run(self._slots.play({}, dealt)).items():
+        for index, (seen, *_, info) in slot.run(self._slots.play({}, dealt)).items():
             last, reward, terminated, truncated, final = stepped[index]
             stepped[index] = seen, reward, terminated, truncated, info | {"final_obs": last, "final_info": final}
         return stepped

@@ -19,13 +19,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import aiohttp
 from pydantic import Field, SecretStr
 
-from gymsdk import large_json
-from gymsdk.context import build_context_headers
 from gymsdk.credentials import redact
 from gymsdk.errors import Failed
-from gymsdk.http import decompression, errors, tls
+from gymsdk.http import bodies, errors, tls
 from gymsdk.http.backoff import Backoff, add_jitter
 from gymsdk.jsonl import dump_portable_json
+from gymsdk.tracing import build_context_headers
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 MAX_EXCERPT_CHARS = errors.MAX_EXCERPT_CHARS
@@ -127,7 +126,7 @@ class HttpResponse:
         """Return the body's JSON value; raises `Failed` if the status is no success or the body is not JSON."""
         self._check_status()
         try:
-            return large_json.loads(self.body, large_json.get_max_values(len(self.body)))
+            return bodies.loads(self.body, bodies.get_max_values(len(self.body)))
         except ValueError as error:
             raise self._build_json_error(error) from error
 
@@ -135,7 +134,7 @@ class HttpResponse:
         """Return the body's JSON value like `json`; a large body is parsed in a thread."""
         self._check_status()
         try:
-            return await large_json.loads_async(self.body, large_json.get_max_values(len(self.body)))
+            return await bodies.loads_async(self.body, bodies.get_max_values(len(self.body)))
         except ValueError as error:
             raise self._build_json_error(error) from error
 
@@ -144,7 +143,7 @@ class HttpResponse:
             raise build_refusal_error(self.host, self.status, self.text, retry_after=self.retry_after)
 
     def _build_json_error(self, error: ValueError) -> Failed:
-        if isinstance(error, large_json.TooComplex):
+        if isinstance(error, bodies.TooComplex):
             return Failed(f"the answer of {self.host} cannot be read: {error}", kind="model_answer_too_large")
         is_page = self.body.lstrip()[:1] == b"<"
         hint = "; this is a web page: check the base URL (it usually ends in /v1)" if is_page else ""
@@ -294,7 +293,7 @@ async def _send(
 ) -> HttpResponse:
     session = await _sessions.get()
     plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in headers.items()}
-    sent_headers = {"Accept-Encoding": decompression.ACCEPT_ENCODING, **build_context_headers(), **plain}
+    sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **build_context_headers(), **plain}
     secret_names = [name for name, each in headers.items() if isinstance(each, SecretStr)]
     secrets += tuple(SecretStr(plain[name].removeprefix("Bearer ")) for name in secret_names)
     host = get_host(url)
@@ -357,14 +356,14 @@ async def read_body(
     max_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES) if is_error else max_answer_bytes
     encoding = headers.get("Content-Encoding", "")
     try:
-        return await decompression.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
-    except decompression.TooLarge:
+        return await bodies.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
+    except bodies.TooLarge:
         message = (
             f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
             " read to its end; check the server, lower max_output_tokens, or raise max_answer of the model"
         )
         raise Failed(message, kind="model_answer_too_large") from None
-    except decompression.BadEncoding as error:
+    except bodies.BadEncoding as error:
         message = f"the answer of {host} cannot be decompressed: {error}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from None
 

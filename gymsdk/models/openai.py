@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from gymsdk import context
 from gymsdk.convert.apis import get_outbound_api
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import BadModelOption, Failed
+from gymsdk.http import bodies
 from gymsdk.http import client as http
-from gymsdk.http import decompression
 from gymsdk.http.client import LoopLocal
 from gymsdk.models.endpoint import Upstream
 from gymsdk.models.options import (
@@ -28,6 +27,7 @@ from gymsdk.models.options import (
     validate_options,
 )
 from gymsdk.router import IsFinalAnswer
+from gymsdk.tracing import build_context_headers
 from gymsdk.types import Episode, Item, Model
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class HostedModel:
         with redact_failures(*secrets):
             try:
                 async with asyncio.timeout_at(deadline):
-                    options: RequestOptions = {"headers": dict(context.build_context_headers())}
+                    options: RequestOptions = {"headers": dict(build_context_headers())}
                     answer = await client.post(
                         f"/{path}", body=body, cast_to=HttpxBinaryResponseContent, options=options
                     )
@@ -181,7 +181,7 @@ def _build_client(options: ModelOptions) -> AsyncOpenAI:
         timeout=options.timeout,
         max_retries=options.retries,
         http_client=DefaultAsyncHttpxClient(
-            headers={"accept-encoding": decompression.ACCEPT_ENCODING},
+            headers={"accept-encoding": bodies.ACCEPT_ENCODING},
             event_hooks={"response": [partial(_read_bounded, options)]},
         ),
     )

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gymsdk import deadlines, responses, types
-from gymsdk.deadlines import pause_deadline
+from gymsdk import concurrency as deadlines
+from gymsdk import responses, types
+from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_suggestion
 from gymsdk.http.tls import split_addresses
 from gymsdk.models.options import PROVIDERS, read_policy_variables, validate_options
 from gymsdk.responses import Api
-from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.types import Episode, Item, Model
 
 REQUEST_OPTION_HINTS = {

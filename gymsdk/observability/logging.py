@@ -22,10 +22,9 @@ from typing import Any, Literal, TextIO, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from gymsdk import context, jsonl
-from gymsdk.context import LogContext
+from gymsdk import jsonl, tracing
 from gymsdk.errors import UsageError
-from gymsdk.profiling import get_file_stem
+from gymsdk.tracing import LogContext, get_file_stem
 
 MAX_QUEUED_LINES = 10_000
 """Lines that may wait to be written; further lines are dropped and counted."""
@@ -233,7 +232,7 @@ class LogHandler(BackgroundHandler):
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Add the server and the line, in the context of the code that logs, to a record."""
-        record_context = context.get_log_context() or NO_CONTEXT
+        record_context = tracing.get_log_context() or NO_CONTEXT
         server = record_context.server or self._config.server
         format_record = _format_json if self._config.format == "json" else _format_text
         record.__dict__.update(server=server, line=format_record(record, record_context, server) + b"\n")

@@ -15,9 +15,8 @@ from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.client import Headers, HttpResponse
 from gymsdk.http.tls import redact_url
-from gymsdk.observability.health import Status
 from gymsdk.observability.metrics import ParsedSample, Sample, ServerMetrics, parse_samples
-from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance
+from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance, Status
 
 NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
 """Fetches the head's snapshot for a client that calls its machine by the given host."""

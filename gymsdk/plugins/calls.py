@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gymsdk.deadlines import (
+from gymsdk.concurrency import (
     INTERRUPTS,
     Deadline,
+    ThreadPool,
     apply_deadline,
     cancel_and_wait,
     get_deadline,
@@ -35,8 +36,7 @@ from gymsdk.errors import (
     format_validation_error,
 )
 from gymsdk.jsonl import dump_portable_json
-from gymsdk.profiling import CpuCounter, ProfiledCoroutine, count_call
-from gymsdk.threads import ThreadPool
+from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call
 from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict
 
 MAX_EXCERPT_CHARS = 500

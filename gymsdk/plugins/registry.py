@@ -10,13 +10,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gymsdk.errors import (
-    BrokenEnvironment,
-    GymsdkError,
-    UnknownEnvironment,
-    describe_exception,
-    format_suggestion,
-)
+from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, describe_exception, format_suggestion
 
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
@@ -193,7 +187,7 @@ def _format_unknown_environment(name: str) -> str:
 
 def _import_plugin(entry: Entry) -> object:
     # Imported here: `import gymnasium` imports this module, and must not import asyncio.
-    from gymsdk.deadlines import INTERRUPTS
+    from gymsdk.concurrency import INTERRUPTS
 
     point = EntryPoint(entry.name, entry.module, ENTRY_POINT_GROUP)
     try:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import pluggy
 
 from gymsdk import tools
-from gymsdk.deadlines import INTERRUPTS
+from gymsdk.concurrency import INTERRUPTS
 from gymsdk.errors import BrokenEnvironment, Failed, describe_exception, format_suggestion
 from gymsdk.jsonl import read_rows
 from gymsdk.plugins import hooks

@@ -23,8 +23,15 @@ from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder
 from gymsdk.rollouts.folder import StoredVerdict
-from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name
-from gymsdk.rollouts.retry import PlayedJob, build_unscored_rollout, catch_errors, play_with_retries
+from gymsdk.rollouts.jobs import (
+    Job,
+    PlayedJob,
+    build_unscored_rollout,
+    catch_errors,
+    compute_seed,
+    get_agent_name,
+    play_with_retries,
+)
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row, Timing
 
 UNPROCESSABLE_STATUS = 422

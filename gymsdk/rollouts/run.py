@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from gymsdk import descriptors, jsonl
+from gymsdk import concurrency as descriptors
+from gymsdk import jsonl
 from gymsdk.client import UnknownServer
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget, play
@@ -24,17 +25,21 @@ from gymsdk.plugins import registry
 from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.folder import RunFolder, RunProgress
 from gymsdk.rollouts.jobs import (
+    CircuitBreaker,
     Job,
     Key,
+    PlayedJob,
+    build_failed_rollout,
     build_input_row,
+    catch_errors,
     compute_seed,
     get_agent_name,
     get_environment_name,
     iter_jobs,
+    play_with_retries,
 )
 from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_start, list_differences
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
-from gymsdk.rollouts.retry import CircuitBreaker, PlayedJob, build_failed_rollout, catch_errors, play_with_retries
 from gymsdk.rollouts.summary import MetricsSource, build_summaries
 from gymsdk.rollouts.tasks import (
     Sourced,

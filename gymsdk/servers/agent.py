@@ -19,7 +19,7 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts import folder, jobs
 from gymsdk.servers import agent_sessions
-from gymsdk.servers.admission import EpisodeSlots
+from gymsdk.servers.admission import EpisodeSlots, IdempotencyCache
 from gymsdk.servers.agent_sessions import AgentSession, AgentSessions, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.app import (
@@ -33,7 +33,6 @@ from gymsdk.servers.app import (
 )
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import cookie_name
-from gymsdk.servers.idempotency import IdempotencyCache
 from gymsdk.servers.middleware import cancel_on_disconnect
 from gymsdk.servers.requests import (
     NUMBERED_ROLLOUT_PATTERN,

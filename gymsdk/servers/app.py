@@ -21,8 +21,9 @@ from pydantic.errors import PydanticUserError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gymsdk import context, large_json, profiling
+from gymsdk import tracing
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
+from gymsdk.http import bodies
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.metrics import ServerMetrics
@@ -220,10 +221,10 @@ def create_app(
     for path in waiting:
         app.add_api_route(path, readiness, include_in_schema=False)
     app.add_api_route("/metrics", counted, include_in_schema=False)
-    if profiling.is_profiling():
+    if tracing.is_profiling():
 
         async def statistic() -> Response:
-            return json_response(profiling.get_statistics(metrics.name))
+            return json_response(tracing.get_statistics(metrics.name))
 
         app.add_api_route("/stats", statistic, include_in_schema=False)
     app.add_exception_handler(RequestRejected, _handle_rejection)
@@ -244,8 +245,8 @@ async def read_json_object(request: Request) -> Item:
     """
     raw = await read_body(request) or b"{}"
     try:
-        parsed, size = await large_json.loads_with_size(raw, large_json.get_max_values(_max_body_bytes(request)))
-    except large_json.TooComplex as error:
+        parsed, size = await bodies.loads_with_size(raw, bodies.get_max_values(_max_body_bytes(request)))
+    except bodies.TooComplex as error:
         raise RequestRejected(413, f"the body cannot be read: {error}") from None
     except ValueError as error:
         raise _invalid_body("json_invalid", f"the body is not valid JSON: {error}") from None
@@ -338,7 +339,7 @@ async def _handle_rejection(_: Request, error: Exception) -> Response:
 def build_rejection(error: RequestRejected) -> Response:
     """Return the response for a rejected request."""
     fields = dict(error.fields)
-    context.add_log_fields(**{key: str(fields[key]) for key in ("stage", "kind") if key in fields})
+    tracing.add_log_fields(**{key: str(fields[key]) for key in ("stage", "kind") if key in fields})
     response = _build_error_response(
         {"detail": fields.pop("shape", str(error)), **fields}, error.status, error.retry_after
     )
@@ -350,11 +351,11 @@ async def _handle_failure(_: Request, error: Exception) -> Response:
     if isinstance(error, UsageError):
         return json_response({"detail": str(error), "kind": _error_kind(error)}, status=422)
     if isinstance(error, EpisodeError):
-        context.add_log_fields(stage=error.stage, kind=error.kind)
+        tracing.add_log_fields(stage=error.stage, kind=error.kind)
         detail = {"detail": str(error), "stage": error.stage, "kind": error.kind, "retryable": error.retryable}
         detail["outcome"] = "unscorable" if isinstance(error, Unscorable) else "failed"
         return _build_error_response(detail, 503 if error.retryable else 422, error.retry_after)
-    context.add_log_fields(kind=_error_kind(error))
+    tracing.add_log_fields(kind=_error_kind(error))
     return _build_error_response({"detail": str(error), "kind": _error_kind(error)}, 503, None)
 
 

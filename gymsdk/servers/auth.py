@@ -20,8 +20,8 @@ from gymsdk.http.tls import is_loopback
 from gymsdk.jsonl import dump_json
 from gymsdk.servers import app, middleware, routing
 from gymsdk.servers.app import HEALTH_PATHS, json_response
+from gymsdk.servers.reports import INSTANCE_ID_PATTERN, Scheme
 from gymsdk.servers.routing import App, Receive, Scope, Send
-from gymsdk.servers.service import INSTANCE_ID_PATTERN, Scheme
 from gymsdk.types import Item
 
 INSECURE_VARIABLE = "GYMSDK_INSECURE"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from gymsdk import context
+from gymsdk import tracing
 from gymsdk.episode import Budget
 from gymsdk.errors import UsageError
 from gymsdk.jsonl import is_finite_number
@@ -200,7 +200,7 @@ def observed_rollout_id(row: Row) -> str | None:
 
 
 def _build_failure(failure: Failure, partial: Item | None) -> Item:
-    context.add_log_fields(stage=failure.stage, kind=failure.kind)
+    tracing.add_log_fields(stage=failure.stage, kind=failure.kind)
     kind = failure.kind if failure.kind in REGISTERED_FAILURES else f"gymsdk:{_failure_name(failure.kind)}"
     details: Item = {
         "failure_reason": failure.message[:MAX_FAILURE_CHARS],

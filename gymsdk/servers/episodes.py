@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from gymsdk import context, responses
+from gymsdk import responses, tracing
 from gymsdk.environment import Environment
 from gymsdk.episode import (
     Budget,
@@ -24,9 +24,8 @@ from gymsdk.jsonl import dump_json
 from gymsdk.plugins import calls
 from gymsdk.responses import NOT_RUN_OUTPUT
 from gymsdk.servers.app import RequestRejected
-from gymsdk.servers.matching import SessionOrigin, find_session, is_judged
 from gymsdk.servers.requests import RowRequest, limit_budget, parse_task, play_without_nulls
-from gymsdk.servers.sessions import Session, SessionStore
+from gymsdk.servers.sessions import Session, SessionOrigin, SessionStore, find_session, is_judged
 from gymsdk.types import EndReason, Episode, Item, Row, Transcript
 
 JUDGED_WITHOUT_MESSAGE = "The response was judged without the session."
@@ -126,7 +125,7 @@ class EpisodeService:
             )
             raise RequestRejected(409, sentence, **SESSION_LOST)
         # A tool call carries no rollout id; the log takes it from the session.
-        context.set_rollout_id(session.runner.episode.id if session.runner.episode else "")
+        tracing.set_rollout_id(session.runner.episode.id if session.runner.episode else "")
         if session.extras["kind"] not in kinds:
             raise RequestRejected(
                 409,

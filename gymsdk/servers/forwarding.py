@@ -17,8 +17,8 @@ from gymsdk.servers.app import RequestRejected, build_rejection, json_response, 
 from gymsdk.servers.auth import parse_instance_id, tokens_in_request
 from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.limits import body_budget
-from gymsdk.servers.mcp import TOKEN_HEADER
 from gymsdk.servers.routing import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, Send
+from gymsdk.servers.tool_calls import TOKEN_HEADER
 
 FORWARDED_HEADER = "x-gymsdk-forwarded"
 """Header that marks a forwarded request, so that it is not forwarded again."""

@@ -12,7 +12,6 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request, Response
 
 from gymsdk.http.tls import WILDCARD_HOSTS
-from gymsdk.observability.health import HealthMonitor, Status, check_status
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.observability.status import add_server_metrics
 from gymsdk.servers import registry
@@ -20,9 +19,19 @@ from gymsdk.servers.app import RequestRejected, document_endpoint, json_response
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.instances import ROUTES_KEY, build_shared_config, choose_services
 from gymsdk.servers.registry import LostNode, Node, NodeRegistry
-from gymsdk.servers.reports import Exit, HeadSnapshot, Instance, Load, Registration, RestartReply
+from gymsdk.servers.reports import (
+    Exit,
+    HeadSnapshot,
+    HealthMonitor,
+    Instance,
+    Load,
+    Registration,
+    RestartReply,
+    Service,
+    Status,
+    check_status,
+)
 from gymsdk.servers.requests import parse_body
-from gymsdk.servers.service import Service
 from gymsdk.types import Item
 
 ENTRYPOINT = "app.py"

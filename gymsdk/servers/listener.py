@@ -18,9 +18,8 @@ from fastapi import Response
 from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gymsdk.concurrency import CANCEL_GRACE_SECONDS, ListeningSocket, install_exhaustion_handler
 from gymsdk.convert.api import ApiError
-from gymsdk.deadlines import CANCEL_GRACE_SECONDS
-from gymsdk.descriptors import ListeningSocket, install_exhaustion_handler
 from gymsdk.errors import UsageError
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.http.tls import trust_own_certificate

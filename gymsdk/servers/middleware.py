@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from fastapi import Request
 
-from gymsdk.convert import anthropic_stream, api
+from gymsdk.convert import anthropic as anthropic_stream
+from gymsdk.convert import api
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback

@@ -15,8 +15,7 @@ from gymsdk.errors import format_suggestion
 from gymsdk.http.tls import is_loopback
 from gymsdk.servers.app import RequestRejected
 from gymsdk.servers.instances import ROUTES_KEY
-from gymsdk.servers.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration, Service
 
 MAX_LOST_NODES = 100
 """Largest number of lost nodes that the head remembers."""

@@ -1,17 +1,232 @@
-"""What nodes report to the head, and what the head reports about nodes and servers."""
+"""What nodes report to the head and the head about nodes and servers: identity, address, health and load."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
+import os
 import re
-from collections.abc import Iterable
-from typing import Annotated, Self
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
-from gymsdk.observability.health import Status
-from gymsdk.servers.service import Kind, Service
+from gymsdk.http import tls
+from gymsdk.http.tls import WILDCARD_HOSTS, get_reachable_host, is_loopback
 from gymsdk.types import Item
+
+Kind: TypeAlias = Literal["resources_servers", "responses_api_agents", "responses_api_models", "environment_servers"]
+"""The kind of server, in NeMo Gym's terms."""
+
+Scheme: TypeAlias = Literal["http", "https"]
+"""URL schemes."""
+
+INSTANCE_ID_PATTERN = r"[0-9a-f]{12}"
+"""Pattern of an instance id."""
+
+
+def new_instance_id() -> str:
+    """Return a new instance id."""
+    return secrets.token_hex(6)
+
+
+class Service(BaseModel):
+    """One running server.
+
+    Attributes:
+        name: The server's name, which several instances may share.
+        kind: The kind of server.
+        implementation: The implementation's name.
+        host: The host it listens on.
+        port: The port.
+        scheme: The URL scheme.
+        fields: Further keys of its block in the configuration.
+        pid: The process id.
+        started: When it started, in seconds since the epoch.
+        id: The instance's id.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = Field(min_length=1, max_length=200)
+    kind: Kind
+    implementation: str = Field(min_length=1, max_length=200)
+    host: str = Field("127.0.0.1", max_length=255)
+    port: int = Field(0, ge=0, le=65535)
+    scheme: Scheme = "http"
+    fields: dict[str, Any] = {}
+    pid: int = Field(default_factory=os.getpid)
+    started: float = Field(default_factory=time.time)
+    id: str = Field(default_factory=new_instance_id, pattern=f"^{INSTANCE_ID_PATTERN}$")
+
+    def as_seen_from(self, host: str) -> Service:
+        """Return the service with an address for a client that calls this machine `host`."""
+        return self.model_copy(update={"host": host}) if self.host in WILDCARD_HOSTS else self
+
+    def as_reached_at(self, address: str) -> Service:
+        """Return the service with an address for other machines, if it listens on all interfaces.
+
+        Args:
+            address: The address from which the service's node called the head.
+        """
+        if self.host not in WILDCARD_HOSTS:
+            return self
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            return self
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        # A node on the head's own machine is reached at the head's address.
+        return self if is_loopback(address) else self.model_copy(update={"host": str(mapped or parsed)})
+
+    @property
+    def url(self) -> str:
+        """The server's base URL."""
+        return build_url(self.host, self.port, self.scheme)
+
+
+def build_url(host: str, port: int, scheme: Scheme = "http") -> str:
+    """Build the URL of a server at `host` and `port`, as this machine reaches it."""
+    at = get_reachable_host(host)
+    return f"{scheme}://[{at}]:{port}" if ":" in at else f"{scheme}://{at}:{port}"
+
+
+Status: TypeAlias = Literal["success", "connection_error", "timeout", "unknown_error"]
+"""The result of a health check, in NeMo Gym's terms."""
+
+HEALTH_SECONDS = 2.0
+"""Timeout of a health check, in seconds."""
+
+Address: TypeAlias = tuple[str, int, Scheme]
+"""A server's address: host, port and URL scheme."""
+
+REFRESH_SECONDS = 2.0
+"""Seconds that a result is cached."""
+
+MAX_WAIT_SECONDS = 0.25
+"""Longest time that a caller waits for a check under way, in seconds."""
+
+
+async def check_status(
+    host: str,
+    port: int,
+    scheme: Scheme = "http",
+    *,
+    path: str = "/",
+    seconds: float = HEALTH_SECONDS,
+    headers: Mapping[str, SecretStr] | None = None,
+) -> Status:
+    """Check whether a server answers; a server that requires a token counts as healthy.
+
+    Args:
+        host: The server's host.
+        port: The port.
+        scheme: The URL scheme.
+        path: The path to request.
+        seconds: The timeout.
+        headers: Headers of the request.
+    """
+    address = build_url(host, port).removeprefix("http://").rpartition(":")[0].strip("[]")
+    lines = [f"GET {path} HTTP/1.1", f"host: {address}", "connection: close"]
+    lines += [f"{name}: {value.get_secret_value()}" for name, value in (headers or {}).items()]
+    try:
+        async with asyncio.timeout(seconds):
+            status_line = await _read_status_line(address, port, scheme, "\r\n".join([*lines, "", ""]).encode())
+    except TimeoutError:
+        return "timeout"
+    except (OSError, UnicodeError, ValueError):
+        # The host comes from a node's report and may be invalid.
+        return "connection_error"
+    return "success" if re.match(rb"HTTP/1\.[01] [234]", status_line) else "unknown_error"
+
+
+async def _read_status_line(host: str, port: int, scheme: Scheme, sent: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(
+        host, port, ssl=tls.get_ssl_context(host) if scheme == "https" else None
+    )
+    try:
+        writer.write(sent)
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+@dataclass(slots=True)
+class _HealthRecord:
+    """The last check of one server, and the check under way."""
+
+    status: Status | None = None
+    at: float = 0.0
+    task: asyncio.Task[Status] | None = None
+    started: float = 0.0
+    round_trip: float = 0.0
+
+
+class HealthMonitor:
+    """Cached health checks of several servers.
+
+    Args:
+        fresh: Seconds that a result is cached.
+        brief: Longest time that `statuses` waits for checks under way, in seconds.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        fresh: float = REFRESH_SECONDS,
+        brief: float = MAX_WAIT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fresh = fresh
+        self._brief = brief
+        self._clock = clock
+        self._answers: dict[Address, _HealthRecord] = {}
+
+    async def statuses(self, services: Iterable[Service]) -> Mapping[str, Status | None]:
+        """Return each service's status by id, or `None` if its first check is still under way."""
+        # Keep references: a concurrent call of `keep` may remove records.
+        records = {service.id: self._check(_address_of(service)) for service in services}
+        if running := {service.task for service in records.values() if service.task is not None}:
+            await asyncio.wait(running, timeout=self._brief)
+        return {name: service.status for name, service in records.items()}
+
+    def round_trips(self, services: Iterable[Service]) -> Mapping[str, float]:
+        """Return how many seconds the last check of each healthy service took, by id."""
+        known = ((service.id, self._answers.get(_address_of(service))) for service in services)
+        return {
+            service_id: round(record.round_trip, 6)
+            for service_id, record in known
+            if record is not None and record.status == "success"
+        }
+
+    def keep(self, services: Iterable[Service]) -> None:
+        """Forget all services but these."""
+        kept = {_address_of(service) for service in services}
+        for place in self._answers.keys() - kept:
+            del self._answers[place]
+
+    def _check(self, place: Address) -> _HealthRecord:
+        record = self._answers.setdefault(place, _HealthRecord())
+        if record.task is None and (record.status is None or self._clock() - record.at > self._fresh):
+            record.started = self._clock()
+            record.task = asyncio.ensure_future(check_status(*place))
+            record.task.add_done_callback(lambda task: self._record(record, task))
+        return record
+
+    def _record(self, record: _HealthRecord, task: asyncio.Task[Status]) -> None:
+        record.task, record.at = None, self._clock()
+        record.round_trip = record.at - record.started
+        record.status = "timeout" if task.cancelled() else task.result()
+
+
+def _address_of(service: Service) -> Address:
+    return service.host, service.port, service.scheme
+
 
 LEASE_SECONDS = 10.0
 """Seconds after its last report when a node counts as lost."""

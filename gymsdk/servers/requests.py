@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gymsdk import context, errors
+from gymsdk import errors, tracing
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
@@ -239,7 +239,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
         row["responses_create_params"] = to_canonical(row["responses_create_params"])
     seed = _first_integer(own.get("seed"))
     rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
-    context.set_rollout_id(rollout_id)
+    tracing.set_rollout_id(rollout_id)
     repeat = _first_integer(own.get("repeat"), body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
     identity = RowIdentity.of_row(row)
     return RowRequest(

@@ -16,7 +16,7 @@ from gymsdk.errors import Unscorable
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.folder import AGAIN, LOST
-from gymsdk.servers import gymnasium, mcp, tool_calls
+from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.app import (
     RESPONSE_SCHEMA,
@@ -112,7 +112,7 @@ def create_app(
     _add_routes(app, server)
     gymnasium.add_routes(app, server.episodes)
     if with_mcp:
-        mcp.add_routes(app, server.episodes, server_name)
+        tool_calls.mcp_add_routes(app, server.episodes, server_name)
     tool_calls.add_routes(app, server.episodes)
     return app
 
@@ -187,7 +187,10 @@ class ResourcesEndpoints:
         """Judge a response to a row, with the session's state if there is a session."""
         content = await read_json_object(request)
         row_request, response = self._parse_request(request, content), parse_response(content)
-        items, end_reason = mcp.strip_server_prefix(response["output"], self._name), infer_end_reason(content, response)
+        items, end_reason = (
+            tool_calls.strip_server_prefix(response["output"], self._name),
+            infer_end_reason(content, response),
+        )
         session = self._find_session(request)
         if request.scope["state"]["lost"] and self._environment.needs_replay and _has_tool_call(items):
             raise RequestRejected(
@@ -248,7 +251,7 @@ class ResourcesEndpoints:
         return self._sessions.find_by_token(request.scope["state"]["token"])
 
     def _build_tool_access(self, session: Session, key: str) -> Item:
-        return {key: mcp.build_access(self._name, self._sessions.issue_key(session))} if self._with_mcp else {}
+        return {key: tool_calls.build_access(self._name, self._sessions.issue_key(session))} if self._with_mcp else {}
 
     def _build_verified_row(
         self,

@@ -9,10 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-from gymsdk import context, profiling
-from gymsdk.context import LogContext
+from gymsdk import tracing
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.limits import body_budget
+from gymsdk.tracing import LogContext
 
 REJECTED_ROUTE = "refused"
 """Route label of requests that were rejected before routing."""
@@ -80,9 +80,9 @@ class RejectionLog:
         self._metrics.record_response(route, status, 0.0)
         level = logging.INFO if route == REJECTED_ROUTE and self._is_rare(status) else logging.DEBUG
         if log.isEnabledFor(level):
-            previous = context.set_log_context(context.build_log_context(self._metrics.name, scope["headers"]))
+            previous = tracing.set_log_context(tracing.build_log_context(self._metrics.name, scope["headers"]))
             _log_rejection(level, scope, status, route)
-            context.reset_log_context(previous)
+            tracing.reset_log_context(previous)
 
     def _is_rare(self, status: int) -> bool:
         now = self._clock()
@@ -137,15 +137,15 @@ class RoutingMiddleware:
             path = scope["path"][match.end() :]
             scope["path"], scope["raw_path"] = path, path.encode()
             scope.setdefault("state", {})["rollout_id"] = match[1]
-        request_context = context.build_log_context(self._metrics.name, scope["headers"], match[1] if match else None)
-        previous = context.set_log_context(request_context)
+        request_context = tracing.build_log_context(self._metrics.name, scope["headers"], match[1] if match else None)
+        previous = tracing.set_log_context(request_context)
         try:
             await self._handle_counted(request_context, scope, receive, send)
         finally:
             body_budget().release(scope)
             # With profiling on, a step's CPU time is recorded after the request.
-            if not profiling.is_profiling():
-                context.reset_log_context(previous)
+            if not tracing.is_profiling():
+                tracing.reset_log_context(previous)
 
     async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
@@ -154,7 +154,7 @@ class RoutingMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                header = (context.REQUEST_ID_HEADER.encode(), request_context.request.encode())
+                header = (tracing.REQUEST_ID_HEADER.encode(), request_context.request.encode())
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
@@ -162,13 +162,13 @@ class RoutingMiddleware:
         try:
             await self._app(scope, receive, send_counted)
         except Exception as error:
-            context.add_log_fields(error=type(error).__name__)
+            tracing.add_log_fields(error=type(error).__name__)
             raise
         finally:
             self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
             self._metrics.record_response(route, status, seconds)
-            profiling.assign_route(request_context, route)
+            tracing.assign_route(request_context, route)
             level = (
                 logging.DEBUG
                 if route in UNLOGGED_PATHS
@@ -181,10 +181,10 @@ class RoutingMiddleware:
 
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle the lifespan: work outside of requests is logged under the server's name, too."""
-        context.set_log_context(LogContext(self._metrics.name))
+        tracing.set_log_context(LogContext(self._metrics.name))
         scope.setdefault("state", {})[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
-        if profiling.is_profiling():
-            profiling.profile_tasks(asyncio.get_running_loop())
+        if tracing.is_profiling():
+            tracing.profile_tasks(asyncio.get_running_loop())
         await self._app(scope, receive, send)
 
 

@@ -1,19 +1,28 @@
-"""The store of a server's open sessions: each session is found by an unguessable token and expires when unused."""
+"""The store of open sessions, and the search for the session in which a response was played."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
+from gymsdk import responses
+from gymsdk.concurrency import INTERRUPTS
+from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
+from gymsdk.jsonl import parse_json
+from gymsdk.models import recordings
 from gymsdk.servers.app import RequestRejected, ServerOverloaded
-from gymsdk.types import ToolCall
+from gymsdk.servers.requests import RowIdentity, RowRequest, parse_task, to_canonical
+from gymsdk.servers.routing import RESERVED_PATHS
+from gymsdk.tools import InvalidArguments
+from gymsdk.types import Episode, Item, ToolCall
 
 RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
@@ -207,3 +216,274 @@ class SessionStore:
 async def _close_episode(session: Session) -> None:
     async with session.lock:
         await session.runner.close()
+
+
+OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."
+NO_CALL_SEEN_MESSAGE = "None of the response's tool calls was sent to the cookie's session."
+CALLS_UNSEEN_MESSAGE = (
+    "Some of the response's tool calls were not sent to the cookie's session; the first is a call of {name!r}."
+)
+ABANDONED_MESSAGE = (
+    "The cookie's session was opened after the session that played this response. The earlier session was judged."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOrigin:
+    """The row with which a session was opened.
+
+    Attributes:
+        identity: The row in canonical form.
+        seed: The episode's seed.
+        typed: Whether the client opened the session with the typed body.
+        prompted: Whether the row had a prompt; the typed body may leave the prompt to the agent.
+        seed_given: Whether the client chose the seed; otherwise the row determined it.
+    """
+
+    identity: RowIdentity
+    seed: int
+    typed: bool = False
+    prompted: bool = True
+    seed_given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The session in which a response was played, and why it is not the newest.
+
+    Attributes:
+        session: The session, or `None` if no session matches.
+        reason: Why the newest session does not match.
+        row_has_session: Whether a session of the row exists.
+    """
+
+    session: Session | None
+    reason: str | None = None
+    row_has_session: bool = True
+
+
+def find_session(
+    candidates: Sequence[Session], request: RowRequest, items: Sequence[Item], environment: Environment
+) -> Match:
+    """Find the session in which `items`, the response to a row, were played.
+
+    Args:
+        candidates: The sessions of one cookie in the order in which they were opened; the last is the current one.
+        request: The row.
+        items: The output of the response.
+        environment: The environment of the sessions.
+
+    Raises:
+        BadRow: The row does not fit the environment.
+    """
+    newest = candidates[-1]
+    fitting, differs = _sessions_of_row(candidates, request, environment)
+    if not fitting:
+        return Match(None, OTHER_ROW_MESSAGE.format(difference=differs), row_has_session=False)
+    calls = ResponseCalls.from_items(items, fitting[-1], environment)
+    if newest in fitting and calls.is_complete_in(newest):
+        return Match(newest)
+    sharing = [session for session in fitting if calls.has_seen_any([session])]
+    # A call of an unknown tool may have opened a newer session, which received the later calls.
+    played = candidates[candidates.index(sharing[0]) :] if sharing and calls.others else fitting
+    unseen = calls.find_unseen(played)
+    if unseen or not sharing:
+        name = unseen[0].name if unseen else ""
+        return Match(None, CALLS_UNSEEN_MESSAGE.format(name=name) if sharing else NO_CALL_SEEN_MESSAGE)
+    complete = [session for session in sharing if not calls.find_unseen([session])]
+    # A policy may have opened the newer session itself; it must not choose where it is judged.
+    chosen = complete[-1] if complete and not calls.others else sharing[0]
+    return Match(chosen, None if chosen is newest else ABANDONED_MESSAGE)
+
+
+def is_judged(session: Session) -> bool:
+    """Return whether the session was judged."""
+    return "judged" in session.extras or session.runner.result is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCalls:
+    """The tool calls of a response that have an answer.
+
+    Agents send a call to the server if the episode offers the tool and the arguments are a JSON object that the tool
+    accepts. They answer other calls themselves, or post each to the path of its name, which may be an endpoint that
+    opens a session.
+
+    Attributes:
+        offered: The calls of offered tools with valid arguments.
+        others: The calls of other tools.
+        environment: The environment of the episode.
+    """
+
+    offered: list[ToolCall]
+    others: list[ToolCall]
+    environment: Environment
+
+    @classmethod
+    def from_items(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
+        """Return the calls among `items`, which were played in an episode like that of `session`."""
+        episode = _episode_of(session)
+        names = {tool.get("name") for tool in episode.tools} - RESERVED_PATHS
+        answered = [
+            action
+            for span in responses.iter_turn_spans(items)
+            for action in responses.get_played_actions(items, span)
+            if isinstance(action, ToolCall)
+        ]
+        offered = [call for call in answered if call.name in names and call.parsed() is not None]
+        return cls(offered, [call for call in answered if call.name not in names], environment)
+
+    def is_complete_in(self, session: Session) -> bool:
+        """Return whether `session` received every call, including calls of unknown tools."""
+        missing, _ = _pair_calls(self.others, session.calls, lambda call: call.name)
+        return not missing and not self.find_unseen([session])
+
+    def has_seen_any(self, sessions: Iterable[Session]) -> bool:
+        """Return whether one of `sessions` received an offered call, or no agent would have sent any of them."""
+        missing = self._find_missing(sessions)
+        return len(missing) < len(self.offered) or not self._keep_sendable(missing)
+
+    def find_unseen(self, sessions: Iterable[Session]) -> list[ToolCall]:
+        """Return the offered calls that `sessions` did not receive, except those that agents do not send."""
+        return self._keep_sendable(self._find_missing(sessions))
+
+    def _find_missing(self, sessions: Iterable[Session]) -> list[ToolCall]:
+        recorded = [call for session in sessions for call in session.calls]
+        missing, rest = _pair_calls(self.offered, recorded, _written_key)
+        if missing and rest:
+            missing, _ = _pair_calls(missing, rest, partial(_received_key, environment=self.environment))
+        return missing
+
+    def _keep_sendable(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        return [call for call in calls if _received_key(call, self.environment) is not None]
+
+
+def _pair_calls(
+    calls: Sequence[ToolCall], recorded: Sequence[ToolCall], key_of: Callable[[ToolCall], Hashable]
+) -> tuple[list[ToolCall], list[ToolCall]]:
+    """Match calls with recorded calls.
+
+    Returns:
+        The calls without an equal recorded call, and the recorded calls without an equal call, compared by `key_of`.
+    """
+    available: defaultdict[Hashable, list[ToolCall]] = defaultdict(list)
+    for call in recorded:
+        available[key_of(call)].append(call)
+    missing = []
+    for call in calls:
+        if matches := available[key_of(call)]:
+            matches.pop()
+        else:
+            missing.append(call)
+    return missing, [call for matches in available.values() for call in matches]
+
+
+def _written_key(call: ToolCall) -> Hashable:
+    """Return the name and the arguments without nulls, independent of spacing and key order."""
+    text = call.arguments.encode("utf-8", "replace")
+    try:
+        return call.name, _freeze(to_canonical(parse_json(text or b"{}")))
+    except (ValueError, RecursionError):
+        return call.name, text
+
+
+def _received_key(call: ToolCall, environment: Environment) -> Hashable | None:
+    """Return the name and the arguments as the tool receives them, or `None` if the tool rejects them."""
+    tool = environment.tools.get(call.name)
+    if tool is None:
+        return _written_key(call)
+    try:
+        return call.name, tool.received(call.arguments)
+    except InvalidArguments:
+        return None
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001  # a validator of the environment may raise anything
+        # Agents send such a call, and the server answers with a failure.
+        return _written_key(call)
+
+
+def _freeze(value: Any) -> Hashable:
+    """Return a JSON value as a hashable one; 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, dict):
+        return frozenset((key, _freeze(member)) for key, member in value.items())
+    if isinstance(value, list):
+        return tuple(map(_freeze, value))
+    return (bool, value) if isinstance(value, bool) else value
+
+
+def _sessions_of_row(
+    candidates: Sequence[Session], request: RowRequest, environment: Environment
+) -> tuple[list[Session], str | None]:
+    """Return the candidates that were opened with the row, and how the last candidate's row differs.
+
+    A session whose row differs only in fields that clients add or leave out counts if no other session matches.
+    """
+    difference: str | None = None
+    for exact in (True, False):
+        differences = [_describe_difference(session, request, environment, exact=exact) for session in candidates]
+        fitting = [session for session, found in zip(candidates, differences, strict=True) if found is None]
+        if fitting:
+            return fitting, differences[-1]
+        difference = differences[-1]
+    return [], difference
+
+
+def _describe_difference(session: Session, request: RowRequest, environment: Environment, *, exact: bool) -> str | None:
+    """Describe how a session's row differs from the row of the request, or return `None` if they are the same.
+
+    Unless `exact`, the agent may have put a system prompt before the row's prompt, and one side may lack the task
+    index, which some clients send only with one of their requests.
+    """
+    origin: SessionOrigin = session.extras["origin"]
+    ours, theirs = origin.identity, request.identity
+    for name, value in ours.fields.items():
+        if name not in theirs.fields or theirs.fields[name] != value:
+            return f"the field {name!r} differs"
+    if origin.prompted and not _has_prompt(ours.prompt, theirs.prompt, exact=exact):
+        return "the prompt differs"
+    if not _has_seed(origin, request, exact=exact):
+        return "the seed or the task index differs"
+    return _find_added_field(session, request, environment)
+
+
+def _has_prompt(ours: list[Any] | None, theirs: list[Any] | None, *, exact: bool) -> bool:
+    if ours is None or theirs is None or ours == theirs:
+        return True
+    return not exact and recordings.has_added_system_prompt(theirs, ours)
+
+
+def _has_seed(origin: SessionOrigin, request: RowRequest, *, exact: bool) -> bool:
+    """Return whether the row of the request has the seed with which the session was opened."""
+    if request.seed == origin.seed:
+        return True
+    if request.seed_given or origin.seed_given:
+        return False
+    indexes = origin.identity.task_index, request.identity.task_index
+    if None not in indexes:
+        return False
+    # Without an index the fields determine the seed, and an agent may add fields.
+    is_same = indexes == (None, None)
+    # The typed body has no field for the index.
+    may_lack_index = origin.typed and indexes[0] is None
+    return is_same or may_lack_index or (not exact and request.identity.prompt is not None)
+
+
+def _find_added_field(session: Session, request: RowRequest, environment: Environment) -> str | None:
+    """Describe a difference in declared fields that the request has and the session's row lacks."""
+    origin: SessionOrigin = session.extras["origin"]
+    added = request.identity.fields.keys() - origin.identity.fields.keys()
+    declared = sorted(added & environment.task_type.model_fields.keys())
+    if not declared:
+        return None
+    ours, task = _episode_of(session).task, parse_task(request.row, environment)
+    for name in declared:
+        if getattr(ours, name, None) != getattr(task, name, None):
+            return f"the field {name!r} differs"
+    return None
+
+
+def _episode_of(session: Session) -> Episode:
+    episode = session.runner.episode
+    assert episode is not None, "a session is opened with its episode"
+    return episode

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from gymsdk import large_json
+from gymsdk.concurrency import ListeningSocket, install_exhaustion_handler, raise_open_file_limit
 from gymsdk.convert import anthropic, chat_inbound
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
-from gymsdk.descriptors import ListeningSocket, install_exhaustion_handler, raise_open_file_limit
 from gymsdk.errors import Failed, UsageError
+from gymsdk.http import bodies
 from gymsdk.http.tls import is_loopback
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.metrics import ServerMetrics
@@ -382,7 +382,7 @@ def _describe_bind_error(host: str, error: OSError) -> str:
 
 async def _parse_body(body: bytes) -> Item:
     try:
-        parsed = await large_json.loads_async(body, strict=True)
+        parsed = await bodies.loads_async(body, strict=True)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(parsed, dict):

@@ -17,8 +17,7 @@ from gymsdk.errors import UsageError
 from gymsdk.responses import is_policy_item
 from gymsdk.testing.faults import Fate, Faults
 from gymsdk.tokens import chatml
-from gymsdk.tokens.chatml import SpecialToken
-from gymsdk.tokens.parse import parse_output
+from gymsdk.tokens.chatml import SpecialToken, parse_output
 from gymsdk.tokens.tokenizer import ByteTokenizer
 from gymsdk.types import Item, Model, extract_text, is_reply
 

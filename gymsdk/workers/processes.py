@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from gymsdk.deadlines import pause_deadline
+from gymsdk.concurrency import CrossLoopSemaphore, ThreadPool, pause_deadline
 from gymsdk.errors import BudgetSpent, Failed, WorkerLost
-from gymsdk.profiling import count_worker_cpu
-from gymsdk.threads import CrossLoopSemaphore, ThreadPool
+from gymsdk.tracing import count_worker_cpu
 from gymsdk.workers.calls import (
     LENGTH_PREFIX_BYTES,
     CallResult,

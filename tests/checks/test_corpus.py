@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.checks import describing, loading, oracle
+from gymsdk.checks import loading, oracle
 from gymsdk.checks.report import Check
 from gymsdk.checks.run import CHECKS, FAMILIES, CheckRun, select_checks
 from gymsdk.checks.subject import build_subject
@@ -18,7 +18,7 @@ HEALTHY = "healthy"
 CASES = sorted(path.stem for path in FOLDER.glob("*.py"))
 BROKEN = [case for case in CASES if not case.startswith(HEALTHY)]
 SETTINGS = {"healthy_setting": {"level": 8}}
-CHEAP = (loading, describing, oracle)
+CHEAP = (loading, loading, oracle)
 """Families of checks that cost little; every broken environment runs them too."""
 
 SELECTED = {"healthy_slow": ("runtime.episode_isolation", "semantic.floor_gap", "runtime.close_once")}

@@ -7,7 +7,7 @@ import pytest
 from gymsdk import Claims, Rollout, Task, responses
 from gymsdk.checks.attack import Attempt, TaskView, build_text_attack, compute_hoeffding_bound, find_gain_beyond_chance
 from gymsdk.checks.clues import fill_values, iter_enum_arguments, list_choices, list_letters, list_numbers, list_options
-from gymsdk.checks.performance import sample_tasks, shorten_text
+from gymsdk.checks.phases import sample_tasks, shorten_text
 
 GUESSED = """
 class Coin(Task):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gymsdk.checks.isolation import MAX_EXAMPLES, _check_interleaved, _Drift, _shrink, _Stage
-from gymsdk.checks.performance import build_scripts
+from gymsdk.checks.phases import build_scripts
 
 from .healthy import HEALTHY
 

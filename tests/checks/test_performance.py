@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gymsdk import Task
-from gymsdk.checks.performance import GARBAGE_TURNS, Performance, Script, build_scripts, record_turns
+from gymsdk.checks.phases import GARBAGE_TURNS, Performance, Script, build_scripts, record_turns
 
 from .healthy import HEALTHY
 

@@ -12,7 +12,7 @@ import typer
 
 from cli.conftest import Command
 from gymsdk.cli import app
-from gymsdk.cli.help import START
+from gymsdk.cli.options import START
 
 ROOT: Any = typer.main.get_command(app)
 COMMANDS: dict[str, Any] = {

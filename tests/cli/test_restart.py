@@ -14,7 +14,7 @@ import pytest
 from gymsdk.deploy.node import Node
 from gymsdk.http import client
 from gymsdk.servers import head
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Service
 from tests.servers.nodes import fetch_nodes, run_node, serve_app, serve_head
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gymsdk.cli.stopping import Stopped, run_until_signal
+from gymsdk.cli.process import Stopped, run_until_signal
 
 
 def test_a_process_that_continues_after_a_stop_stays_alive() -> None:

@@ -13,7 +13,7 @@ from config.conftest import Write
 import gymsdk
 from gymsdk import config
 from gymsdk.config import fields
-from gymsdk.deploy import validate
+from gymsdk.deploy import plan
 from gymsdk.errors import BadConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def test_a_documented_error_is_raised_with_its_message(
     path = write("a.yaml", "")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadConfig) as caught:
-        validate.check_deployment(config.load_config(["a.yaml"], overrides))
+        plan.check_deployment(config.load_config(["a.yaml"], overrides))
     [line] = str(caught.value).splitlines()
     assert re.match(rf"((a|env)\.yaml(:\d+)?|command line): (.*: )?{to_pattern(message)}", line)
     assert solution

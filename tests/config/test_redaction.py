@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gymsdk.cli import app
 from gymsdk.config.read import load_config
-from gymsdk.config.redaction import is_secret
+from gymsdk.config.show import is_secret
 
 SERVERS = """
 shared: {{place: '${{oc.env:PLACE_OF_IT}}'}}

@@ -10,8 +10,7 @@ from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from gymsdk import UsageError
-from gymsdk.gym.batch import Batch, build_object_array, list_values
-from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
+from gymsdk.gym.spaces import Batch, Messages, Prose, Tokens, Turns, build_object_array, list_values
 
 SPACES = [Messages(), Prose(), Tokens(300), Turns()]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gymsdk import UsageError, responses
-from gymsdk.gym.actions import Turn
 from gymsdk.gym.codecs import Chat, build_codec
+from gymsdk.gym.spaces import Turn
 
 CALL = {"id": "mine", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
 

@@ -22,7 +22,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from gymsdk import Environment, UsageError
-from gymsdk.gym import loop
+from gymsdk.gym import slot
 from gymsdk.gym.env import Env
 
 from .conftest import HOST, call
@@ -158,7 +158,7 @@ def test_a_deleted_environment_is_closed(host: ModuleType) -> None:
     del counter
     gc.collect()
     wait_until(lambda: host.log == ["entered", "opened", "closed", "left"])
-    wait_until(lambda: not loop._detached)
+    wait_until(lambda: not slot._detached)
 
 
 def test_an_open_episode_is_closed_at_exit(build_host_script: Callable[..., str]) -> None:

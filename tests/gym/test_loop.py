@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gymsdk import UsageError
-from gymsdk.gym import loop
+from gymsdk.gym import slot
 
 
 async def get_thread() -> threading.Thread:
@@ -17,12 +17,12 @@ async def get_thread() -> threading.Thread:
 
 
 def test_all_coroutines_run_in_one_thread() -> None:
-    first, second = loop.run(get_thread()), loop.run(get_thread())
+    first, second = slot.run(get_thread()), slot.run(get_thread())
     assert first is second is not threading.current_thread()
 
 
 async def test_run_works_inside_a_running_loop() -> None:
-    assert loop.run(get_thread()) is not threading.current_thread()
+    assert slot.run(get_thread()) is not threading.current_thread()
 
 
 def test_an_exception_is_raised_in_the_caller() -> None:
@@ -30,7 +30,7 @@ def test_an_exception_is_raised_in_the_caller() -> None:
         raise LookupError("there")
 
     with pytest.raises(LookupError, match="there"):
-        loop.run(fail())
+        slot.run(fail())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -38,18 +38,18 @@ def test_no_exception_stops_the_loop(error: type[BaseException], caplog: pytest.
     async def fail() -> None:
         raise error
 
-    thread = loop.run(get_thread())
+    thread = slot.run(get_thread())
     with pytest.raises(error):
-        loop.run(fail())
-    assert loop.run(get_thread()) is thread
+        slot.run(fail())
+    assert slot.run(get_thread()) is thread
 
 
 def test_a_loop_that_would_wait_for_itself_is_rejected() -> None:
     async def inside() -> None:
-        loop.run(get_thread())
+        slot.run(get_thread())
 
     with pytest.raises(UsageError, match=r"gymsdk\.play"):
-        loop.run(inside())
+        slot.run(inside())
 
 
 def test_an_interrupted_call_finishes_its_cleanup_before_run_returns() -> None:
@@ -70,7 +70,7 @@ def test_an_interrupted_call_finishes_its_cleanup_before_run_returns() -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        loop.run(sleep())
+        slot.run(sleep())
     thread.join()
     assert finished.is_set()
 
@@ -82,9 +82,9 @@ def test_detached_work_is_finished_after_waiting_for_it() -> None:
         await asyncio.sleep(0.01)
         done.set()
 
-    loop.run(get_thread())
-    loop.run_detached(work())
-    loop.wait_for_detached()
+    slot.run(get_thread())
+    slot.run_detached(work())
+    slot.wait_for_detached()
     assert done.is_set()
 
 
@@ -92,20 +92,20 @@ def test_a_failure_of_detached_work_is_logged(caplog: pytest.LogCaptureFixture) 
     async def fail() -> None:
         raise LookupError("quietly")
 
-    loop.run(get_thread())
-    loop.run_detached(fail())
-    loop.wait_for_detached()
+    slot.run(get_thread())
+    slot.run_detached(fail())
+    slot.wait_for_detached()
     assert "quietly" in caplog.text
 
 
 def test_a_forked_child_has_a_new_loop() -> None:
-    loop.run(get_thread())
+    slot.run(get_thread())
     child = os.fork()
     if not child:
         code = 1
         try:
-            code = 0 if loop.run(get_thread()).is_alive() else 2
+            code = 0 if slot.run(get_thread()).is_alive() else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert loop.run(get_thread()).is_alive()
+    assert slot.run(get_thread()).is_alive()

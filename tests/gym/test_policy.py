@@ -14,9 +14,9 @@ from episodes.environments import Notebook, Paying
 from gymsdk import Environment, Failed, Task, UsageError, load, model, play, responses
 from gymsdk.episode import Budget
 from gymsdk.errors import UnknownEnvironment
-from gymsdk.gym.actions import Turn
 from gymsdk.gym.env import Env
 from gymsdk.gym.policy import Policy, rollout
+from gymsdk.gym.spaces import Turn
 from gymsdk.gym.vector import VectorEnv
 from gymsdk.testing.endpoint import build_app, serve
 

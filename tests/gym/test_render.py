@@ -8,8 +8,7 @@ from types import ModuleType
 import pytest
 
 from gymsdk import Environment
-from gymsdk.gym.env import Env
-from gymsdk.gym.render import TranscriptPrinter
+from gymsdk.gym.env import Env, TranscriptPrinter
 from gymsdk.gym.vector import VectorEnv
 from gymsdk.types import Episode, Task
 

@@ -12,7 +12,7 @@ import pytest
 
 from gymsdk import Environment, Task
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
-from gymsdk.gym.sampler import TaskSampler
+from gymsdk.gym.config import TaskSampler
 
 KINDS = """
 class Kind(Task):
@@ -163,7 +163,7 @@ def test_a_finite_split_is_sampled_up_to_its_end(environment: Callable[..., Envi
 def test_an_endless_split_that_ignores_the_seed_is_sampled_within_a_reported_limit(
     environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gymsdk.gym.sampler.MAX_LISTED_TASKS", 10)
+    monkeypatch.setattr("gymsdk.gym.config.MAX_LISTED_TASKS", 10)
     sampler = TaskSampler(
         environment(LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()"))
     )
@@ -177,7 +177,7 @@ def test_an_endless_split_that_ignores_the_seed_is_sampled_within_a_reported_lim
 def test_the_search_for_an_id_in_an_endless_split_has_a_reported_limit(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.gym.sampler.MAX_SEARCHED_TASKS", 10)
+    monkeypatch.setattr("gymsdk.gym.config.MAX_SEARCHED_TASKS", 10)
     assert prompt(TaskSampler(kinds).find("row-9")) == "train 0 9"
     with pytest.raises(BadRow, match="no task with the ID 'row-10' among its first 10;"):
         TaskSampler(kinds).find("row-10")
@@ -187,7 +187,7 @@ def test_the_search_for_an_id_in_an_endless_split_has_a_reported_limit(
 def test_an_index_beyond_the_search_limit_is_rejected_at_once(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch, task: int | str
 ) -> None:
-    monkeypatch.setattr("gymsdk.gym.sampler.MAX_SEARCHED_TASKS", 10)
+    monkeypatch.setattr("gymsdk.gym.config.MAX_SEARCHED_TASKS", 10)
     assert prompt(TaskSampler(kinds).find(9)) == "train 0 9"
     with pytest.raises(BadRow, match=r"the index 10+ exceeds the largest that is searched, 9; choose a smaller index"):
         TaskSampler(kinds).find(task)
@@ -216,7 +216,7 @@ def test_an_id_may_have_any_number_of_digits(kinds: Environment) -> None:
 
 
 def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymsdk.gym.sampler.MAX_LISTED_TASKS", 2)
+    monkeypatch.setattr("gymsdk.gym.config.MAX_LISTED_TASKS", 2)
     sampler = TaskSampler(kinds, tasks=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
     assert sampler.find(3)[1] == sampler.find("mine-3")[1] == "(tasks):0:3"
     with pytest.raises(BadRow, match="the index 4 exceeds the largest that is searched, 3"):

@@ -10,11 +10,10 @@ import time
 
 import pytest
 
-from gymsdk import Environment, Failed, Reset, Step, Verdict, deadlines, hookimpl, play, responses, types
-from gymsdk.deadlines import Deadline, get_loop_time_after
+from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses, types
+from gymsdk.concurrency import Deadline, ThreadPool, get_loop_time_after
 from gymsdk.episode import Budget
 from gymsdk.plugins.calls import HookRunner, run_stage
-from gymsdk.threads import ThreadPool
 
 SECONDS = 1.0
 """A deadline that only hanging code exceeds."""
@@ -217,7 +216,9 @@ async def test_an_error_has_the_stage_in_which_it_occurred():
 
 
 async def test_a_hook_has_a_deadline_even_if_its_episode_has_none():
-    assert deadlines.get_deadline().get_remaining_seconds() == pytest.approx(deadlines.DEFAULT_STAGE_SECONDS, abs=60)
+    assert concurrency.get_deadline().get_remaining_seconds() == pytest.approx(
+        concurrency.DEFAULT_STAGE_SECONDS, abs=60
+    )
 
 
 async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
@@ -246,7 +247,7 @@ async def test_a_coroutine_stopped_before_its_start_causes_no_warning(late, recw
         return return_one()
 
     author = HookRunner("made")
-    with deadlines.apply_deadline(Deadline(get_loop_time_after(-1.0 if late else 60.0))):
+    with concurrency.apply_deadline(Deadline(get_loop_time_after(-1.0 if late else 60.0))):
         for function in (return_one, return_coroutine) if late else (return_one,):
             task_of_hook = asyncio.ensure_future(author.run("hook 'verify'", function, {}))
             await asyncio.sleep(0)

@@ -25,7 +25,7 @@ from gymsdk.config.model import (
     RESOURCES,
     SERVER_KINDS,
 )
-from gymsdk.deploy import validate
+from gymsdk.deploy import plan
 from gymsdk.errors import GymsdkError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -132,7 +132,7 @@ def find_errors(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> list
     extra.write_text(yaml.safe_dump({**supplied, **user_settings}))
     files = [str(path.relative_to(root)), "supplied.yaml"]
     try:
-        validate.check_deployment(
+        plan.check_deployment(
             config.load_config(files if "policy_model" in settings else [POLICY, *files], folder=root)
         )
     except GymsdkError as error:

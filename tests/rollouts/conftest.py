@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 
 from gymsdk import responses
 from gymsdk.rollouts.folder import RunProgress
-from gymsdk.rollouts.retry import PlayedJob
+from gymsdk.rollouts.jobs import PlayedJob
 
 
 class RecordingProgress:

@@ -12,13 +12,15 @@ from gymsdk.errors import ModelLost
 from gymsdk.http.backoff import Backoff
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import Job, build_input_row, iter_jobs
-from gymsdk.rollouts.retry import (
+from gymsdk.rollouts.jobs import (
     MAX_FAILURES_BEFORE_FIRST_SCORE,
     MAX_RETRY_AFTER_SECONDS,
     MAX_UNAVAILABLE_IN_A_ROW,
     CircuitBreaker,
+    Job,
     PlayedJob,
+    build_input_row,
+    iter_jobs,
     play_with_retries,
 )
 from gymsdk.rollouts.run import LocalPlayer, collect, play_missing, write_result
@@ -179,7 +181,7 @@ async def test_tokens_of_every_attempt_are_counted(folder: RunFolder, environmen
 async def test_a_retry_waits_as_long_as_the_server_asks(
     sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.rollouts.retry.BACKOFF", Backoff(first=0.0))
+    monkeypatch.setattr("gymsdk.rollouts.jobs.BACKOFF", Backoff(first=0.0))
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
     started = loop.time()

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 
 from gymsdk import Environment
-from gymsdk.deploy.background_task import BackgroundTask
 from gymsdk.deploy.node import Node, compute_loads
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import head, resources
@@ -27,9 +27,8 @@ from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.servers.registry import NodeRegistry
-from gymsdk.servers.reports import LEASE_SECONDS
+from gymsdk.servers.reports import LEASE_SECONDS, Service
 from gymsdk.servers.routing import App
-from gymsdk.servers.service import Service
 
 MAX_AGE = 0.05
 SCRIPT = """

@@ -18,8 +18,8 @@ from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
 from gymsdk.servers.auth import NO_SECURITY, Security
 from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.servers.reports import Kind, Service
 from gymsdk.servers.routing import App
-from gymsdk.servers.service import Kind, Service
 from gymsdk.types import AGENT_SUFFIX
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")

@@ -19,13 +19,13 @@ from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credenti
 from gymsdk.bench import report, stage
 from gymsdk.http import client as http
 from gymsdk.models import registry as models
-from gymsdk.profiling import profile_to_directory
 from gymsdk.rollouts.remote import fetch_servers
 from gymsdk.servers import agent_sessions, auth, head
 from gymsdk.servers import model as model_server
 from gymsdk.servers.agent_sessions import OpenAgentSession
 from gymsdk.servers.auth import AuthMiddleware, Security
 from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.tracing import profile_to_directory
 
 from .secured import TOKEN, SecuredServers, serve_secured
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.deploy.background_task import BackgroundTask, Work
 from gymsdk.deploy.plan import Options
 from gymsdk.deploy.process import serve
-from gymsdk.deploy.runner import AutoStarter
+from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
 from gymsdk.http import client
 from gymsdk.servers.registry import NodeRegistry
-from gymsdk.servers.reports import Registration
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Registration, Service
 
 from .nodes import fetch_nodes, wait_until
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.deploy.background_task import BackgroundTask, LoopMonitor
+from gymsdk.deploy.runner import BackgroundTask, LoopMonitor
 
 
 async def _run_until_stopped(up: asyncio.Event, over: asyncio.Event) -> None:

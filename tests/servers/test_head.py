@@ -9,9 +9,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from gymsdk.observability.health import check_status
 from gymsdk.servers import head
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Service, check_status
 
 SERVICES = (
     Service(

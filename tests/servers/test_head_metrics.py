@@ -17,8 +17,7 @@ from gymsdk.http import client as http
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import Sample, ServerMetrics, parse_samples
 from gymsdk.observability.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS
-from gymsdk.servers.reports import Exit
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Exit, Service
 
 from .nodes import run_node, serve_head, wait_until
 

@@ -10,10 +10,8 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk.observability.health import HealthMonitor
 from gymsdk.servers import head
-from gymsdk.servers.reports import Exit, Load
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Exit, HealthMonitor, Load, Service
 
 from .nodes import metric, serve_app
 

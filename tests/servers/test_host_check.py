@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from gymsdk import Environment, Task
+from gymsdk.concurrency import MAX_OPEN_FILES, raise_open_file_limit
 from gymsdk.deploy.plan import Options
 from gymsdk.deploy.process import RunningServers, serve
-from gymsdk.descriptors import MAX_OPEN_FILES, raise_open_file_limit
 from gymsdk.http import client as http
 from gymsdk.servers import listener
 from gymsdk.servers.middleware import allowed_hosts

@@ -13,7 +13,7 @@ from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
 from gymsdk import Failed, model, responses
-from gymsdk.deploy.background_task import BackgroundTask
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket

@@ -17,8 +17,8 @@ from gymsdk.convert import chat
 from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 from gymsdk.rollouts.folder import RunProgress
+from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.retry import PlayedJob
 from gymsdk.rollouts.run import Run, execute
 from gymsdk.testing.oracle import open_oracle
 from gymsdk.types import Item, Row, extract_text

@@ -13,11 +13,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import Environment, UsageError, profiling
+from gymsdk import Environment, UsageError, tracing
 from gymsdk.http import client as http
 from gymsdk.models.scripted import build
-from gymsdk.profiling import profile_to_directory
 from gymsdk.servers import agent
+from gymsdk.tracing import profile_to_directory
 
 from .nodes import serve_app as serve_on_port
 
@@ -135,7 +135,7 @@ async def test_without_profiling_nothing_is_recorded(environment: Made, serve_ap
     ):
         await client.post("/run", json=ROW)
         assert (await client.get("/stats")).status_code == 404
-    assert not profiling.is_profiling()
+    assert not tracing.is_profiling()
 
 
 async def test_without_profiling_a_resources_server_has_no_stats(resources_client):

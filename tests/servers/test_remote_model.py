@@ -16,9 +16,8 @@ from gymsdk.http import client
 from gymsdk.servers import instances as waiting
 from gymsdk.servers import model as model_server
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
-from gymsdk.servers.remote_model import RemoteModel
-from gymsdk.servers.reports import HeadSnapshot, Instance
-from gymsdk.servers.service import Service
+from gymsdk.servers.remote import RemoteModel
+from gymsdk.servers.reports import HeadSnapshot, Instance, Service
 from gymsdk.types import Episode, Item
 
 from .nodes import MAX_AGE, run_node, serve_app, serve_head

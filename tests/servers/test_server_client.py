@@ -18,7 +18,7 @@ from gymsdk.deploy.node import Node
 from gymsdk.http import client as http
 from gymsdk.http.client import Retry
 from gymsdk.servers import resources
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Service
 
 from .app_helpers import serve_app
 from .nodes import metric, run_node, serve_head, wait_until

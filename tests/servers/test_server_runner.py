@@ -14,11 +14,9 @@ from gymsdk import GymsdkError
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.runner import HeadConnection, ServerRunner, ServerSpec, Times
 from gymsdk.http import client
-from gymsdk.observability.health import HEALTH_SECONDS
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.app import create_app as bare
-from gymsdk.servers.reports import Load
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import HEALTH_SECONDS, Load, Service
 
 from .nodes import fetch_nodes, serve_head, wait_until
 

@@ -21,8 +21,7 @@ from gymsdk.deploy.process import serve
 from gymsdk.http import client
 from gymsdk.observability import status as survey_module
 from gymsdk.observability.status import LostNodeStatus, fetch_status
-from gymsdk.servers.reports import Exit
-from gymsdk.servers.service import Service
+from gymsdk.servers.reports import Exit, Service
 
 from .nodes import find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
 

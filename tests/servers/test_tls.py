@@ -18,9 +18,9 @@ import pytest
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
 from gymsdk.http import client as http
 from gymsdk.http import tls as trust
-from gymsdk.observability.health import check_status
 from gymsdk.servers.auth import Security, Tls
 from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.servers.reports import check_status
 
 from .secured import TOKEN, serve_secured
 

@@ -6,7 +6,7 @@ import pytest
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens import chatml
-from gymsdk.tokens.parse import ParsedCall, parse_output
+from gymsdk.tokens.chatml import ParsedCall, parse_output
 
 FUNCTION = {"name": "look", "arguments": {"at": "home"}}
 

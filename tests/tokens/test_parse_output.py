@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymsdk.tokens import chatml
-from gymsdk.tokens.parse import ParsedCall, parse_output
+from gymsdk.tokens.chatml import ParsedCall, parse_output
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["</tool_call>", "<think>", "'\"\\"]),

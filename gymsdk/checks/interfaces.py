@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from gymsdk import jsonl
-from gymsdk.checks.performance import Performance, Script, build_scripts
+from gymsdk.checks.phases import Performance, Script, build_scripts
 from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Plain, Subject, find_difference, restore_process_state, to_plain
 from gymsdk.convert import chat
@@ -27,7 +27,7 @@ SERVER_LABEL = "the server of this check"
 @asynccontextmanager
 async def serve_environment(environment: Environment) -> AsyncIterator[Playable]:
     """Serve *environment* and yield its HTTP client."""
-    from gymsdk.deploy.background_task import BackgroundTask
+    from gymsdk.deploy.runner import BackgroundTask
     from gymsdk.servers import listener, resources
     from gymsdk.servers.remote import RemoteEnvironment
 

@@ -1,4 +1,4 @@
-"""Run the work of a command and stop it on Ctrl-C or SIGTERM, within a time limit.
+"""Run the work of a command, stop it on Ctrl-C or SIGTERM, and exit the process, all within time limits.
 
 The code of an environment may leave tasks that swallow their cancellation, and threads that block. Both would keep
 `asyncio.run` and the interpreter from exiting.
@@ -7,18 +7,115 @@ The code of an environment may leave tasks that swallow their cancellation, and 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
+from types import FrameType, TracebackType
+from typing import Annotated, Any, TextIO, TypeVar
 
-from gymsdk.cli import process_exit
-from gymsdk.descriptors import raise_open_file_limit
+import typer
+
+from gymsdk.concurrency import raise_open_file_limit
 from gymsdk.errors import GymsdkError, describe_exception
+
+LOGGER_NAME = "gymsdk.tracebacks"
+"""The logger that receives the tracebacks."""
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes tracebacks to standard error. The subclass tells these handlers from those of a test runner."""
+
+
+def enable(*, asked: bool) -> None:
+    """Print tracebacks from now on if *asked* is set."""
+    log = logging.getLogger(LOGGER_NAME)
+    log.handlers = [each for each in log.handlers if not isinstance(each, _Handler)]
+    if asked:
+        log.addHandler(_Handler(sys.stderr))
+    log.setLevel(logging.DEBUG if asked else logging.CRITICAL)
+
+
+def is_enabled() -> bool:
+    """Return whether this command prints tracebacks."""
+    return any(isinstance(each, _Handler) for each in logging.getLogger(LOGGER_NAME).handlers)
+
+
+def print_cause(error: BaseException) -> None:
+    """Print the traceback of the cause of *error*."""
+    cause = error.__cause__ or error
+    traceback: TracebackType | None = cause.__traceback__
+    sys.excepthook(type(cause), cause, traceback)
+
+
+Traceback = Annotated[
+    bool,
+    typer.Option(
+        "--traceback",
+        callback=lambda asked: enable(asked=asked),
+        help="Show whole tracebacks of the environment's code.",
+        rich_help_panel="Output",
+    ),
+]
+
+
+EXIT_SECONDS = 15.0
+"""Seconds that the interpreter may wait for threads before the process exits."""
+
+unfinished_tasks: list[object] = []
+"""Tasks that did not end. This list keeps them alive, because destroying them prints errors."""
+
+_exit_codes: list[int] = []
+"""The exit code, once it is known."""
+
+
+def limit_exit_time(code: int) -> None:
+    """Make this process exit with *code* within `EXIT_SECONDS`.
+
+    The interpreter waits for every thread that is not a daemon. After `EXIT_SECONDS`, the process names the threads
+    that still run on standard error and exits without them.
+    """
+    _exit_codes.append(code)
+    clock = threading.Timer(EXIT_SECONDS, _exit_without_threads)
+    clock.daemon = True
+    clock.start()
+
+
+@atexit.register
+def _exit_without_tasks() -> None:
+    # Registered before all other functions, so it runs last. Without it, the interpreter would destroy the tasks now.
+    if unfinished_tasks and _exit_codes:
+        _exit_now()
+
+
+def _exit_without_threads() -> None:
+    for each in threading.enumerate():
+        if not each.daemon and each is not threading.main_thread():
+            words = f"thread {each.name!r} ({_find_author_line(each)}) is still running; the process exits without it\n"
+            os.write(2, words.encode())
+    _exit_now()
+
+
+def _exit_now() -> None:
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(_exit_codes[-1])
+
+
+def _find_author_line(thread: threading.Thread) -> str:
+    """Return the line of the environment's code that *thread* executes."""
+    import traceback
+
+    from gymsdk.errors import find_author_line
+
+    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  # documented, in spite of its name
+    return find_author_line(traceback.extract_stack(frame)) or "not in Python code"
+
 
 STOP_SECONDS = 15.0
 """Seconds the work may take to clean up after a signal."""
@@ -103,7 +200,7 @@ async def _cancel_others() -> None:
         log.warning(
             "%s did not end within %g s of its cancellation; it is left behind", _describe_task(task), CANCEL_SECONDS
         )
-    process_exit.unfinished_tasks.extend(pending)
+    unfinished_tasks.extend(pending)
 
 
 def _describe_task(task: asyncio.Task[Any]) -> str:

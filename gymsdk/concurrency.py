@@ -1,0 +1,555 @@
+"""Deadlines, bounded threads for blocking code, and the limit of open files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import logging
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
+
+from gymsdk.errors import Failed
+
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that stop running code from outside; they must never be caught as errors of an environment.
+
+Every other exception raised by an environment's code is an error of that code, including exceptions that do not derive
+from `Exception`: `SystemExit`, or a panic in a Rust extension.
+"""
+
+DEFAULT_STAGE_SECONDS = 600.0
+"""Seconds that a stage may take if it has no deadline."""
+
+MAX_LOOP_BLOCK_SECONDS = 0.05
+"""Seconds that a coroutine may block the event loop before a warning names it."""
+
+CANCEL_GRACE_SECONDS = 1.0
+"""Seconds that a cancelled coroutine has to clean up before it is abandoned."""
+
+T = TypeVar("T")
+log = logging.getLogger("gymsdk")
+
+
+class Deadline:
+    """A time of the event loop's clock until which code must finish.
+
+    Args:
+        at: The time of the event loop's clock.
+        pausable: Whether the deadline moves while the code waits for an operation with its own time limit. The deadline
+            of `verify` does: time spent in a queue for a worker or for a slow judge does not make a verifier slow.
+    """
+
+    def __init__(self, at: float, *, pausable: bool = False) -> None:
+        self._at = at
+        self._pausable = pausable
+        self._pauses = 0
+        self._paused_at = 0.0
+
+    def get_remaining_seconds(self) -> float:
+        """Return the seconds until the deadline, 0 if it has passed."""
+        now = self._paused_at if self._pauses else asyncio.get_running_loop().time()
+        return max(0.0, self._at - now)
+
+    @property
+    def at(self) -> float:
+        """The deadline as of now, as a time of the event loop's clock."""
+        return asyncio.get_running_loop().time() + self.get_remaining_seconds()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stop the deadline's clock inside the block, if the deadline is pausable."""
+        if not self._pausable:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        if not self._pauses:
+            self._paused_at = loop.time()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self._at += loop.time() - self._paused_at
+
+
+_current_deadline: ContextVar[Deadline | None] = ContextVar("gymsdk_deadline", default=None)
+
+
+def get_deadline() -> Deadline:
+    """Return the deadline of the current stage; outside a stage, `DEFAULT_STAGE_SECONDS` from now."""
+    return _current_deadline.get() or Deadline(get_loop_time_after(DEFAULT_STAGE_SECONDS))
+
+
+@contextmanager
+def apply_deadline(deadline: Deadline) -> Iterator[None]:
+    """Make *deadline* the current deadline inside the block."""
+    token = _current_deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _current_deadline.reset(token)
+
+
+@contextmanager
+def pause_deadline() -> Iterator[None]:
+    """Pause the current deadline inside the block, which waits for an operation with its own time limit."""
+    deadline = _current_deadline.get()
+    if deadline is None:
+        yield
+        return
+    with deadline.pause():
+        yield
+
+
+def get_loop_time_after(seconds: float) -> float:
+    """Return the time of the event loop's clock *seconds* from now."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+@types.coroutine
+def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Any, Any, T]:
+    """Run *coroutine*, and log a warning whenever it blocks the loop for more than `MAX_LOOP_BLOCK_SECONDS`.
+
+    The measure is wall-clock time, so it includes other causes that stop the thread: a garbage collection, which with
+    a thousand episodes in memory can exceed the limit, or a busy machine.
+
+    Args:
+        coroutine: The coroutine.
+        name: Its name in the warning.
+
+    Raises:
+        RuntimeError: The coroutine raised `SystemExit`.
+    """
+    resume: Callable[[Any], Any] = coroutine.send
+    value: Any = None
+    while True:
+        started = time.perf_counter()
+        try:
+            awaited = resume(value)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except SystemExit as error:
+            # Raised in a task, SystemExit would stop the loop and all other episodes.
+            raise RuntimeError(f"it ended with {error!r}") from error
+        finally:
+            blocked = time.perf_counter() - started
+            if blocked > MAX_LOOP_BLOCK_SECONDS:
+                log.warning(
+                    "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work",
+                    name,
+                    blocked * 1e3,
+                )
+        try:
+            value = yield awaited
+            resume = coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, as `yield from` does
+            value, resume = error, coroutine.throw
+
+
+async def run_until_deadline(coroutine: Coroutine[Any, Any, T], deadline: Deadline, *, name: str | None = None) -> T:
+    """Run *coroutine* in a task and cancel the task at *deadline*.
+
+    A coroutine that suppresses its cancellation is abandoned after `CANCEL_GRACE_SECONDS`.
+
+    Args:
+        coroutine: The coroutine.
+        deadline: When to cancel it.
+        name: The name of the task.
+
+    Returns:
+        The result of the coroutine.
+
+    Raises:
+        TimeoutError: The coroutine did not finish in time.
+    """
+    task = asyncio.create_task(coroutine, name=name)
+    try:
+        while not task.done() and (remaining := deadline.get_remaining_seconds()):
+            # The deadline may have moved, so wait again, but do not poll while it is paused.
+            await asyncio.wait({task}, timeout=max(remaining, MAX_LOOP_BLOCK_SECONDS))
+    except asyncio.CancelledError:
+        await cancel_and_wait(task)
+        task.add_done_callback(_log_late_failure)
+        raise
+    if not task.done():
+        await cancel_and_wait(task)
+    if not task.done():
+        task.add_done_callback(_log_late_failure)
+        raise TimeoutError
+    if task.cancelled():
+        raise TimeoutError
+    return task.result()
+
+
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel *task* and wait at most `CANCEL_GRACE_SECONDS` until it is done."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=CANCEL_GRACE_SECONDS)
+
+
+def _log_late_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.warning("abandoned code failed after its deadline: %r", error)
+
+
+Ts = TypeVarTuple("Ts")
+
+
+class ThreadPool:
+    """Runs blocking calls, each in a daemon thread that is reused afterwards.
+
+    If a call exceeds its time limit, its thread is abandoned and no longer counts towards *limit*.
+
+    Args:
+        limit: The maximum number of simultaneous calls.
+        max_hung: The number of hung threads at which further calls are refused.
+    """
+
+    def __init__(self, limit: int = 64, *, max_hung: int = 256) -> None:
+        self._limit = limit
+        self._max_hung = max_hung
+        self._initialize()
+
+    def _initialize(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._semaphore = CrossLoopSemaphore(self._limit)
+        self._idle: list[queue.SimpleQueue[_Job]] = []
+        self._hung = 0
+
+    @property
+    def hung(self) -> int:
+        """The number of abandoned threads that are still running."""
+        return self._hung
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts, timeout: float | None = None) -> T:  # noqa: ASYNC109 - counts from the start of the call
+        """Run *function* in a thread and return its result.
+
+        If the call exceeds its time limit, or the caller is cancelled, the thread is abandoned.
+
+        Args:
+            function: The function.
+            *args: Its arguments.
+            timeout: Seconds that the call may take, without the wait for a free thread; `None` for no limit.
+
+        Raises:
+            TimeoutError: The call takes longer.
+            Failed: Too many threads hang, or the function tried to exit the process.
+        """
+        if self._process != os.getpid():
+            self._initialize()  # threads do not survive a fork
+        semaphore = self._semaphore
+        await semaphore.acquire()
+        try:
+            outcome = await self._run_in_thread(function, args, timeout)
+        finally:
+            semaphore.release()
+        return _unwrap_outcome(outcome, function)
+
+    async def _run_in_thread(
+        self, function: Callable[[*Ts], T], args: tuple[*Ts], limit: float | None
+    ) -> Callable[[], T]:
+        self._check_hung_threads()
+        future: asyncio.Future[Callable[[], T]] = asyncio.get_running_loop().create_future()
+        context = contextvars.copy_context()
+
+        def work() -> Callable[[], object]:
+            outcome = _capture_outcome(lambda: context.run(function, *args))
+            return lambda: resolve_future(future, outcome)
+
+        job = _Job(work)
+        self._submit(job)
+        try:
+            async with asyncio.timeout(limit):
+                return await future
+        except TimeoutError:
+            raise TimeoutError(f"{_get_function_name(function)} has not returned after {limit:g} s") from None
+        finally:
+            self._abandon_if_running(job)
+
+    def _check_hung_threads(self) -> None:
+        if self._hung >= self._max_hung:
+            raise Failed(
+                f"{self._hung} calls hang in abandoned threads, so no further call is started; "
+                "find the blocking call without a timeout in the environment's hooks and tools",
+                kind="threads_exhausted",
+                retryable=True,
+            )
+
+    def _submit(self, job: _Job) -> None:
+        with self._lock:
+            jobs = self._idle.pop() if self._idle else None
+        if jobs is None:
+            jobs = queue.SimpleQueue()
+            threading.Thread(target=self._run_jobs, args=(jobs,), name="gymsdk", daemon=True).start()
+        jobs.put(job)
+
+    def _run_jobs(self, jobs: queue.SimpleQueue[_Job]) -> None:
+        while True:
+            job = jobs.get()
+            deliver = job.work()
+            if not self._finish(job, jobs):
+                return
+            deliver()
+            del job, deliver  # an idle thread must not keep a result alive
+
+    def _finish(self, job: _Job, jobs: queue.SimpleQueue[_Job]) -> bool:
+        with self._lock:
+            if job.abandoned:
+                self._hung -= 1
+                return False
+            job.finished = True
+            self._idle.append(jobs)
+            return True
+
+    def _abandon_if_running(self, job: _Job) -> None:
+        with self._lock:
+            if not job.finished:
+                job.abandoned = True
+                self._hung += 1
+
+
+class CrossLoopSemaphore:
+    """A first-come, first-served semaphore for tasks of any number of event loops and threads."""
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._free = count
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self) -> None:
+        """Wait for a permit and take it."""
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._stop_waiting(waiter)
+            raise
+
+    def _stop_waiting(self, waiter: asyncio.Future[None]) -> None:
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                return
+        self.release()  # the waiter had received a permit already
+
+    def release(self) -> None:
+        """Return a permit; the task that has waited longest receives it."""
+        with self._lock:
+            while self._waiters:
+                if resolve_future(self._waiters.popleft(), None):
+                    return
+            self._free += 1
+
+
+def resolve_future(future: asyncio.Future[T], value: T) -> bool:
+    """Set the result of *future* from any thread; return `False` if its event loop is closed."""
+    try:
+        future.get_loop().call_soon_threadsafe(_set_result, future, value)
+    except RuntimeError:  # the loop is closed
+        return False
+    return True
+
+
+def iterate_in_thread(source: Callable[[], Iterable[T]]) -> Iterator[T]:
+    """Yield the items of the iterable that *source* returns, computed on demand in one daemon thread.
+
+    The thread ends with the iteration, or when this iterator is garbage-collected.
+    """
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[Callable[[], T | _EndOfIteration]] = queue.SimpleQueue()
+    context = contextvars.copy_context()
+
+    def serve() -> None:
+        items: Iterator[T] | None = None
+
+        def compute_next() -> T | _EndOfIteration:
+            nonlocal items
+            if items is None:
+                items = iter(source())
+            return next(items, END_OF_ITERATION)
+
+        while requests.get():
+            outcomes.put(_capture_outcome(lambda: context.run(compute_next)))
+
+    threading.Thread(target=serve, name="gymsdk-iterator", daemon=True).start()
+    try:
+        while True:
+            requests.put(True)
+            item = outcomes.get()()
+            if isinstance(item, _EndOfIteration):
+                return
+            yield item
+    finally:
+        requests.put(False)
+
+
+class _EndOfIteration:
+    """A marker for the end of an iterator."""
+
+
+END_OF_ITERATION = _EndOfIteration()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call in a thread.
+
+    Attributes:
+        work: Makes the call and returns a function that delivers its outcome.
+        finished: Set by the thread if the caller still waits.
+        abandoned: Set by the caller if the thread has not finished.
+    """
+
+    work: Callable[[], Callable[[], object]]
+    finished: bool = False
+    abandoned: bool = False
+
+
+def _set_result(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _capture_outcome(function: Callable[[], T]) -> Callable[[], T]:
+    """Call *function* and return a function with the same outcome: it returns the value or raises the exception."""
+    try:
+        value = function()
+    except BaseException as raised:  # noqa: BLE001 - raised again where the caller waits
+        error = raised
+
+        def fail() -> T:
+            raise error
+
+        return fail
+    return lambda: value
+
+
+def _unwrap_outcome(outcome: Callable[[], T], function: Callable[..., object]) -> T:
+    try:
+        return outcome()
+    except Exception:
+        raise
+    except BaseException as error:  # `sys.exit()` in a hook must neither end the host nor look like a cancellation
+        raise Failed(f"{_get_function_name(function)} ended with {error!r}", kind="exit") from error
+
+
+def _get_function_name(function: Callable[..., object]) -> str:
+    """Return the name of *function* for a message, without the arguments of a partial, which may be secret."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+MAX_OPEN_FILES = 65535
+"""The soft limit of open files, connections included, that a process requests."""
+
+RESERVED_DESCRIPTORS = 128
+"""Descriptors reserved for files, worker processes and the files of environments."""
+
+EXHAUSTION_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a process or a machine that temporarily cannot accept another connection."""
+
+ACCEPT_PAUSE_SECONDS = 0.5
+"""Seconds after such an error during which a socket accepts no connection. asyncio tries again after 1 second."""
+
+
+def raise_open_file_limit() -> int:
+    """Raise the soft limit of open files as far as the hard limit allows, and return the resulting limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def count_affordable(connections_each: int) -> int:
+    """Return how many objects with *connections_each* connections this process can open in addition to its open files.
+
+    The result is at least 1.
+    """
+    free = raise_open_file_limit() - sum(1 for _ in Path("/dev/fd").iterdir()) - RESERVED_DESCRIPTORS
+    return max(free // connections_each, 1)
+
+
+class ListeningSocket(socket.socket):
+    """A listening socket that accepts nothing for `ACCEPT_PAUSE_SECONDS` after it ran out of descriptors.
+
+    Without the pause, asyncio tries to accept once per place in the backlog and logs a traceback each time.
+    """
+
+    _paused_until = 0.0
+
+    @classmethod
+    def from_socket(cls, sock: socket.socket) -> ListeningSocket:
+        """Return *sock* as a socket of this class; *sock* itself is detached."""
+        return cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; raises `BlockingIOError` during the pause."""
+        if time.monotonic() < self._paused_until:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in EXHAUSTION_ERRNOS:
+                self._paused_until = time.monotonic() + ACCEPT_PAUSE_SECONDS
+            raise
+
+
+def install_exhaustion_handler(loop: asyncio.AbstractEventLoop) -> None:
+    """Make *loop* log one line per second, without a traceback, while it cannot accept connections."""
+    if not isinstance(loop.get_exception_handler(), _ExhaustionHandler):
+        loop.set_exception_handler(_ExhaustionHandler(loop.get_exception_handler()))
+
+
+class _ExhaustionHandler:
+    """An event loop's exception handler that passes every other error to the *previous* handler."""
+
+    def __init__(self, previous: Any) -> None:
+        self._previous = previous
+        self._logged_at = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        is_accept_error = "accept" in context.get("message", "")
+        if not (is_accept_error and isinstance(error, OSError) and error.errno in EXHAUSTION_ERRNOS):
+            if self._previous:
+                self._previous(loop, context)
+            else:
+                loop.default_exception_handler(context)
+            return
+        if time.monotonic() < self._logged_at + 1.0:
+            return
+        self._logged_at = time.monotonic()
+        log.warning(
+            "no further connection can be accepted (%s): this process may have %d files open; new clients wait until"
+            " others disconnect; raise the limit with `ulimit -Hn`, or send fewer requests at once",
+            error.strerror,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
