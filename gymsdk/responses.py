@@ -82,6 +82,19 @@ def generate_id(prefix: str) -> str:
     return f"{prefix}_{uuid4().hex}"
 
 
+def get_input_items(request: Item) -> list[Item]:
+    """Return the input items of a Responses *request*."""
+    given = request.get("input") or []
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def read_text(value: object) -> str:
+    """Return the text of *value*: a string, or a list of parts with text; an empty string for anything else."""
+    if isinstance(value, list):
+        return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return value if isinstance(value, str) else ""
+
+
 def build_message(text: str, *, id: str | None = None) -> Item:
     """Return the policy's reply *text* as an output item."""
     return {

@@ -10,7 +10,7 @@ from gymsdk import jsonl, responses
 from gymsdk.convert import chat
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import BadRow
-from gymsdk.models.recordings import RecordingStore, build_recording, compute_digests, get_input_items, read_recordings
+from gymsdk.models.recordings import RecordingStore, build_recording, compute_digests, read_recordings
 from gymsdk.types import Item
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -66,7 +66,7 @@ BODIES = {"responses": REQUEST, "chat/completions": chat.build_body(REQUEST), "m
 
 
 def digests_of(request: Item) -> list[bytes]:
-    return compute_digests(get_input_items(request), request.get("instructions"))
+    return compute_digests(responses.get_input_items(request), request.get("instructions"))
 
 
 def user(text: str) -> Item:

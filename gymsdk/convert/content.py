@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gymsdk.errors import Failed
+from gymsdk.responses import read_text
 from gymsdk.types import Content, Item
 
 THINK_START, THINK_END = "<think>", "</think>"
@@ -73,13 +74,6 @@ def _from_chat_part(part: Item, text_type: str) -> Item:
     if kind == "file" and isinstance(part.get("file"), dict):
         return {"type": "input_file", **part["file"]}
     return part
-
-
-def read_text(value: object) -> str:
-    """Return the text of *value*: a string, or a list of parts with text; an empty string for anything else."""
-    if isinstance(value, list):
-        return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return value if isinstance(value, str) else ""
 
 
 def split_content(content: object) -> tuple[list[str], str]:

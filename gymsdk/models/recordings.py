@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gymsdk import jsonl
 from gymsdk.errors import BadRow
-from gymsdk.responses import iter_turn_spans, iter_turns
+from gymsdk.responses import get_input_items, iter_turn_spans, iter_turns
 from gymsdk.types import Item
 
 MAX_SIMILAR_RECORDINGS = 256
@@ -24,12 +24,6 @@ MAX_SIMILAR_RECORDINGS = 256
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
 """The roles of messages that belong to the system prompt."""
-
-
-def get_input_items(request: Item) -> list[Item]:
-    """Return the input items of a Responses *request*."""
-    given = request.get("input") or []
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def compute_digests(items: Sequence[Item], instructions: str | None = None, *, skip: int = 0) -> list[bytes]:

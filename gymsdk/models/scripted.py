@@ -10,7 +10,6 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gymsdk import jsonl, responses
-from gymsdk.convert.content import read_text
 from gymsdk.errors import (
     BadModelOption,
     BadRow,
@@ -21,8 +20,8 @@ from gymsdk.errors import (
     format_suggestion,
 )
 from gymsdk.models import recordings
-from gymsdk.models.recordings import Recording, RecordingStore, get_input_items
-from gymsdk.responses import is_policy_item, iter_turns
+from gymsdk.models.recordings import Recording, RecordingStore
+from gymsdk.responses import get_input_items, is_policy_item, iter_turns, read_text
 from gymsdk.types import Episode, Item, ToolCall, extract_text
 
 TOOL_CALL_PROBABILITY = 0.6

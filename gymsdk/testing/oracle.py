@@ -21,7 +21,7 @@ from gymsdk.errors import BadRow, Failed, GymsdkError, UnknownSplit
 from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
 from gymsdk.models.scripted import ScriptedModel
-from gymsdk.responses import iter_turn_spans
+from gymsdk.responses import get_input_items, iter_turn_spans
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.rollouts.tasks import Environments, Sourced, check_one_source, read_file, read_splits
 from gymsdk.types import Episode, Item, Model, Row
@@ -189,7 +189,7 @@ async def record_episode(environment: Environment, model: Model, row: Row, *, se
         while not runner.is_over:
             request = build_request(episode, {})
             response = await model.respond(request, episode=episode)
-            history, instructions = recordings.get_input_items(request), request.get("instructions")
+            history, instructions = get_input_items(request), request.get("instructions")
             asked.append(recordings.compute_digests(history, instructions)[-1])
             opening = opening or recordings.compute_openings(history, instructions)[-1]
             said.append(response["output"])
@@ -284,7 +284,7 @@ class Oracle(ScriptedModel):
         # The episode of a remote environment offers no more than its conversation.
         if episode is not None and hasattr(episode.environment, "solve"):
             return await self._ask_model(request, episode)
-        history = recordings.get_input_items(request)
+        history = get_input_items(request)
         found, marks = await self._find_recording(request)
         turn = found.find_turn(marks[-1])
         if turn is not None:
