@@ -16,6 +16,7 @@ from gymsdk.convert import content as parts
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.content import build_untranslatable_error
 from gymsdk.errors import Failed
+from gymsdk.responses import read_text
 from gymsdk.types import Content, Item, extract_text, is_content, is_reply, parse_usage, usage_to_item
 
 log = logging.getLogger("gymsdk")
@@ -408,7 +409,7 @@ def _build_tool(tool: Item) -> Item:
 def _parse_message(message: Item) -> Iterator[Item]:
     """Yield the items of an assistant *message*: reasoning, text, refusal, calls; at least one item."""
     in_parts, content_text = parts.split_content(message.get("content"))
-    in_fields = [parts.read_text(message.get(key)) for key in ("reasoning_content", "reasoning")]
+    in_fields = [read_text(message.get(key)) for key in ("reasoning_content", "reasoning")]
     in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
     found = (*in_text, *in_parts, *in_fields)

@@ -25,6 +25,7 @@ from gymsdk.convert.api import (
 )
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
+from gymsdk.responses import read_text
 from gymsdk.types import Item, extract_text, is_object_list, is_reply
 
 EncodedFields: TypeAlias = dict[str, bytes]
@@ -232,7 +233,7 @@ def _split_reply(item: Item) -> Iterator[Item]:
     """Yield the reasoning in the text of *item*, and the remaining item; the last one carries the token fields."""
     content = item["content"]
     given = [{"type": "output_text", "text": content, "annotations": []}] if isinstance(content, str) else content
-    split = [(part, *parts.split_think_blocks(parts.read_text(part.get("text")))) for part in given]
+    split = [(part, *parts.split_think_blocks(read_text(part.get("text")))) for part in given]
     reasoning = [text for _, blocks, _ in split for text in blocks]
     remaining = [part | {"text": text} if "text" in part else part for part, _, text in split]
     items: list[Item] = [responses.build_reasoning(*reasoning)] if reasoning else []
