@@ -20,7 +20,7 @@ import orjson
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    pass
+    from gymsdk.types import Item
 
 REQUEST_ID_HEADER, ROLLOUT_ID_HEADER = "x-request-id", "x-gymsdk-rollout"
 """The headers that carry the ids of the request and the rollout between servers."""
@@ -137,9 +137,6 @@ def _parse_id(value: bytes) -> str:
     text = value.decode("latin-1")
     return text if ID_PATTERN.fullmatch(text) else ""
 
-
-if TYPE_CHECKING:
-    from gymsdk.types import Item
 
 T = TypeVar("T")
 

@@ -15,6 +15,12 @@ from gymsdk.convert import chat
 from gymsdk.environment import Environment
 from gymsdk.types import Item, Playable, Rollout, Verdict
 
+if TYPE_CHECKING:
+    from gymsdk.environment import Environment
+    from gymsdk.episode import Budget
+    from gymsdk.gym.env import Env
+    from gymsdk.gym.vector import VectorEnv
+
 START_SECONDS = 30.0
 """Seconds the server may take until it answers."""
 
@@ -41,12 +47,6 @@ async def serve_environment(environment: Environment) -> AsyncIterator[Playable]
     finally:
         await strand.stop(STOP_SECONDS)
 
-
-if TYPE_CHECKING:
-    from gymsdk.environment import Environment
-    from gymsdk.episode import Budget
-    from gymsdk.gym.env import Env
-    from gymsdk.gym.vector import VectorEnv
 
 MAX_TASKS = 3
 """How many tasks are played, by the oracle and at random."""

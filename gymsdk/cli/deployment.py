@@ -174,12 +174,11 @@ class ServeOptions(_Options):
             return None
         from gymsdk.config.read import load_config
         from gymsdk.deploy import plan
-        from gymsdk.deploy import plan as validate
 
         listen = self.listen
         deployment = load_config(self.files, self.overrides, played=self.model.name is not None)
         role = "head" if listen.only == child.HEAD_SERVER else listen.role
-        validate.check_deployment(deployment, plan.select_local(deployment.servers, role=role, only=listen.only))
+        plan.check_deployment(deployment, plan.select_local(deployment.servers, role=role, only=listen.only))
         if not (
             deployment.servers or self.names or self.model.name or deployment.head.given or listen.role or listen.head
         ):

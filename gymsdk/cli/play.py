@@ -17,6 +17,12 @@ from gymsdk.errors import Failed
 from gymsdk.responses import is_policy_item
 from gymsdk.types import Episode, Item, Model, extract_text
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gymsdk.environment import Environment
+    from gymsdk.types import Model, Rollout, Row
+
 PROMPT_HELP = "Write a reply, or `/call TOOL {JSON}`; `/tools` shows the tools, `/quit` ends."
 
 
@@ -136,12 +142,6 @@ def print_item(item: Item, *, to_stderr: bool = False) -> None:
         typer.secho(f"{item.get('role', '')}: ", bold=True, nl=False, err=to_stderr)
         typer.echo(extract_text(item.get("content")), err=to_stderr)
 
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gymsdk.environment import Environment
-    from gymsdk.types import Model, Rollout, Row
 
 PLAY_SECONDS = 86_400.0
 """Deadline of an episode that a person plays."""

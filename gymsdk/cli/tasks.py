@@ -14,8 +14,12 @@ from gymsdk.cli import options
 from gymsdk.errors import BadConfig, BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError, format_suggestion
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from gymsdk.config.model import DatasetConfig, ModelServerConfig, ServerConfig
-    from gymsdk.types import Model
+    from gymsdk.environment import Environment
+    from gymsdk.rollouts.tasks import FileCheck
+    from gymsdk.types import Model, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +173,6 @@ def _find_model_server(agent: ServerConfig, blocks: Mapping[str, ServerConfig]) 
     model = blocks.get(agent.refers.get(MODEL_REF, ""))
     return model.part if model is not None and isinstance(model.part, ModelServerConfig) else None
 
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from gymsdk.environment import Environment
-    from gymsdk.rollouts.tasks import FileCheck
-    from gymsdk.types import Row
 
 MAX_ERRORS_SHOWN = 100
 """How many rows of each environment are written if --limit is not given. A split may be infinite."""

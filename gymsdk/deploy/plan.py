@@ -39,6 +39,10 @@ from gymsdk.servers.middleware import parse_prefix
 from gymsdk.servers.reports import Service
 from gymsdk.types import AGENT_SUFFIX
 
+if TYPE_CHECKING:
+    from gymsdk.config.model import Deployment, ModelServerConfig, ServerConfig
+    from gymsdk.types import Model
+
 Role: TypeAlias = Literal["head", "resources", "agent", "model"]
 """The kinds of servers to which a node may be restricted."""
 
@@ -291,10 +295,6 @@ def get_head_url_for_servers(options: Options) -> str | None:
     return str(at.getsockname()[0]) if at is not None and is_loopback(options.host) else None
 
 
-if TYPE_CHECKING:
-    from gymsdk.config.model import Deployment, ModelServerConfig, ServerConfig
-    from gymsdk.types import Model
-
 SettingError: TypeAlias = tuple[tuple[str, ...], str]
 """The keys that lead to a setting of a server, and a message about the setting."""
 
@@ -307,13 +307,12 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
         BrokenEnvironment: An installed environment cannot be loaded.
     """
     from gymsdk import config
-    from gymsdk.config.model import ModelServerConfig as Named
     from gymsdk.config.yaml import Problems, format_key_path
     from gymsdk.plugins.registry import installed
 
     chosen = deployment.servers if blocks is None else tuple(blocks)
     problems, known = Problems(), installed()
-    players = {each.name: each.part for each in deployment.servers if isinstance(each.part, Named)}
+    players = {each.name: each.part for each in deployment.servers if isinstance(each.part, ModelServerConfig)}
     try:
         config.check_environments(deployment.model_copy(update={"servers": chosen}), known)
     except BadConfig as error:
@@ -335,8 +334,6 @@ def check_names(names: Iterable[str]) -> None:
 def _find_errors(
     block: ServerConfig, known: Collection[str], players: Mapping[str, ModelServerConfig]
 ) -> Iterable[SettingError]:
-    from gymsdk.config.model import ModelServerConfig as Named
-    from gymsdk.config.model import ResourcesServerConfig
 
     if isinstance(block.part, ResourcesServerConfig):
         there = block.part.environment in known
@@ -347,7 +344,7 @@ def _find_errors(
             if there
             else ()
         )
-    return _find_model_errors(block.part) if isinstance(block.part, Named) else ()
+    return _find_model_errors(block.part) if isinstance(block.part, ModelServerConfig) else ()
 
 
 def _find_environment_errors(name: str, settings: Mapping[str, Any]) -> Iterator[SettingError]:

@@ -17,6 +17,9 @@ from gymsdk.errors import UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout, compute_pass_curve, group_by_task, std
 from gymsdk.types import Row
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Band: TypeAlias = Literal["always wrong", "hard", "medium", "easy", "always right"]
 """The difficulty of a task: no reward, a mean reward below 1/3 of the maximum, up to 2/3, above, always the maximum."""
 
@@ -262,9 +265,6 @@ def summarize_profile(profile: Profile) -> str:
     ready = f"Ready to train: {taught:.0%} of {groups} differ within themselves."
     return next((sentence for holds, sentence in found if holds), ready)
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MAX_AXIS_TICKS = 16
 """How many ticks fit on an axis without overlap."""

@@ -26,6 +26,9 @@ from gymsdk.rollouts.remote import HeadServers, Wanted, convert_to_server_error,
 from gymsdk.rollouts.tasks import SAMPLE
 from gymsdk.types import EndReason, Item, Row, build_agent_reference
 
+if TYPE_CHECKING:
+    from gymsdk.http.client import HttpResponse
+
 ROLLOUTS, FAILURES, INPUTS, _, RUN = FILES
 
 MASK = "**********"
@@ -201,9 +204,6 @@ def find_environment_name(line: Row) -> str | None:
 def _get_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
-
-if TYPE_CHECKING:
-    from gymsdk.http.client import HttpResponse
 
 STATELESS = "stateless"
 """The answer of a resources server that can verify without a session."""

@@ -120,7 +120,7 @@ async def test_an_instance_that_answers_again_gets_episodes_again(counter, monke
         async with serve_app(app, one.host, httpx.URL(one.url).port):
             await asyncio.sleep(0.2)
             episodes += [await balancer.reset(ROW) for _ in range(2)]
-            assert (metrics_after_restart.gauges["sessions_open"](), other.sessions) == (2, 2)
+            assert (metrics_after_restart.sum_gauges("sessions_open"), other.sessions) == (2, 2)
             for each in episodes:
                 await balancer.close(each)
 

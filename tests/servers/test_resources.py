@@ -582,7 +582,8 @@ async def test_a_thousand_sessions_over_http_give_the_results_of_sequential_ones
     rng, environment = random.Random(seed), counter()
     plans = [[rng.randint(-5, 5) for _ in range(rng.randint(0, 3))] for _ in range(1000)]
     order = count_turns(plans)
-    async with serve_app(resources.create_app(environment)) as url, httpx.AsyncClient(base_url=url) as client:
+    app = resources.create_app(environment)
+    async with serve_app(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         one_by_one = await play_sessions(client, plans, order)
         rng.shuffle(order)
         assert await play_sessions(client, plans, order) == one_by_one
