@@ -63,7 +63,9 @@ def bench(  # noqa: PLR0913  # each is an option of the command
     ] = 1,
     json: options.Json = False,
 ) -> None:
-    """Measure throughput, latency, CPU and memory of served environments under load.
+    """Measure throughput and latency of served environments.
+
+    The command also measures CPU time and memory, for each number of concurrent rollouts.
 
     Without --head, the command starts the servers of each environment in processes of their own and stops them.
 

@@ -64,7 +64,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
-    """Check an environment for problems with its tasks, verifier, tools and package.
+    """Find problems in an environment's tasks, verifier and package.
 
     Each finding describes the problem, why it matters and how to fix it. The exit code is 1 if a check fails.
 

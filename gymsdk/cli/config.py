@@ -38,7 +38,9 @@ def config(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show settings with their origins, or write a configuration file that serves an environment.
+    """Show settings with their origins, or write a configuration.
+
+    With the name of an environment, the command writes a file that serves this environment.
 
     Examples:
         gymsdk config math --output math.yaml

@@ -26,7 +26,9 @@ def info(
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     json: options.Json = False,
 ) -> None:
-    """Describe an environment: its splits, row fields, settings, tools and first task.
+    """Describe an environment: splits, fields, settings and tools.
+
+    The last part of the output is the first task of the first split.
 
     Examples:
         gymsdk info math

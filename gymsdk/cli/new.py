@@ -102,8 +102,9 @@ def new(
     output: Output = Path(),
     json: options.Json = False,
 ) -> None:
-    """Create an environment package that you can install, test and play.
+    """Create an environment package from a template.
 
+    You can install, test and play the package at once.
     Change its rows and its verifier; `gymsdk check NAME` reports their defects.
 
     Examples:

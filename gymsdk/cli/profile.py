@@ -55,7 +55,9 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
-    """Estimate what training on an environment would learn, by playing every task several times.
+    """Estimate what training on an environment would learn.
+
+    The command plays every task several times with a model.
 
     Examples:
         gymsdk profile math --model vllm/Qwen/Qwen3-4B

@@ -49,7 +49,9 @@ def restart(
         ),
     ] = 60.0,
 ) -> None:
-    """Restart a server that `gymsdk serve --separate` supervises, after its sessions have ended.
+    """Restart a supervised server after its sessions have ended.
+
+    The servers of `gymsdk serve --separate` are supervised.
 
     Examples:
         gymsdk restart math

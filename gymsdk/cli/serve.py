@@ -388,7 +388,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
     file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
-    """Serve environments over HTTP until Ctrl-C, with the API that clients of NeMo Gym expect.
+    """Serve environments over HTTP until Ctrl-C.
+
+    The servers offer the API that clients of NeMo Gym expect.
 
     Examples:
         gymsdk serve math

@@ -67,3 +67,8 @@ def test_an_invalid_choice_is_answered_with_the_nearest_one(gymsdk: Command) -> 
 def test_the_help_is_plain_text(gymsdk: Command) -> None:
     out = click.unstyle(gymsdk("serve", "--help").out)
     assert out.isascii()
+
+
+def test_the_summary_of_each_command_fits_into_one_line(gymsdk: Command) -> None:
+    lines = gymsdk("--help").out.splitlines()
+    assert [line for line in lines if line.endswith("...") and line.startswith("  ")] == []
