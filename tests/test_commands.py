@@ -69,6 +69,7 @@ def test_the_page_has_no_unknown_command() -> None:
     assert re.findall(r"^## `(.+)`$", PAGE.read_text(), re.MULTILINE) == [name for name, _ in commands()]
 
 
+@pytest.mark.slow
 def test_a_process_prints_the_same_help() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "gymsdk", "serve", "--help"], capture_output=True, text=True, check=True

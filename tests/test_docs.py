@@ -253,6 +253,7 @@ def test_every_hook_is_documented_with_its_exact_signature() -> None:
     assert documented_signatures() == signatures()
 
 
+@pytest.mark.slow
 async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:
     played = "gymsdk rollout multineedle --limit 2 --set distractors=10 --output played"
     again = "gymsdk rollout multineedle --limit 3 --set distractors=10 --model scripted/replay:played/rollouts.jsonl"

@@ -319,6 +319,7 @@ async def test_two_hundred_concurrent_calls_all_succeed() -> None:
     assert [call.result().json()["n"] for call in calls] == list(range(200))
 
 
+@pytest.mark.slow
 def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecorder) -> None:
     async def call() -> None:
         async with serving(Scene(OK).answer) as url:

@@ -28,6 +28,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(value=VALUES, padding=st.integers(0, 5000), indent=st.sampled_from([None, 1]))
 def test_values_survive_the_round_trip(value: object, padding: int, indent: int | None) -> None:
     whole = {"padding": "x" * padding, "value": value}

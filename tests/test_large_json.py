@@ -79,6 +79,7 @@ def test_too_deep_nesting_is_rejected(size: int) -> None:
         loads(b"[%s,%s]" % (padding, b"[" * 1100 + b"]" * 1100))
 
 
+@pytest.mark.slow
 async def test_a_transcript_with_many_long_turns_is_accepted() -> None:
     turn = {"ids": list(range(65_536)), "log_probs": [-0.5] * 65_536}
     text = json.dumps({"output": [turn] * 20}).encode()

@@ -233,6 +233,7 @@ def test_more_rollouts_than_expected_have_none_missing():
     assert (entry["missing_num_rollouts"], entry["reward_profile_completion_pct"]) == (0, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 20_000), (2_500, 8), (20_000, 1)])
 def test_the_computation_takes_linear_time(shape):
     tasks, repeats = shape
@@ -248,6 +249,7 @@ def test_the_computation_takes_linear_time(shape):
     assert figures[f"pass@{repeats}/accuracy"] > 0
 
 
+@pytest.mark.slow
 def test_one_long_task_among_many_short_tasks_is_fast():
     found = [ScoredRollout(0, repeat, 1.0) for repeat in range(10_000)] + [
         ScoredRollout(task, 0, 0.0) for task in range(1, 10_001)

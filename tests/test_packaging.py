@@ -193,6 +193,7 @@ def test_an_installer_compiles_nothing_of_the_template(wheels: dict[str, Path], 
         compile(archive.read(written[0]), written[0], "exec")
 
 
+@pytest.mark.slow
 def test_the_command_of_a_wheel_creates_a_new_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(wheels["gymsdk"]) as archive:

@@ -19,6 +19,7 @@ for task in islice(load(sys.argv[1]).tasks("train", seed=3), 400):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["math", "multineedle", "tool_call"])
 def test_rows_do_not_depend_on_hash_randomization(name):
     drawn = {

@@ -212,6 +212,7 @@ async def test_a_server_whose_first_trial_fails_has_its_conversations_back_later
         assert await ask(policy, name) == 1
 
 
+@pytest.mark.slow
 async def test_a_call_that_spent_its_time_elsewhere_loses_no_server() -> None:
     async with three(timeout=1) as (policy, servers):
         before = await homes(policy)
@@ -405,6 +406,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_process_killed_among_three_costs_no_call() -> None:
     begun = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", SERVING, stdout=asyncio.subprocess.PIPE)

@@ -44,6 +44,7 @@ async def test_a_coroutine_past_its_deadline_is_cancelled():
     assert cancelled
 
 
+@pytest.mark.slow
 async def test_a_coroutine_that_suppresses_its_cancellation_is_abandoned(caplog):
     over = asyncio.Event()
 

@@ -19,6 +19,7 @@ def verdict(line: str, folder: Path, body: str = "") -> tuple[int, list[str]]:
     return result.returncode, result.stdout.splitlines()[-2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "last_line", "code"),
     [
@@ -36,6 +37,7 @@ def test_a_suite_counts_its_tests_and_other_errors(tmp_path: Path, body: str, la
     assert (result[0], result[1][-1]) == (code, last_line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("always_fails", "last_line"), [("False", "2 passed, 0 failed"), ("True", "1 passed, 1 failed")]
 )

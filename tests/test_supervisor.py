@@ -184,6 +184,7 @@ async def test_one_that_never_begins_is_given_up_with_its_last_words() -> None:
     broken.sock.close()
 
 
+@pytest.mark.slow
 async def test_nobody_waits_for_who_does_not_read() -> None:
     read, write = os.pipe()
     talker = charge("talker", "print('x' * 3_000_000, flush=True)\n" + SERVER)
@@ -253,6 +254,7 @@ async def test_one_that_hears_of_nothing_ends_with_a_supervisor_that_is_killed(t
     await until(lambda: all(map(is_gone, started)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preamble", [DETACHED, "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"])
 async def test_what_a_process_started_ends_with_a_supervisor_that_is_killed(tmp_path: Path, preamble: str) -> None:
     _, started = await killed(tmp_path, preamble + SERVER, seconds=0.5)
@@ -304,6 +306,7 @@ async def test_the_supervisor_knows_a_process_by_its_own_process_id() -> None:
         assert supervisor.exits["one"].pid == pid
 
 
+@pytest.mark.slow
 async def test_a_stop_kills_a_descendant_in_its_own_session_within_the_seconds() -> None:
     one = charge("one", DETACHED + SERVER)
     async with supervised(one, seconds=1.0) as (_, out):
@@ -316,6 +319,7 @@ async def test_a_stop_kills_a_descendant_in_its_own_session_within_the_seconds()
     assert is_gone(detached)
 
 
+@pytest.mark.slow
 async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -409,6 +413,7 @@ print(len(line), line[-10:], flush=True)
 """A server that reads its configuration line."""
 
 
+@pytest.mark.slow
 async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
     told = charge("told", TELLING)
     handed = b"x" * 3_000_000 + b" the end\n"

@@ -85,6 +85,7 @@ async def played(
     return paying, rollout
 
 
+@pytest.mark.slow
 async def test_verifying_a_transcript_again_gives_the_same_reward(played: tuple[Environment, Rollout]) -> None:
     paying, rollout = played
     assert rollout.response is not None
@@ -94,6 +95,7 @@ async def test_verifying_a_transcript_again_gives_the_same_reward(played: tuple[
     assert (again.reward, again.components) == (rollout.reward, rollout.components)
 
 
+@pytest.mark.slow
 async def test_actions_before_the_deadline_are_in_the_transcript_and_rewarded(
     environment: Callable[..., Environment],
 ) -> None:

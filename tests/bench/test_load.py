@@ -64,6 +64,7 @@ class Broken:
         return await gymsdk.model("scripted/oracle").respond(request, episode=episode)
 
 
+@pytest.mark.slow
 async def test_every_rollout_is_counted_and_correct() -> None:
     async with staged() as stage:
         load = await run_load(stage, await right(), LoadPlan(concurrency=3, rollouts=20))
@@ -107,6 +108,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
     assert not load.is_correct
 
 
+@pytest.mark.slow
 async def test_a_timed_load_ends_in_time_and_repeats_tasks() -> None:
     async with staged() as stage:
         load = await run_load(stage, await right(2), LoadPlan(concurrency=2, seconds=0.7))

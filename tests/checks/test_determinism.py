@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from .healthy import HEALTHY
 
 SEED = "runtime.seed_control"
 
 
+@pytest.mark.slow
 async def test_a_healthy_environment_passes(subject, outcome):
     assert (await outcome(SEED, subject(HEALTHY))).status == "passed"
 
@@ -15,6 +18,7 @@ async def test_a_split_that_depends_on_earlier_seeds_is_found(subject, outcome):
     assert "with seed 0, drawn" in result.findings[0].seen
 
 
+@pytest.mark.slow
 async def test_a_verdict_that_depends_on_the_clock_is_found(subject, outcome):
     source = HEALTHY.replace("reward=float(", "reward=time.perf_counter() * float(").replace(
         "import random", "import random, time"
@@ -23,12 +27,14 @@ async def test_a_verdict_that_depends_on_the_clock_is_found(subject, outcome):
     assert "verify.verdict.reward was" in result.findings[0].seen
 
 
+@pytest.mark.slow
 async def test_a_random_state_at_every_reset_is_found(subject, outcome):
     source = HEALTHY.replace("state=Shelf()", "state=Shelf(books=[str(random.random())])")
     result = await outcome(SEED, subject(source))
     assert "reset.state.books.0 was" in result.findings[0].seen
 
 
+@pytest.mark.slow
 async def test_kinds_that_alternate_from_a_fixed_start_are_found(subject, outcome):
     source = (
         HEALTHY.replace("book: str\n\n\nclass Shelf", "book: str\n    kind: int = 0\n\n\nclass Shelf")

@@ -221,6 +221,7 @@ def subject_from_files(subject):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "expected"),
     [

@@ -23,6 +23,7 @@ def verify():
 """
 
 
+@pytest.mark.slow
 async def test_the_rows_are_those_of_the_split_and_the_seed(subject):
     drawn = (
         await determinism.draw_in_new_interpreter(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)
@@ -30,6 +31,7 @@ async def test_the_rows_are_those_of_the_split_and_the_seed(subject):
     assert [row["responses_create_params"]["input"][0]["content"] for row in drawn] == ["7 0", "7 1"]
 
 
+@pytest.mark.slow
 async def test_the_hash_seed_can_be_chosen(subject):
     hashed = subject(HASHED.replace("MARK", "hash('mark')"))
     one, other = [
@@ -38,12 +40,14 @@ async def test_the_hash_seed_can_be_chosen(subject):
     assert one.rows != other.rows
 
 
+@pytest.mark.slow
 async def test_episodes_can_be_opened_in_the_new_interpreter(subject):
     hashed = subject(HASHED.replace("MARK", "1"))
     drawn = await determinism.draw_in_new_interpreter(hashed, "train", seed=7, count=2, opened=1)
     assert drawn.openings == [[{"role": "user", "content": "7 0"}]]
 
 
+@pytest.mark.slow
 async def test_an_error_in_the_new_interpreter_is_reported(subject):
     hashed = subject(HASHED.replace("MARK", "1 / 0"))
     with pytest.raises(BrokenEnvironment, match=r"a new process .*ZeroDivisionError"):

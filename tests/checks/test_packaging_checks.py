@@ -194,6 +194,7 @@ async def test_a_backend_that_leaves_files_works_on_a_copy(editable, outcome):
     assert sorted(project_folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -212,11 +213,13 @@ async def test_side_effects_of_an_import_are_reported(list_findings, line, expec
     assert finding.startswith(expected)
 
 
+@pytest.mark.slow
 async def test_an_expensive_import_is_reported(subject):
     [finding] = await check_import(subject(SUMS), cpu=-1.0)
     assert finding.seen.startswith("its import costs 0.")
 
 
+@pytest.mark.slow
 async def test_a_heavy_import_is_named(list_findings, site):
     (site.folder / "torch.py").write_text("")
     assert await list_findings("packaging.import", source=f"{SUMS}\nimport torch\n") == ["its import loads torch"]

@@ -204,6 +204,7 @@ async def test_if_loading_fails_the_remaining_checks_are_skipped(subject):
     assert results[1].reason == "it does not load"
 
 
+@pytest.mark.slow
 async def test_checks_without_loading_run_anyway(subject):
     run = CheckRun(subject("1 / 0"))
     report = await run.report(catalog.select_checks(["packaging", "runtime.load", "runtime.splits"]))

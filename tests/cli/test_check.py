@@ -116,5 +116,6 @@ def test_the_list_shows_every_check(gymsdk):
     assert [each["id"] for each in output] == [each for each in ids if not each.startswith("packaging.")]
 
 
+@pytest.mark.slow
 def test_skipped_checks_do_not_run(gymsdk):
     assert "page" not in gymsdk("check", "sums", "--only", "packaging", "--skip", "packaging.page").out

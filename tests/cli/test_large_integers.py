@@ -82,6 +82,7 @@ def check_rollouts(path: Path) -> None:
         assert line["power"] == 10**400
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_a_run_in_process_is_written_resumed_and_verified_again(gymsdk: Command, workdir: Path) -> None:
     assert gymsdk("tasks", "large", "-o", "rows.jsonl").code == 0

@@ -47,6 +47,7 @@ INVALID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VALID)
 def test_a_valid_name_gives_the_distribution_the_module_and_the_entry_point(
     gymsdk: Command, workdir: Path, name: str
@@ -158,6 +159,7 @@ def test_an_output_that_is_not_a_folder_is_rejected(gymsdk: Command, workdir: Pa
     assert "choose another folder with --output" in result.err
 
 
+@pytest.mark.slow
 def test_the_home_folder_is_neither_read_nor_written(start: Start, workdir: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -46,6 +46,7 @@ def _play_typed(start: Start, *arguments: object, text: str) -> tuple[int, str]:
     return process.returncode, out
 
 
+@pytest.mark.slow
 def test_a_person_plays_by_typing(start: Start) -> None:
     code, out = _play_typed(start, "sums", "--set", "digits=1", text="no idea\n")
     assert "user: What is " in out
@@ -54,6 +55,7 @@ def test_a_person_plays_by_typing(start: Start) -> None:
     assert code == 0
 
 
+@pytest.mark.slow
 def test_a_person_calls_tools(start: Start, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     typed = '/tools\n/nonsense\n\n/call find {"what": "it"}\ndone'
@@ -65,6 +67,7 @@ def test_a_person_calls_tools(start: Start, installed: Callable[..., Path]) -> N
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["/quit\n", ""])
 def test_a_person_can_quit(start: Start, text: str) -> None:
     code, out = _play_typed(start, "sums", text=text)
@@ -72,6 +75,7 @@ def test_a_person_can_quit(start: Start, text: str) -> None:
     assert code == 1
 
 
+@pytest.mark.slow
 def test_a_person_can_interrupt(start: Start) -> None:
     process = start("play", "sums")
     assert process.stdout is not None

@@ -23,6 +23,7 @@ def _run_both(gymsdk: Command, *arguments: object) -> list[tuple[int, str, str]]
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -65,6 +66,7 @@ def test_a_failure_gives_the_same_output(gymsdk: Command, installed: Callable[..
     assert "failed in model (no_solution): " in with_gym[1]
 
 
+@pytest.mark.slow
 def test_a_person_plays_through_gymnasium(start: Start, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     result = []
@@ -75,6 +77,7 @@ def test_a_person_plays_through_gymnasium(start: Start, installed: Callable[...,
     assert "reward 1 (ended: done; 2 turns" in result[1][0]
 
 
+@pytest.mark.slow
 def test_a_person_can_quit(start: Start) -> None:
     process = start("play", "sums", "--gym")
     out, _ = process.communicate("/quit\n", timeout=60)
@@ -82,6 +85,7 @@ def test_a_person_can_quit(start: Start) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_person_can_interrupt(start: Start, number: int, code: int) -> None:
     process = start("play", "sums", "--gym")

@@ -40,6 +40,7 @@ def test_json_prints_one_line_and_a_signal_stops_the_endpoint(start: Start) -> N
     assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
 
 
+@pytest.mark.slow
 def test_text_output_suggests_commands(start: Start) -> None:
     process = start("policy", "serve", "null", "--port", 0)
     lines = [process.stdout.readline() for _ in range(4)]
@@ -49,6 +50,7 @@ def test_text_output_suggests_commands(start: Start) -> None:
     assert request_reply(url) == ""
 
 
+@pytest.mark.slow
 def test_a_rollout_plays_a_script_file(start: Start, gymsdk: Command, workdir: Path) -> None:
     script = workdir / "lines.jsonl"
     script.write_text('{"text": "I pass."}\n{"text": "42", "when": "40 + 2"}\n')
@@ -61,6 +63,7 @@ def test_a_rollout_plays_a_script_file(start: Start, gymsdk: Command, workdir: P
     assert result.code == 0, result.err
 
 
+@pytest.mark.slow
 def test_the_oracle_plays_the_tasks_of_an_environment(start: Start, gymsdk: Command, workdir: Path) -> None:
     _, output = start_policy(start, "oracle", "--env", "sums")
     result = gymsdk(
@@ -72,6 +75,7 @@ def test_the_oracle_plays_the_tasks_of_an_environment(start: Start, gymsdk: Comm
     assert rewards == [1.0] * 3
 
 
+@pytest.mark.slow
 def test_the_oracle_plays_the_tasks_of_several_environments(start: Start) -> None:
     _, output = start_policy(
         start, "oracle", "--env", "sums", "--env", "multineedle", "--set", "sums.digits=1", "--limit", 40
@@ -80,6 +84,7 @@ def test_the_oracle_plays_the_tasks_of_several_environments(start: Start) -> Non
     assert re.search(r"\(read: [1-9]\d* of sums, [1-9]\d* of multineedle\)", error["message"])
 
 
+@pytest.mark.slow
 def test_faults_can_be_set_on_the_command_line(start: Start) -> None:
     _, output = start_policy(start, "echo", "--context", 30, "--limited", 0.5, "--latency", "exp:0.001")
     responses = [httpx.post(f"{output['url']}/chat/completions", json=SUM) for _ in range(20)]

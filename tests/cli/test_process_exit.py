@@ -73,6 +73,7 @@ def _finish(process: subprocess.Popen[str], folder: Path) -> str:
     return err
 
 
+@pytest.mark.slow
 def test_a_task_that_ignores_its_cancellation_is_named_and_abandoned(
     start: Start, installed: Callable[..., Path], workdir: Path
 ) -> None:

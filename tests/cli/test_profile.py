@@ -11,6 +11,7 @@ from cli.conftest import Command
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.slow
 def test_a_profile_reports_what_training_would_learn(gymsdk: Command, workdir: Path) -> None:
     result = gymsdk("profile", "sums", "--limit", 6, "-k", 4, "--model", "scripted/oracle:0.5", "-o", "out")
     lines = result.out.splitlines()

@@ -58,6 +58,7 @@ class SupervisedServer:
         await self._register()
 
 
+@pytest.mark.slow
 async def test_instances_with_equal_process_ids_restart_one_by_one() -> None:
     async with (
         serve_head() as head_url,

@@ -101,6 +101,7 @@ def test_running_servers_give_the_same_rewards(gymsdk: Command, played: Path, he
     assert len(remote["changed"]) == 1
 
 
+@pytest.mark.slow
 def test_a_run_by_servers_prints_the_same_table_as_one_in_process(gymsdk: Command, head: Callable[..., str]) -> None:
     gymsdk("tasks", "sums", "-n", 5, "--split", "train", "-o", "rows.jsonl")
     address = head("--model", "scripted/oracle:0.5")
@@ -144,6 +145,7 @@ def test_wrong_input_is_reported_in_one_sentence(
     assert expected in result.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_missing_servers_are_reported(gymsdk: Command, played: Path) -> None:
     for arguments in (["reverify", "out"], ["rollout", "sums", "-o", "new"]):
         result = gymsdk(*arguments, "--head", "http://127.0.0.1:9")

@@ -357,6 +357,7 @@ def _wait_for_rollouts(process: subprocess.Popen[str], out: Path, rollouts: int 
     raise AssertionError("the process has played too few rollouts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_folder_that_can_be_resumed(start: Start, workdir: Path, number: signal.Signals) -> None:
     arguments = ("rollout", "sums", "--limit", 40, "-o", "out", "--concurrency", 4, "--set", "pause=0.2")
@@ -387,6 +388,7 @@ def count_notes(workdir: Path, word: str) -> int:
     return (workdir / "notes").read_text().split().count(word)
 
 
+@pytest.mark.slow
 def test_a_second_signal_exits_if_the_work_does_not_stop(start: Start, workdir: Path) -> None:
     process = start("rollout", "sums", "--limit", 4, "-o", "out", "--set", "hangs=true")
     for _ in range(6000):
@@ -405,6 +407,7 @@ def test_a_second_signal_exits_if_the_work_does_not_stop(start: Start, workdir: 
     assert err.endswith("-o out --set hangs=true --resume\n")
 
 
+@pytest.mark.slow
 def test_a_second_process_is_rejected(start: Start, gymsdk: Command, workdir: Path) -> None:
     arguments = ("rollout", "sums", "--limit", 100, "-o", "out", "--concurrency", 1, "--set", "pause=0.05")
     process = start(*arguments)
@@ -428,6 +431,7 @@ def test_two_runs_in_one_second_get_different_folders(workdir: Path) -> None:
     assert name_dated_folder(["sums"]) != first
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_live_bar(installed: object, workdir: Path) -> None:
     assert callable(installed)
     installed()
@@ -450,6 +454,7 @@ def test_a_terminal_shows_a_live_bar(installed: object, workdir: Path) -> None:
     assert b"\x1b[" in shown
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_are_no_control_characters(start: Start) -> None:
     out, err = start("rollout", "sums", "--limit", 30, "-o", "out").communicate(timeout=60)
     assert err == ""

@@ -80,17 +80,20 @@ def test_json_prints_one_line_when_all_servers_are_ready(serve: Serve) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_oracle_plays_by_default(serve: Serve) -> None:
     _, output = serve("sums")
     assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_key_in_a_model_address_is_redacted(serve: Serve) -> None:
     _, output = serve("sums", "--model", "endpoint/x@http://127.0.0.1:9/v1?key=hush")
     assert output["model"] == "endpoint/x@http://127.0.0.1:9/v1"
     assert "hush" not in httpx.get(f"{output['head']}/global_config_dict_yaml").text
 
 
+@pytest.mark.slow
 def test_the_model_option_chooses_the_model(serve: Serve) -> None:
     _, output = serve("sums", "--model", "scripted/null")
     assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 0.0
@@ -112,6 +115,7 @@ sums_simple_agent:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("scripted/oracle",), ("vllm/x", "--base-url", "http://127.0.0.1:9/v1")])
 def test_a_file_without_a_model_is_served_with_the_model_option(
     serve: Serve, workdir: Path, arguments: tuple[str, ...]
@@ -123,6 +127,7 @@ def test_a_file_without_a_model_is_served_with_the_model_option(
         assert httpx.post(f"{get_agent_url(output)}/run", json=row()).json()["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_secret_setting_is_redacted(serve: Serve) -> None:
     _, output = serve("sums", "--set", "key=s3cr3t")
     responses = [httpx.get(f"{output['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
@@ -139,6 +144,7 @@ def test_a_signal_stops_the_server_with_exit_code_0(serve: Serve, number: signal
         httpx.get(output["head"])
 
 
+@pytest.mark.slow
 def test_running_episodes_are_reported_and_closed_on_exit(serve: Serve, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     process, output = serve("sums", "--set", "pause=60", "--set", f"notes={notes}")
@@ -157,6 +163,7 @@ def test_running_episodes_are_reported_and_closed_on_exit(serve: Serve, tmp_path
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_second_signal_exits_immediately(serve: Serve, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     process, output = serve("sums", "--set", "hangs=true", "--set", f"notes={notes}")
@@ -196,6 +203,7 @@ def test_after_a_kill_its_ports_are_free_at_once(serve: Serve, start: Start) -> 
     assert again["servers"] == output["servers"]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_reported(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -235,6 +243,7 @@ def test_wrong_input_is_rejected_before_any_server_listens(
     assert message in result.err
 
 
+@pytest.mark.slow
 def test_output_of_an_environment_does_not_mix_with_the_json_line(serve: Serve, installed: Callable[..., Path]) -> None:
     installed("noisy", NOISY)
     process, output = serve("noisy")
@@ -246,6 +255,7 @@ def test_output_of_an_environment_does_not_mix_with_the_json_line(serve: Serve, 
     assert err.startswith("the engine is warm\njudging\n")
 
 
+@pytest.mark.slow
 def test_text_output_lists_servers_and_the_model(start: Start) -> None:
     process = start("serve", "sums", "--port", 0)
     lines = [process.stdout.readline() for _ in range(6)]
@@ -256,6 +266,7 @@ def test_text_output_lists_servers_and_the_model(start: Start) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_unreachable_engine_is_reported_after_start(start: Start) -> None:
     process = start("serve", "sums", "--port", 0, "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--json")
     assert json.loads(process.stdout.readline())["model"] == "vllm/x"
@@ -279,6 +290,7 @@ def test_the_suggested_commands_work_unchanged(start: Start, name: str) -> None:
     assert [each["reward"] for each in responses[-2:]] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: Serve, workdir: Path) -> None:
     (workdir / "token.txt").write_text("0123456789abcdef" * 2)
     (workdir / "env.yaml").write_text("token_file: token.txt\ndefault_host: 127.0.0.2\nsomebody_elses: 1\n")
@@ -293,6 +305,7 @@ def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: Serve, wor
     assert "somebody_elses" not in process.communicate(timeout=30)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -312,6 +325,7 @@ def test_an_automatically_read_env_yaml_cannot_weaken_safety(
     assert (process.returncode, out, message in err) == (2, "", True)
 
 
+@pytest.mark.slow
 def test_an_unreadable_env_yaml_is_reported_before_serving(start: Start, workdir: Path) -> None:
     (workdir / "env.yaml").write_text("default_host: [1\n")
     process = start("serve", "sums", "--port", 0)

@@ -17,6 +17,7 @@ Start: TypeAlias = Callable[..., subprocess.Popen[str]]
 FILE = "head_server: {port: 1}\nsums:\n  resources_servers:\n    sums:\n"
 
 
+@pytest.mark.slow
 def test_a_new_process_logs_each_request(start: Start, workdir: Path) -> None:
     process = start("serve", "sums", "--port", 0, "--json", "--log-level", "info", "--log-dir", "logs")
     output = json.loads(process.stdout.readline())
@@ -30,12 +31,14 @@ def test_a_new_process_logs_each_request(start: Start, workdir: Path) -> None:
     assert "POST /run 200" in line
 
 
+@pytest.mark.slow
 def test_the_port_option_overrides_the_file(start: Start, workdir: Path) -> None:
     (workdir / "a.yaml").write_text(FILE)
     process = start("serve", "--config", "a.yaml", "--port", 0, "--json")
     assert httpx.URL(json.loads(process.stdout.readline())["head"]).port != 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -52,6 +55,7 @@ def test_an_invalid_host_or_port_is_rejected(start: Start, arguments: list[str],
     assert (process.returncode, errors.startswith(f"Error: {message}")) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
     process = start("serve", "sums", "--head", "http://127.0.0.1:9", "--log-level", "debug")
     while "/readyz" not in process.stderr.readline():

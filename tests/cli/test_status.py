@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+import pytest
+
 from gymsdk.cli.status import format_status
 from gymsdk.observability.status import ServerStatus, StatusReport
 
@@ -28,6 +30,7 @@ def serve_sums(start: Start) -> tuple[subprocess.Popen[str], str]:
     return process, json.loads(process.stdout.readline())["head"]
 
 
+@pytest.mark.slow
 def test_status_is_healthy_if_every_server_answers(start: Start):
     _, head = serve_sums(start)
     code, out, _ = run_status(start, "--head", head)
@@ -42,6 +45,7 @@ def test_status_is_healthy_if_every_server_answers(start: Start):
     assert all(each["uptime"] >= 0 for each in servers.values())
 
 
+@pytest.mark.slow
 def test_without_a_head_status_says_how_to_start_one(start: Start):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -51,6 +55,7 @@ def test_without_a_head_status_says_how_to_start_one(start: Start):
     assert "start one with `gymsdk serve NAME`" in err
 
 
+@pytest.mark.slow
 def test_a_killed_head_is_reported_as_missing(start: Start):
     process, head = serve_sums(start)
     process.kill()
@@ -83,6 +88,7 @@ def test_an_exit_is_described_in_words():
     assert "killed by SIGKILL 5 s ago, 3 restarts !" in format_status(report)
 
 
+@pytest.mark.slow
 def test_watch_refreshes_until_a_signal(start: Start):
     _, head = serve_sums(start)
     process = start("status", "--head", head, "--json", "--watch")

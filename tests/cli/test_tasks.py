@@ -13,6 +13,7 @@ from gymsdk import load
 GOOD = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "sums_simple_agent"}}\n'
 
 
+@pytest.mark.slow
 def test_rows_name_their_agent_and_play_unchanged(gymsdk: Command, workdir: Path) -> None:
     result = gymsdk("tasks", "sums", "--split", "train", "-n", 3, "--seed", 7, "-o", "rows.jsonl")
     assert (result.code, result.out, result.err) == (0, "3 rows in rows.jsonl\n", "")
@@ -24,6 +25,7 @@ def test_rows_name_their_agent_and_play_unchanged(gymsdk: Command, workdir: Path
     assert inputs[0] == inputs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["math", "tool_call", "multineedle"])
 async def test_python_gives_the_rows_that_the_command_writes(start: Start, name: str) -> None:
     process = start("tasks", name, "-n", 2, "--split", "train", "--seed", 3)
@@ -103,6 +105,7 @@ def test_the_default_limit_is_reported(gymsdk: Command) -> None:
     assert result.err == "at most 100 rows of each environment; pass another number with -n N\n"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_the_command_quietly(start: Start) -> None:
     process = start("tasks", "sums", "-n", 100_000)
     assert process.stdout is not None

@@ -37,6 +37,7 @@ def solve(task):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

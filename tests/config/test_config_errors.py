@@ -199,12 +199,14 @@ def test_an_environment_that_is_not_installed_gets_a_suggestion(write: Write) ->
     check_environments(load_config(["b.yaml"]), {"math"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "{a: " * 5000])
 def test_a_deeply_nested_file_is_reported(read_errors: ReadErrors, text: str) -> None:
     [line] = read_errors(text)
     assert line.startswith("a.yaml")
 
 
+@pytest.mark.slow
 def test_a_file_with_exploding_aliases_is_reported(read_errors: ReadErrors) -> None:
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
     [line] = read_errors(f"a0: &a0 [1]\n{levels}")

@@ -135,6 +135,7 @@ def test_every_row_has_an_example() -> None:
     assert [message for message, _ in ROWS] == [*RAISED, *UNTRUSTED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("message", "solution"), ROWS, ids=lambda each: each[:40])
 def test_a_documented_error_is_raised_with_its_message(
     message: str, solution: str, write: Write, installed: Callable[..., Path]

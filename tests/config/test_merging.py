@@ -59,6 +59,7 @@ JSON = strategies.recursive(
 MAPPINGS = strategies.dictionaries(strategies.sampled_from("abc"), JSON, max_size=3)
 
 
+@pytest.mark.slow
 @given(MAPPINGS, MAPPINGS)
 def test_merging_keeps_the_later_mapping_and_the_other_keys_of_the_earlier_one(earlier, later) -> None:
     def contains(whole, part) -> bool:

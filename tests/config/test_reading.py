@@ -132,6 +132,7 @@ def test_a_key_that_another_setting_refers_to_is_not_unknown(write: Write) -> No
     assert load_config(["a.yaml"]).servers[0].port == 7001
 
 
+@pytest.mark.slow
 def test_reading_without_files_imports_no_heavy_package() -> None:
     code = "import sys, gymsdk.config; print({'omegaconf', 'yaml', 'fastapi'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

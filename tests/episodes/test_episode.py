@@ -134,6 +134,7 @@ def test_an_invalid_budget_is_rejected(wrong):
         Budget(**wrong)
 
 
+@pytest.mark.slow
 async def test_an_episode_fails_if_its_model_does_not_respond_by_the_deadline(notebook, task):
     model = Slow(responses.build_response([responses.build_function_call("note", {"what": "a"}, "c")], model="slow"))
     rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=1))

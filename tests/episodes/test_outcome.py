@@ -215,6 +215,7 @@ async def test_a_tool_that_raises_fails_the_episode_and_is_named(policy, task):
     assert [item["type"] for item in rollout.response["output"]] == ["function_call"]
 
 
+@pytest.mark.slow
 async def test_a_step_with_little_time_left_does_not_fail_the_episode(task):
     class Slow:
         async def respond(self, request, *, episode=None):

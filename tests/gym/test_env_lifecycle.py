@@ -161,10 +161,12 @@ def test_a_deleted_environment_is_closed(host: ModuleType) -> None:
     wait_until(lambda: not slot._detached)
 
 
+@pytest.mark.slow
 def test_an_open_episode_is_closed_at_exit(build_host_script: Callable[..., str]) -> None:
     assert run_script(build_host_script()) == (0, "entered\nopened\nclosed\nleft\n", "")
 
 
+@pytest.mark.slow
 def test_a_blocking_close_hook_runs_at_exit(build_host_script: Callable[..., str]) -> None:
     assert run_script(build_host_script(HOST.replace("async def close", "def close"))) == (
         0,
@@ -173,6 +175,7 @@ def test_a_blocking_close_hook_runs_at_exit(build_host_script: Callable[..., str
     )
 
 
+@pytest.mark.slow
 def test_a_hanging_close_hook_does_not_block_exit(build_host_script: Callable[..., str]) -> None:
     source = HOST.replace('log.append("closed")', "await asyncio.sleep(3600)")
     code, out, error = run_script(
@@ -193,6 +196,7 @@ env_host.inside.acquire()
     assert run_script(build_host_script() + script) == (0, "entered\nopened\nclosed\nleft\n", "")
 
 
+@pytest.mark.slow
 def test_an_environment_closed_by_a_later_atexit_callback_does_not_block_exit(
     build_host_script: Callable[..., str],
 ) -> None:
@@ -200,10 +204,12 @@ def test_an_environment_closed_by_a_later_atexit_callback_does_not_block_exit(
     assert run_script(late + build_host_script()) == (0, "entered\nopened\nclosed\nleft\nlate\n", "")
 
 
+@pytest.mark.slow
 def test_a_closed_environment_is_not_closed_again_at_exit(build_host_script: Callable[..., str]) -> None:
     assert run_script(build_host_script() + "env.close()\n") == (0, "entered\nopened\nclosed\nleft\n", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_outside_a_step_ends_the_interpreter_and_closes_the_episode(
     build_host_script: Callable[..., str],
 ) -> None:
@@ -256,6 +262,7 @@ def test_an_environment_created_in_a_fork_works(env: Make, host: ModuleType) -> 
     assert run_in_fork(work) == 0
 
 
+@pytest.mark.slow
 def test_an_exiting_child_does_not_close_what_its_parent_opened(build_host_script: Callable[..., str]) -> None:
     script = (
         build_host_script() + "import os, sys\nchild = os.fork()\nif child: os.waitpid(child, 0); print('parent')\n"

@@ -408,6 +408,7 @@ def test_gymnasiums_processes_reject_shared_memory_which_cannot_hold_text(counti
         AsyncVectorEnv([lambda: Env(counting, codec=codec)])
 
 
+@pytest.mark.slow
 def test_gymnasiums_processes_without_shared_memory_keep_the_whole_text(installed: Callable[..., Any]) -> None:
     installed()
     builders = [lambda: Env("sums", codec="text")] * 2

@@ -133,6 +133,7 @@ async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(ap
     assert (response["status"], response["output"]) == ("incomplete", [])
 
 
+@pytest.mark.slow
 def test_a_model_works_in_several_event_loops_and_leaves_nothing_open(recwarn: pytest.WarningsRecorder) -> None:
     built: list[Model] = []
 
@@ -148,6 +149,7 @@ def test_a_model_works_in_several_event_loops_and_leaves_nothing_open(recwarn: p
     assert [text for each in recwarn if "unclosed event loop" not in (text := str(each.message))] == []
 
 
+@pytest.mark.slow
 async def test_models_can_be_dropped_while_others_connect() -> None:
     async with serve(build_app(FixedModel())) as url:
         for number in range(4):

@@ -73,6 +73,7 @@ def test_a_wrong_option_is_rejected_when_the_model_is_built(options: dict[str, o
         gymsdk.model("vllm/x", **({"base_url": URL} | options))
 
 
+@pytest.mark.slow
 def test_building_a_scripted_model_imports_no_client() -> None:
     script = "import sys, gymsdk; gymsdk.model('scripted/null'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()

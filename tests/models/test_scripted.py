@@ -83,6 +83,7 @@ async def test_the_oracle_plays_the_solution_of_the_environment(adding, row):
     assert [item["type"] for item in rollout.response["output"]].count("function_call") == 3
 
 
+@pytest.mark.slow
 async def test_an_oracle_with_a_share_is_right_in_about_that_share(adding, row):
     model = build("oracle:0.7")
     plays = (play(adding, model, row, seed=seed, repeat=repeat) for seed in range(250) for repeat in range(4))

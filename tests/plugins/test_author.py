@@ -83,6 +83,7 @@ async def test_a_hanging_function_ends_its_episode_at_the_deadline(stuck, policy
     assert plugin.closed == (where != "reset")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["dig", "wait"])
 async def test_six_hanging_hooks_do_not_block_a_seventh(stuck, policy, task, where):
     environment = Environment("hangs", Hangs(stuck, where))
@@ -93,6 +94,7 @@ async def test_six_hanging_hooks_do_not_block_a_seventh(stuck, policy, task, whe
     assert (last.outcome, last.reward) == ("scored", 1.0)
 
 
+@pytest.mark.slow
 async def test_a_hook_that_suppresses_its_cancellation_is_abandoned(policy, task):
     released = asyncio.Event()
 
@@ -238,6 +240,7 @@ async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
     assert await first is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [True, False])
 async def test_a_coroutine_stopped_before_its_start_causes_no_warning(late, recwarn):
     async def return_one():

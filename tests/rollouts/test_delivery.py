@@ -68,6 +68,7 @@ async def test_servers_give_the_same_rollouts_as_this_process(tmp_path: Path, mo
     assert figures[0] == figures[1] == figures[2]
 
 
+@pytest.mark.slow
 async def test_failures_of_gymsdk_servers_keep_their_stage_and_kind(out: Path, tmp_path: Path, tasks: Tasks) -> None:
     settings = {"sums": {"breaks": [4]}}
     async with process.serve(["sums"], settings=settings, model="scripted/null") as running:
@@ -103,6 +104,7 @@ async def test_a_reply_of_nemo_gym_is_a_rollout(out: Path, tasks: Tasks) -> None
     assert figures["agent_metrics"]["mean/reward"] == 1.0
 
 
+@pytest.mark.slow
 async def test_each_attempt_of_each_rollout_has_its_own_id(out: Path, tasks: Tasks) -> None:
     def reply_busy_once(row: dict[str, Any], number: int) -> Any:
         return JSONResponse({"detail": "busy"}, 503) if number == 1 else reply_four(row, number)
@@ -122,6 +124,7 @@ async def test_each_attempt_of_each_rollout_has_its_own_id(out: Path, tasks: Tas
     }
 
 
+@pytest.mark.slow
 async def test_a_busy_server_is_retried_after_the_time_it_asks_for(out: Path, tasks: Tasks) -> None:
     def reply_busy_once(row: dict[str, Any], number: int) -> Any:
         headers = {"Retry-After": "1"}
@@ -198,6 +201,7 @@ class DroppedConnection(NemoGymServers):
         return drop_first_reply
 
 
+@pytest.mark.slow
 async def test_a_lost_reply_is_requested_again_where_the_server_plays_each_id_once(out: Path, tasks: Tasks) -> None:
     async with DroppedConnection(about={"gymsdk_version": "0.1.0"}).serve() as ours:
         await _run(out, head=ours.head, tasks=tasks())
@@ -259,6 +263,7 @@ async def test_a_resume_with_different_servers_is_rejected(
             await _run(out, head=servers.head, tasks=tasks(), resume=True)
 
 
+@pytest.mark.slow
 async def test_a_reply_that_never_comes_has_a_deadline(out: Path, tasks: Tasks) -> None:
     class HangingServers(NemoGymServers):
         async def run(self, request: Request) -> Response:
@@ -272,6 +277,7 @@ async def test_a_reply_that_never_comes_has_a_deadline(out: Path, tasks: Tasks) 
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("server_timeout", False)
 
 
+@pytest.mark.slow
 async def test_a_run_stops_when_its_servers_are_gone(out: Path, tasks: Tasks) -> None:
     async with NemoGymServers(lambda _row, _number: JSONResponse("broken", 500)).serve() as servers:
         with pytest.raises(ModelLost, match=r"64 rollouts failed for the same reason .* use --resume"):
@@ -311,6 +317,7 @@ async def test_a_row_for_an_unknown_agent_is_rejected_before_anything_is_written
     assert _is_missing(out)
 
 
+@pytest.mark.slow
 async def test_a_row_without_an_agent_is_for_the_named_environment(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "answer": 4}
     async with NemoGymServers().serve() as servers:
@@ -320,6 +327,7 @@ async def test_a_row_without_an_agent_is_for_the_named_environment(out: Path, ta
     assert servers.sent[0]["agent_ref"]["name"] == "sums_simple_agent"
 
 
+@pytest.mark.slow
 async def test_a_head_that_has_just_started_is_waited_for(out: Path, tasks: Tasks) -> None:
     servers, requests = NemoGymServers(), 0
 

@@ -98,6 +98,7 @@ for number in range(int(sys.argv[2])):
 """Three processes enter one new folder at the same moment, in many rounds; the script prints each result."""
 
 
+@pytest.mark.slow
 def test_only_one_of_three_concurrent_processes_enters_a_new_folder(tmp_path: Path) -> None:
     rounds = 30
     command = [sys.executable, "-c", THREE_AT_ONCE, str(tmp_path), str(rounds)]

@@ -193,6 +193,7 @@ def _read_from_subprocess(site: Path, seed: int) -> dict[str, Any]:
     return written
 
 
+@pytest.mark.slow
 def test_sets_and_objects_give_equal_settings_in_every_process(installed: Callable[..., Path]) -> None:
     site = installed("odd", UNUSUAL_SETTINGS)
     one, other = (_read_from_subprocess(site, seed) for seed in (1, 2))

@@ -83,6 +83,7 @@ def test_the_verdict_on_a_run_names_the_problem(groups: Groups, failed: int, ver
     assert _profile(groups, failed=failed).verdict == verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [[], [[1.0]], [[0.0, 1.0] * 4] * 3, [[-5.0, 40.0]], [[0.5]] * 40, [[0.0] * 30]])
 def test_every_profile_can_be_drawn(tmp_path: Path, groups: Groups) -> None:
     pytest.importorskip("matplotlib")

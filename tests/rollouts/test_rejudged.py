@@ -114,6 +114,7 @@ async def test_the_state_is_rebuilt_and_every_line_is_unchanged(played: Path) ->
     assert [each.build_line() for each in results] == read_lines(played / "rollouts.jsonl")
 
 
+@pytest.mark.slow
 async def test_servers_give_the_same_verdicts_as_this_process(played: Path) -> None:
     async with process.serve(["tally"]) as running:
         servers = await fetch_servers(running.head_url)

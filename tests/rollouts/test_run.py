@@ -373,6 +373,7 @@ def test_an_endless_split_is_limited_with_a_message(out: Path) -> None:
     assert progress.messages == [f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N"]
 
 
+@pytest.mark.slow
 def test_a_model_that_never_answers_ends_the_run_which_stays_resumable(out: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.jsonl"
     recorded.touch()

@@ -149,6 +149,7 @@ async def test_a_body_that_does_not_arrive_times_out(
             assert await send_raw(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]
 
 
+@pytest.mark.slow
 async def test_concurrent_calls_of_one_session_are_all_counted(
     running: RunningServers, caplog: pytest.LogCaptureFixture
 ) -> None:

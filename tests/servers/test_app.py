@@ -143,9 +143,9 @@ async def test_requests_are_counted_by_route_and_status(client, metrics):
     }
 
 
-def test_each_metric_has_its_type_and_a_description(figures):
-    figures.record_response("/x", 200, 0.5)
-    text = figures.render()
+def test_each_metric_has_its_type_and_a_description(metrics):
+    metrics.record_response("/x", 200, 0.5)
+    text = metrics.render()
     assert dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)) == {
         "gymsdk_uptime_seconds": "gauge",
         "gymsdk_requests_in_flight": "gauge",

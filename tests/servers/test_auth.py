@@ -113,6 +113,7 @@ async def statuses(requests: list[tuple[str, str]], headers: dict[str, str]) -> 
     return found
 
 
+@pytest.mark.slow
 async def test_every_route_of_every_server_requires_the_token(servers: SecuredServers) -> None:
     requests = list_requests(servers)
     assert {

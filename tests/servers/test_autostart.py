@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import pytest
+
 from gymsdk import GymsdkError, UsageError
 from gymsdk.deploy.plan import Options
 from gymsdk.deploy.process import serve
@@ -43,6 +45,7 @@ async def names(head_url: str) -> set[str]:
     return {each["name"] for each in (await fetch_nodes(head_url))["instances"] if not each["node"]}
 
 
+@pytest.mark.slow
 async def test_missing_servers_that_cannot_start_are_logged_once_and_the_rest_is_started(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"):
         async with serve([], options=Options(role="head")) as running:
@@ -65,6 +68,7 @@ async def test_missing_servers_that_cannot_start_are_logged_once_and_the_rest_is
     assert any("'sums_environment_server'" in each and "model server" in each for each in messages)
 
 
+@pytest.mark.slow
 async def test_a_head_without_free_ports_reports_it_and_starts_servers_once_one_is_free(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"), socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -59,6 +59,7 @@ async def test_an_error_that_was_raised_is_not_reported_again_at_the_end(caplog:
     assert [each.getMessage() for each in caplog.records] == ["another ended with an error: UsageError('open the tap')"]
 
 
+@pytest.mark.slow
 async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     freed = asyncio.Event()
 

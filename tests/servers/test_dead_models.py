@@ -133,6 +133,7 @@ class LateModel:
         return wire.build_response([wire.build_message("hello")], model="late", request=request)
 
 
+@pytest.mark.slow
 async def test_a_hanging_model_of_the_environment_is_blamed_for_the_deadline() -> None:
     async with _serve_fault("hangs") as url:
         talk = Environment("talk", TalkEnvironment(), {"user": model("endpoint/dead", base_url=url)})

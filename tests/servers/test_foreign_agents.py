@@ -138,6 +138,7 @@ async def test_a_policy_cannot_restart_its_episode_through_another_path(
     assert verdict["tries"] == 1, "the session that the agent opened is judged"
 
 
+@pytest.mark.slow
 async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(
     resources_client: ResourcesClient, hidden_environment: Environment
 ) -> None:

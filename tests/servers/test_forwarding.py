@@ -67,6 +67,7 @@ async def play_session(url: str) -> tuple[list[int], float]:
     return [each.status_code for each in answers], answers[3].json()["final"]
 
 
+@pytest.mark.slow
 async def test_every_request_reaches_its_session(counter):
     async with serve_balanced(counter) as (url, _, _):
         answers = await asyncio.gather(*(play_session(url) for _ in range(8)))
@@ -129,6 +130,7 @@ async def test_sessions_of_a_lost_instance_are_lost_and_others_continue(counter)
     assert again == ([200] * 5, 8)
 
 
+@pytest.mark.slow
 async def test_a_session_is_found_if_only_the_head_has_lost_its_instance(counter):
     async with (
         serve_head(lease=0.5) as head_url,

@@ -27,6 +27,7 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningS
     await http.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

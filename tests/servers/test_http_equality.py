@@ -114,6 +114,7 @@ async def _post(client: httpx.AsyncClient, row: Row) -> Row:
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interface", [by_agent, by_environment_server, by_remote, by_remote_agent, by_two_instances])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NAMES)

@@ -184,6 +184,7 @@ async def test_a_caller_that_disconnects_does_not_cancel_the_lookup_of_others() 
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_a_busy_instance_is_asked_again_sooner_than_one_that_refuses(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
     head, app = Head("a", "b"), build_app(seconds=0.3)[0]
@@ -240,6 +241,7 @@ async def test_an_instance_whose_address_another_has_taken_is_gone() -> None:
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_unknown_ids_are_not_looked_up_continuously() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.fetch)
@@ -247,6 +249,7 @@ async def test_unknown_ids_are_not_looked_up_continuously() -> None:
     assert head.request_count < 20
 
 
+@pytest.mark.slow
 async def test_a_recently_unknown_id_is_not_waited_for_again() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.fetch)

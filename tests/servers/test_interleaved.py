@@ -102,6 +102,7 @@ async def test_rounds_of_sessions_do_not_grow_the_process(served: dict[str, Any]
     assert sizes[3] - sizes[1] < MAX_GROWTH_BYTES, sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ttl", [1.0, 600.0])
 async def test_closed_and_expired_sessions_are_released_once(
     counter: Callable[..., Environment],

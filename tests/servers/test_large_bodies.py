@@ -42,6 +42,7 @@ async def client(servers: SecuredServers) -> AsyncIterator[aiohttp.ClientSession
         yield session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
@@ -75,6 +76,7 @@ async def test_a_compressed_body_is_rejected(client: aiohttp.ClientSession) -> N
         assert (answer.status, "send it as plain JSON" in await answer.text()) == (415, True)
 
 
+@pytest.mark.slow
 async def test_a_transcript_of_long_turns_with_their_tokens_is_judged(client: aiohttp.ClientSession) -> None:
     turn = MESSAGE | TOKENS
     body = json.dumps(ROW | {"response": RESPONSE | {"output": [turn] * 8}}).encode()

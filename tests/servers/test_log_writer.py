@@ -61,6 +61,7 @@ def test_closing_a_relay_ends_its_thread() -> None:
     assert out.getvalue().split() == [str(number) for number in range(100)]
 
 
+@pytest.mark.slow
 def test_closing_a_relay_whose_reader_is_stuck_takes_a_bounded_time() -> None:
     out = SlowStream()
     relay = LogRelay(out)
@@ -137,6 +138,7 @@ if child:
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_logs_too(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=True, timeout=30)
     lines = (tmp_path / "gymsdk.log").read_text().splitlines()

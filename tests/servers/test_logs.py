@@ -103,6 +103,7 @@ async def run_row(url: str, body: dict[str, Any], **headers: str) -> httpx.Respo
         return await client.post(f"{url}/run", json=body, headers=headers)
 
 
+@pytest.mark.slow
 async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     start_servers: StartServers, serve_app: ServeApp, tmp_path: Path
 ):
@@ -130,6 +131,7 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     assert not any(word in written for word in ("Wunderhorn", "424242", SECRET))
 
 
+@pytest.mark.slow
 async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers: StartServers, tmp_path: Path):
     logs, out, tasks = tmp_path / "logs", tmp_path / "out", tmp_path / "tasks.jsonl"
     urls = start_servers(logs)
@@ -146,6 +148,7 @@ async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers
     assert logged == set(ids)
 
 
+@pytest.mark.slow
 async def test_an_unnamed_rollout_is_found_by_its_indices(start_servers: StartServers, tmp_path: Path):
     urls = start_servers(tmp_path)
     await run_row(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
@@ -165,6 +168,7 @@ async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(
     assert found == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
 
 
+@pytest.mark.slow
 async def test_the_text_format_has_a_line_for_each_request(start_servers: StartServers, tmp_path: Path):
     urls = start_servers(tmp_path, "text")
     await run_row(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
@@ -174,6 +178,7 @@ async def test_the_text_format_has_a_line_for_each_request(start_servers: StartS
     assert " info sums_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
 
 
+@pytest.mark.slow
 async def test_a_failure_is_in_the_line_of_its_request(start_servers: StartServers, tmp_path: Path):
     urls = start_servers(tmp_path)
     response = await run_row(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
@@ -248,6 +253,7 @@ def test_a_log_file_of_another_user_is_reported_at_once(tmp_path: Path):
         pass
 
 
+@pytest.mark.slow
 def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
     source = (
         "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.observability.logging import LogConfig, log_to\n"

@@ -105,6 +105,7 @@ APPS: dict[str, Callable[[Environment, ScriptedModel], FastAPI]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "path", "body"),
     [

@@ -41,6 +41,7 @@ async def test_a_node_is_registered_as_long_as_it_runs():
         assert await names(head_url) == []
 
 
+@pytest.mark.slow
 async def test_a_node_reports_well_within_its_lease():
     async with serve_head(lease=0.4) as head_url, run_node(Node(head_url, [LAMP])):
         deadline = time.monotonic() + 1.2
@@ -101,6 +102,7 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
     assert "the head answers again" in back
 
 
+@pytest.mark.slow
 async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
     async with serve_head(lease=0.5) as head_url:
         port = int(head_url.rpartition(":")[2])

@@ -70,6 +70,7 @@ class SilentProgress:
     def finish_job(self, played: PlayedJob) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, named: str, api: responses.Api) -> None:
@@ -89,6 +90,7 @@ async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proxies", [0, 1])
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: responses.Api, proxies: int) -> None:
@@ -177,6 +179,7 @@ BUILD_REQUEST: dict[str, Callable[[Item], tuple[str, Item]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", BUILD_REQUEST)
 async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api: str) -> None:
     environments = [load(name) for name in NAMES]

@@ -112,6 +112,7 @@ async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: 
     assert len(done) == MANY
 
 
+@pytest.mark.slow
 async def test_a_queued_request_whose_client_disconnects_is_never_started() -> None:
     done: list[int] = []
     async with serve_app(build_busy_app(done)) as port:
@@ -167,6 +168,7 @@ def counting(counter: Callable[..., Environment]) -> Environment:
     return counter()
 
 
+@pytest.mark.slow
 async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

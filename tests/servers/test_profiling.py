@@ -85,6 +85,7 @@ async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, t
     assert read_dump(tmp_path)["routes"]["/run"]["requests"] == 3
 
 
+@pytest.mark.slow
 async def test_the_cpu_time_of_a_worker_process_belongs_to_its_hook(installed: Callable[..., Path], tmp_path: Path):
     installed("grinding", GRINDING)
     from gymsdk import load

@@ -63,6 +63,7 @@ async def test_a_scripted_policy_does_not_count() -> None:
         await expect_rejection(anthropic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 404, 405, 501])
 async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
     paths: list[str] = []

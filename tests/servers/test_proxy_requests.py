@@ -179,6 +179,7 @@ async def test_a_response_has_the_requested_format(setup: ProxySetup, upstream: 
     assert (form["type"], form["schema"]["required"]) == ("json_schema", ["total"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_rollouts_prefix_is_stripped(setup: ProxySetup, client: str, prefix: str) -> None:

@@ -99,6 +99,7 @@ def read_text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_the_clients_model_name_is_ignored(setup: ProxySetup, upstream: str) -> None:
     setup.policy.prepare(responses.build_message("42"))

@@ -171,6 +171,7 @@ async def serve_silently() -> AsyncIterator[str]:
         await client.aclose()
 
 
+@pytest.mark.slow
 async def test_a_server_that_disappears_during_a_call_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
 

@@ -240,6 +240,7 @@ async def test_half_a_surrogate_pair_is_accepted(resources_client):
     assert (answer.status_code, answer.json()["said"]) == (200, "\ud83d")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
 )
@@ -570,6 +571,7 @@ async def interleaved(resources_client, plans, order):
 PLANS = st.lists(st.lists(st.integers(-5, 5), max_size=3), min_size=50, max_size=50)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans=PLANS, random=st.randoms(use_true_random=False))
 def test_randomly_interleaved_sessions_give_the_results_of_sequential_ones(resources_client, plans, random):

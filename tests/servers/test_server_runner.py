@@ -58,6 +58,7 @@ async def test_a_listening_server_that_is_not_ready_is_named() -> None:
         await runner.wait_until_up(running)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_slow_to_start_is_waited_for() -> None:
     # This takes longer than the head waits for a server that was up before.
     runner = build_runner(
@@ -121,6 +122,7 @@ async def test_a_runner_that_cannot_join_reports_it_and_leaves_nothing_running()
     assert running.done()
 
 
+@pytest.mark.slow
 async def test_a_head_that_was_blocked_waits_for_its_nodes_again() -> None:
     async def is_settled() -> bool:
         return (await fetch_nodes(runner.head_url))["settled"]

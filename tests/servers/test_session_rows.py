@@ -126,6 +126,7 @@ def live(made: Callable[..., object]) -> Callable[[], Environment]:
     return lambda: Environment("live", plugin, {})
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=ROWS,

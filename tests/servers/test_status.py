@@ -43,6 +43,7 @@ async def run_status(*words: object) -> tuple[int, str, str]:
     return process_handle.returncode or 0, out.decode(), err.decode()
 
 
+@pytest.mark.slow
 async def test_a_killed_server_is_reported_and_then_missing(installed: Callable[..., Any]):
     installed()
     async with (
@@ -165,6 +166,7 @@ async def test_a_heads_health_is_whether_it_answers(status: int, health: str):
     assert (report.servers[0].health, report.is_healthy) == (health, health == "success")
 
 
+@pytest.mark.slow
 async def test_a_head_that_does_not_return_its_metrics_in_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(survey_module, "REQUEST_SECONDS", 3.0)
     app = FastAPI()

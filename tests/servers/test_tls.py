@@ -94,6 +94,7 @@ async def run(*arguments: object, **variables: object) -> tuple[int, str]:
     return await process.wait(), printed
 
 
+@pytest.mark.slow
 async def test_a_run_over_tls_with_the_token_needs_only_two_variables(
     counter: Callable[..., Environment], tls: Tls, tmp_path: Path
 ) -> None:

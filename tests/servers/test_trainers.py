@@ -87,6 +87,7 @@ def build_minimal_response(text: str) -> Json:
     }
 
 
+@pytest.mark.slow
 async def test_omegaconf_and_a_second_parse_find_every_resources_server(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
@@ -103,6 +104,7 @@ async def test_omegaconf_and_a_second_parse_find_every_resources_server(
     assert OmegaConf.to_container(config) == await fetch_config(client, running)
 
 
+@pytest.mark.slow
 async def test_agents_are_found_by_their_kind(running: RunningServers, client: aiohttp.ClientSession) -> None:
     config = await fetch_config(client, running)
     found = {
@@ -120,6 +122,7 @@ async def test_every_server_answers_a_readiness_check(running: RunningServers, c
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_verdict_needs_a_row_and_a_minimal_response(
     running: RunningServers, client: aiohttp.ClientSession, name: str
@@ -144,6 +147,7 @@ async def test_right_and_wrong_answers_are_distinguished(
     assert rewards == [1.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_row_is_run_with_the_trainers_sampling(
     running: RunningServers, client: aiohttp.ClientSession, name: str
@@ -168,6 +172,7 @@ async def test_sixty_four_concurrent_rows_are_all_run(running: RunningServers, c
     assert await asyncio.gather(*map(run, rows)) == [1.0] * 64
 
 
+@pytest.mark.slow
 async def test_a_collector_finds_the_environment_server_of_each_agent(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
@@ -180,6 +185,7 @@ async def test_a_collector_finds_the_environment_server_of_each_agent(
         assert {"entrypoint", "host", "port"} <= agent.keys()
 
 
+@pytest.mark.slow
 async def test_a_collector_reads_the_instances(running: RunningServers, client: aiohttp.ClientSession) -> None:
     async with client.get(f"{running.head_url}/server_instances") as answer:
         result = await answer.json()
@@ -188,6 +194,7 @@ async def test_a_collector_reads_the_instances(running: RunningServers, client: 
     assert all(wanted <= each.keys() and each["status"] == "success" for each in result)
 
 
+@pytest.mark.slow
 async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
@@ -205,6 +212,7 @@ async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
     assert not [key for key in result["result"] if key.startswith("_ng_")]
 
 
+@pytest.mark.slow
 async def test_metrics_are_reported_by_group_and_by_repeat(
     running: RunningServers, client: aiohttp.ClientSession
 ) -> None:

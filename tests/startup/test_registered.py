@@ -15,6 +15,7 @@ KNOWN = f"import gymnasium\n{NEMO}"
 ALL = "nemo/alpha nemo/gone nemo/twin"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_installation_registers_the_environments(kind: str, interpreters: dict[str, Interpreter]) -> None:
     assert interpreters[kind].says(KNOWN) == ALL
@@ -44,6 +45,7 @@ def test_a_misspelled_name_raises_the_error_of_gymnasium(interpreter: Interprete
     assert "Environment `alpa` doesn't exist in namespace nemo. Did you mean: `alpha`?" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [("alpha", "cannot be imported"), ("gone", "reinstall the package"), ("twin", "uninstall all but one")],
@@ -90,10 +92,12 @@ def test_the_start_of_an_interpreter_imports_one_module(alone: Interpreter) -> N
     assert with_it - set(alone.says(code).split()) - {"encodings.utf_8_sig"} == {"gymsdk_startup"}
 
 
+@pytest.mark.slow
 def test_hidden_environments_stay_hidden(interpreter: Interpreter) -> None:
     assert interpreter.says(KNOWN, GYMSDK_DISABLE="alpha,gone") == "nemo/twin"
 
 
+@pytest.mark.slow
 def test_the_hook_can_be_switched_off(interpreter: Interpreter) -> None:
     for off in ("1", "true", "false", "no"):
         assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=off) == ""
@@ -117,11 +121,13 @@ def test_importing_gymsdk_does_not_import_gymnasium(interpreter: Interpreter) ->
     assert waiting == interpreter.says(code, GYMSDK_NO_AUTOREGISTER="1") == "False 4"
 
 
+@pytest.mark.slow
 def test_the_finder_is_removed_after_registration(interpreter: Interpreter) -> None:
     code = "import sys, gymnasium, gymsdk; print(any('gymsdk' in type(each).__module__ for each in sys.meta_path))"
     assert interpreter.says(code) == "False"
 
 
+@pytest.mark.slow
 def test_an_environment_installed_later_is_added_on_request(
     interpreter: Interpreter, tmp_path: Path, add: Callable[..., None]
 ) -> None:
@@ -135,11 +141,13 @@ def test_an_environment_installed_later_is_added_on_request(
     ]
 
 
+@pytest.mark.slow
 def test_explicit_registration_does_not_need_an_earlier_import_of_gymnasium(interpreter: Interpreter) -> None:
     code = "from gymsdk.gym import register; print(*register())"
     assert interpreter.says(code, GYMSDK_NO_AUTOREGISTER="1") == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("existing", ["nemo/alpha", "nemo/alpha-v3"])
 def test_an_existing_id_is_not_replaced(interpreter: Interpreter, existing: str) -> None:
     code = f"""
@@ -151,11 +159,13 @@ print(gymnasium.registry[{existing!r}].entry_point, len([name for name in gymnas
     assert interpreter.says(code, "-W", "error", GYMSDK_NO_AUTOREGISTER="1") == "their:Env 1"
 
 
+@pytest.mark.slow
 def test_an_id_is_the_same_inside_a_namespace_context(interpreter: Interpreter) -> None:
     code = "import gymnasium\nwith gymnasium.envs.registration.namespace('their'): import gymsdk\n"
     assert interpreter.says(code + NEMO, GYMSDK_NO_AUTOREGISTER="1") == ALL
 
 
+@pytest.mark.slow
 def test_pytest_starts_with_warnings_as_errors(interpreter: Interpreter, tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("def test_one(): ...\n")
     own = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # the asyncio plugin emits its own warning

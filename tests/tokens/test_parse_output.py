@@ -167,6 +167,7 @@ def measure_seconds(text):
     return time.process_time() - started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("prefix", ["", '<think>a</think><tool_call>{"'])
 def test_parsing_takes_linear_time(unit, prefix):

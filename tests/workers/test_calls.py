@@ -73,6 +73,7 @@ def chosen(local: ProcessExecutor) -> Iterator[ProcessExecutor]:
         yield local
 
 
+@pytest.mark.slow
 async def test_an_exception_is_raised_as_itself_with_the_workers_traceback() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         await divide(1)

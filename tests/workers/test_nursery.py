@@ -113,6 +113,7 @@ def test_a_notebook_that_defines_a_function_anew_gets_the_new_one(tmp_path: Path
     assert played(cell, folder=tmp_path) == "old\nnew\n"
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_workers_of_its_own_and_leaves_its_parents_alone(tmp_path: Path) -> None:
     script = """if True:
         import asyncio, os, sys, warnings
@@ -131,6 +132,7 @@ def test_a_forked_process_has_workers_of_its_own_and_leaves_its_parents_alone(tm
     assert played(script, folder=tmp_path) == "True\n"
 
 
+@pytest.mark.slow
 def test_what_a_worker_prints_goes_to_standard_error(tmp_path: Path) -> None:
     script = """if True:
         import asyncio
@@ -198,6 +200,7 @@ def test_a_worker_finds_what_a_notebook_puts_on_the_path_after_its_first_call(tm
     assert played(cell, folder=tmp_path) == "found found True\n"
 
 
+@pytest.mark.slow
 def test_a_module_that_fails_to_preload_affects_only_functions_that_need_it(tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text("import os; os.kill(os.getpid(), 9)")
     script = """if True:

@@ -133,6 +133,7 @@ def _lives(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 async def test_a_worker_is_used_again() -> None:
     assert len({await process_id() for _ in range(10)}) == 1
 
@@ -167,6 +168,7 @@ async def test_runaway_calls_do_not_disturb_their_neighbours() -> None:
     assert values == list(range(200))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("single")
 async def test_waiting_for_a_worker_does_not_count() -> None:
     assert all(await asyncio.gather(*(doze() for _ in range(4))))
@@ -204,6 +206,7 @@ async def test_a_worker_killed_while_idle_costs_no_call() -> None:
         assert await echo("served") == "served"
 
 
+@pytest.mark.slow
 async def test_workers_killed_again_and_again_cost_only_the_calls_they_ran() -> None:
     good = lost = 0
     for number in range(40):
@@ -217,6 +220,7 @@ async def test_workers_killed_again_and_again_cost_only_the_calls_they_ran() -> 
     assert good > lost
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("single")
 async def test_losing_the_process_that_starts_workers_costs_no_call(tmp_path: Path) -> None:
     note = tmp_path / "note"
@@ -234,6 +238,7 @@ async def test_a_worker_that_exits_by_itself_is_lost() -> None:
     assert await echo("replaced") == "replaced"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("single")
 async def test_a_cancelled_call_frees_its_place_and_ends_its_worker(tmp_path: Path) -> None:
     note = tmp_path / "note"
@@ -245,6 +250,7 @@ async def test_a_cancelled_call_frees_its_place_and_ends_its_worker(tmp_path: Pa
     assert await gone(worker)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("single")
 async def test_a_call_cancelled_while_it_waits_leaves_the_running_one_alone(tmp_path: Path) -> None:
     note = tmp_path / "note"

@@ -32,6 +32,7 @@ def one_worker():
     local.close()
 
 
+@pytest.mark.slow
 async def test_verdicts_that_wait_for_a_worker_are_all_graded(one_worker, monkeypatch):
     monkeypatch.setattr(environment, "VERIFY_SECONDS", 2.0)
     ponders = Environment("ponders", Ponders())

@@ -24,6 +24,7 @@ def results_agree(each: Compared) -> bool:
     return all(way == each.direct for way in ways) and (each.whole is None or each.whole[:2] == each.direct)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_grade_equals_the_grade_of_math_verify(comparisons: list[Compared]):
     assert len(CORPUS) >= 500
@@ -76,6 +77,7 @@ def test_the_shortcut_agrees_with_math_verify(
     assert results_agree(library.submit(compare, box if gold is None else gold, text).result())
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="$\\()[]{}5xyz =.,%-/^_\n", max_size=40), gold=st.sampled_from(GOLDS))
 def test_any_text_in_and_around_a_box_gets_the_grade_of_math_verify(library: ProcessPoolExecutor, text: str, gold: str):

@@ -37,6 +37,7 @@ def test_fraction_answers_have_the_correct_value(library: ProcessPoolExecutor, d
     assert wrong_answers(library, math_checks.same_value, draw_problems(arithmetic.fractions, difficulty)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", [1, 3, 4, 5])
 def test_integral_answers_have_the_correct_value(library: ProcessPoolExecutor, difficulty: int):
     assert wrong_answers(library, math_checks.same_value, draw_problems(calculus.integrals, difficulty)) == []
@@ -47,6 +48,7 @@ def test_derivative_answers_match_sympy(library: ProcessPoolExecutor, difficulty
     assert wrong_answers(library, math_checks.same_derivative, draw_problems(calculus.derivatives, difficulty)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "generate",
     [
@@ -64,6 +66,7 @@ def test_system_answers_satisfy_all_equations(difficulty: int):
     assert [problem for problem in problems if not math_checks.same_solution(problem.question, problem.answer)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", range(1, 6))
 def test_intervals_contain_exactly_the_points_that_satisfy_the_inequality(
     library: ProcessPoolExecutor, difficulty: int

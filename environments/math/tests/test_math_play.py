@@ -100,6 +100,7 @@ async def _with_enough_cpu(judging: Callable[[], Awaitable[Verdict]], times: int
         return await _with_enough_cpu(judging, times - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_an_answer_that_exceeds_the_grader_budget_is_wrong_with_grader_timeout(math: Environment):
     verdict = await _with_enough_cpu(lambda: verify_texts(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}"))
@@ -136,6 +137,7 @@ async def test_the_oracle_solves_every_example(math: Environment):
     assert (await mean(math, "scripted/oracle", "example", 11))[0] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["example", "validation"])
 @pytest.mark.parametrize("model", ["scripted/null", "scripted/echo", "scripted/random"])
 async def test_trivial_policies_earn_at_most_the_claimed_chance(math: Environment, model: str, split: str):

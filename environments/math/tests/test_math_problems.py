@@ -29,6 +29,7 @@ def test_the_same_seed_draws_the_same_rows():
     assert draw("train", 50, seed=3) != draw("train", 50, seed=4)
 
 
+@pytest.mark.slow
 def test_finite_splits_have_their_size_and_no_repeated_question():
     for seed, (split, size) in itertools.product(range(3), (("validation", 500), ("example", 11))):
         assert len({task.question for task in draw(split, 1000, seed)}) == size

@@ -25,12 +25,14 @@ def test_the_same_seed_gives_the_same_rows(environment):
     assert one != list(islice(environment.tasks("train", seed=8), 20))
 
 
+@pytest.mark.slow
 def test_validation_has_300_rows_and_example_10_all_different(environment):
     for split, size in [("validation", 300), ("example", 10)]:
         rows = [json.dumps(row.row()) for row in environment.tasks(split)]
         assert len(set(rows)) == len(rows) == size
 
 
+@pytest.mark.slow
 def test_no_two_splits_share_a_request(environment):
     splits = [
         {user_message(row) for row in islice(environment.tasks(split, seed=1), 400)} for split in environment.splits
@@ -38,6 +40,7 @@ def test_no_two_splits_share_a_request(environment):
     assert [bool(one & two) for one in splits for two in splits if one is not two] == [False] * 6
 
 
+@pytest.mark.slow
 def test_every_kind_needs_its_declared_number_of_calls():
     for kind in KINDS.values():
         environment = gymsdk.load("tool_call", kinds=[kind.name], calls=[kind.calls, kind.calls])
@@ -91,6 +94,7 @@ def test_the_generator_replaces_a_kind_without_a_text_in_the_split():
     assert len(list(requests("example", 4, Settings()))) == SIZES["example"]
 
 
+@pytest.mark.slow
 def test_a_split_without_possible_requests_is_rejected():
     with pytest.raises(UsageError, match="split 'example' has no request of such kinds and calls"):
         next(requests("example", 0, Settings(kinds=("forget",), calls=(1, 1))))

@@ -23,6 +23,7 @@ async def test_the_oracle_reaches_the_claimed_maximum(environment, split):
         assert (rollout.reward, rollout.ended) == (claims.maximum, "done")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "validation", "example"])
 @pytest.mark.parametrize("policy", ["null", "echo", "random"])
 async def test_trivial_policies_earn_at_most_the_claimed_chance(environment, policy, split):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ async def test_the_oracle_solves_any_request(environment, play_with_policy, orac
     assert facts(state) == facts(task.world.records) - facts(task.expected.removed) + facts(task.expected.added)
 
 
+@pytest.mark.slow
 @property_settings
 @given(seed=seeds, data=st.data())
 async def test_omitting_any_call_lowers_the_reward(play_with_policy, oracle, generate_row, seed, data):
@@ -48,6 +50,7 @@ def _with_invalid_arguments(move):
     return ToolCall(name=move.name, arguments='{"nothing": "of use"}')
 
 
+@pytest.mark.slow
 @property_settings
 @given(seed=seeds, data=st.data())
 async def test_any_unrequested_change_lowers_the_reward(play_with_policy, oracle, generate_row, seed, data):

@@ -149,6 +149,7 @@ def test_a_valid_body_is_parsed(path: str) -> None:
     assert INBOUND_APIS[path].parse_request(BODIES[path])["input"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", INBOUND_APIS)
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
@@ -161,6 +162,7 @@ def test_a_body_with_a_random_value_is_parsed_or_rejected(path: str, data: st.Da
 HOSTILE = (None, 0, -1, 1.5, "", "a", True, [], [[]], [{}], ["a"], [None], {}, {"a": []}, {"type": []}, {"type": {}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", INBOUND_APIS)
 def test_each_position_accepts_or_rejects_each_type_of_value(path: str) -> None:
     for position in positions(BODIES[path]):

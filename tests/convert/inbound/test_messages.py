@@ -205,6 +205,7 @@ OUTPUTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(OUTPUTS, st.booleans())
 def test_a_conversation_survives_the_round_trip(output: list[Item], tokens: bool) -> None:
     if output and tokens:

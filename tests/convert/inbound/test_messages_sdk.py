@@ -126,6 +126,7 @@ def test_the_sdk_accumulates_a_stream_to_the_same_message(server: FixedServer, c
     assert folded == server.message
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(
     output=st.lists(

@@ -45,6 +45,7 @@ def test_a_request_survives_the_round_trip_through_chat(request: Item) -> None:
     assert converted == {key: value for key, value in request.items() if key != "input"}
 
 
+@pytest.mark.slow
 @given(build_requests())
 def test_a_chat_body_survives_the_round_trip_through_responses(request: Item) -> None:
     body = chat.build_body(request)
