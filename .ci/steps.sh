@@ -3,6 +3,8 @@
 
 set -uo pipefail
 export PY_COLORS=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+# Without cached bytecode, each of the many processes that the tests start would compile the package again.
+unset PYTHONDONTWRITEBYTECODE
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
 scratch=$(mktemp -d)
