@@ -129,6 +129,7 @@ async def test_the_model_server_serves_the_policy_model(
     assert "so it is" in answer.json()["output"][0]["content"][0]["text"]
 
 
+@pytest.mark.slow
 async def test_the_agent_uses_the_environment_of_the_resources_server(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:

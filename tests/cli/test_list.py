@@ -57,12 +57,14 @@ def test_an_empty_list_says_how_to_install_an_environment(gymsdk: Command, monke
     )
 
 
+@pytest.mark.slow
 def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:
     (tmp_path / "site" / "env_sums.py").write_text("raise SystemExit('imported')\n")
     out, err = start("list").communicate(timeout=30)
     assert (out, err) == ("sums  env_sums 1.0  Made.\n", "")
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_without_heavy_imports() -> None:
     heavy = {"rich", "aiohttp", "matplotlib", "openai", "sympy", "numpy", "gymnasium", "pebble", "fastapi"}
     code = f"import gymsdk.cli, sys; print(sorted({heavy} & sys.modules.keys()))"

@@ -47,6 +47,7 @@ def test_reverify_leaves_the_stored_run_unchanged(gymsdk: Command, played: Path)
     assert list(map(json.loads, new)) == list(map(json.loads, old))
 
 
+@pytest.mark.slow
 def test_changed_rewards_are_listed_and_fail_only_with_the_option(gymsdk: Command, played: Path) -> None:
     _edit_reward(played)
     result = gymsdk("reverify", "out")
@@ -93,6 +94,7 @@ def test_agent_option_applies_to_rollouts_without_an_agent(gymsdk: Command, play
     assert [(line["reward"], line["agent_ref"]["name"]) for line in new] == [(line["reward"], agent) for line in lines]
 
 
+@pytest.mark.slow
 def test_running_servers_give_the_same_rewards(gymsdk: Command, played: Path, head: Callable[..., str]) -> None:
     _edit_reward(played)
     local = json.loads(gymsdk("reverify", "out", "--json").out)
@@ -116,6 +118,7 @@ def test_a_run_by_servers_prints_the_same_table_as_one_in_process(gymsdk: Comman
     assert again.err == "resumed: 5 of 5 rollouts were finished before\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -55,6 +55,7 @@ def test_json_output_is_one_object(gymsdk: Command) -> None:
     assert output["environments"][0]["agent_metrics"]["mean/reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_model_that_never_answers_gives_failures_instead_of_rewards_of_0(gymsdk: Command, workdir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
@@ -67,6 +68,7 @@ def test_a_model_that_never_answers_gives_failures_instead_of_rewards_of_0(gymsd
     ] * 3
 
 
+@pytest.mark.slow
 def test_failures_are_reported_with_exit_code_1(gymsdk: Command, workdir: Path) -> None:
     (workdir / "tasks.jsonl").write_text(GOOD)
     result = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)
@@ -98,6 +100,7 @@ def solve(task):
 """
 
 
+@pytest.mark.slow
 def test_a_split_with_fewer_tasks_than_the_limit_is_reported_first_and_last(
     gymsdk: Command, installed: Callable[..., Path]
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_secret_setting_is_redacted(serve: Serve) -> None:
     assert "s3cr3t" not in "".join([json.dumps(output), *responses])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_server_with_exit_code_0(serve: Serve, number: signal.Signals) -> None:
     process, output = serve("sums")
@@ -188,6 +189,7 @@ def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_after_a_kill_its_ports_are_free_at_once(serve: Serve, start: Start) -> None:
     process, output = serve("math")
     urls = {name: each["url"] for name, each in output["servers"].items()}
@@ -275,6 +277,7 @@ def test_an_unreachable_engine_is_reported_after_start(start: Start) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tool_call", "multineedle"])
 def test_the_suggested_commands_work_unchanged(start: Start, name: str) -> None:
     process = start("serve", name, "--port", 0, "--open")

@@ -69,6 +69,7 @@ def verify():
     assert result.err == "mind the rows\n"
 
 
+@pytest.mark.slow
 def test_an_existing_file_is_replaced_only_with_overwrite(gymsdk: Command, workdir: Path) -> None:
     (workdir / "rows.jsonl").write_text("mine")
     result = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")

@@ -172,6 +172,7 @@ def list_messages() -> list[list[str]]:
     return [parts for parts in messages if parts and parts[0] not in TRANSLATED]
 
 
+@pytest.mark.slow
 def test_every_error_of_the_reader_is_documented() -> None:
     fixed = [
         part.strip() for message, _ in ROWS for part in message.split("…") if len(part.strip()) >= MIN_FRAGMENT_CHARS

@@ -25,6 +25,7 @@ from .conftest import call
 Make = Callable[..., Env]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
 @pytest.mark.parametrize("name", ["math", "tool_call", "multineedle"])
 def test_gymnasiums_env_checker_reports_no_problem(name: str, codec: str, registered: list[str]) -> None:

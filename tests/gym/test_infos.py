@@ -26,6 +26,7 @@ def to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+@pytest.mark.slow
 @given(st.lists(infos, min_size=1, max_size=4))
 def test_every_info_can_be_recovered(slot_infos: list[dict[str, Any]]) -> None:
     batch = merge_infos(slot_infos)

@@ -133,6 +133,7 @@ def test_all_slots_wait_for_a_tool_concurrently(counting: Environment, build_vec
     assert {observation[-1]["content"] for observation in observations} == {"met"}
 
 
+@pytest.mark.slow
 def test_blocking_tools_use_all_threads_of_the_environment(counting: Environment, build_vector: BuildVector) -> None:
     threads = counting._runner.threads
     counting.plugin.both = counting.plugin.threading.Barrier(threads._limit)

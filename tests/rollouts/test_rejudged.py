@@ -171,6 +171,7 @@ async def test_failed_rollouts_are_scored_once_the_judge_works(tmp_path: Path) -
     assert not any(key.startswith("_ng_failure_") for key in line)
 
 
+@pytest.mark.slow
 async def test_lines_without_their_run_folder_can_be_verified(played: Path, tmp_path: Path) -> None:
     lines = read_lines(played / "rollouts.jsonl")
     alone = tmp_path / "alone.jsonl"

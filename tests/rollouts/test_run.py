@@ -62,6 +62,7 @@ def test_a_run_writes_its_five_files(out: Path) -> None:
     assert len(_comparable(out / "rollouts.jsonl")) == 6
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_rollouts(out: Path, tmp_path: Path) -> None:
     same = {"model": "scripted/oracle:0.5", "repeats": 4, "seed": 5}
     _run(out, **same)
@@ -243,6 +244,7 @@ def test_rows_keep_their_task_numbers_if_all_are_valid_and_distinct(
     assert _comparable(out / "rollouts.jsonl").keys() == {(number, 0) for number in numbers}
 
 
+@pytest.mark.slow
 def test_shards_of_a_run_give_the_same_rollouts_as_the_whole_run(out: Path, tmp_path: Path) -> None:
     same = {"model": "scripted/oracle:0.5", "repeats": 3, "limit": 6}
     _run(out, **same)

@@ -318,6 +318,7 @@ async def open_session(
         yield client, url
 
 
+@pytest.mark.slow
 async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
@@ -329,6 +330,7 @@ async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
     assert any(cookie.startswith("ResourcesServer___counter=") for cookie in answer.headers.get_list("set-cookie"))
 
 
+@pytest.mark.slow
 async def test_the_cookies_of_a_response_identify_the_session_to_verify(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:

@@ -146,6 +146,7 @@ async def test_the_token_may_be_in_either_header(servers: SecuredServers, header
     assert set((await statuses([("GET", servers.head + "/nodes")], headers)).values()) == {200}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -171,6 +172,7 @@ async def test_a_rejection_explains_the_token_in_the_form_of_the_api(
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.slow
 async def test_foreign_sdks_authenticate_with_their_api_keys(servers: SecuredServers) -> None:
     from anthropic import AsyncAnthropic, AuthenticationError
     from openai import AsyncOpenAI

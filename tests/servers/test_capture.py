@@ -76,6 +76,7 @@ async def test_an_episode_returns_the_agents_observations(tmp_path: Path) -> Non
     assert "ng_trajectory" not in result
 
 
+@pytest.mark.slow
 async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_path: Path) -> None:
     async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -88,6 +89,7 @@ async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_
     assert call["response"]["object"] == "response"
 
 
+@pytest.mark.slow
 async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,6 +61,7 @@ async def test_a_client_that_keeps_only_the_last_cookies_keeps_the_session_after
     assert (answers[-1][1]["final"], answers[-1][1]["reward"]) == (8, 1.5)
 
 
+@pytest.mark.slow
 async def test_two_clients_have_separate_sessions(serve_counter):
     async def count(url, first):
         async with httpx.AsyncClient(base_url=url) as client:

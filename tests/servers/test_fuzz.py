@@ -82,10 +82,9 @@ def unaffected(url: str, name: str) -> Iterator[None]:
         assert client.post("/verify", json=body).raise_for_status().json() == before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "examples", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("examples", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many")])
 @pytest.mark.parametrize("server", SERVERS)
 def test_every_endpoint_answers_as_documented(urls: Urls, server: str, examples: int) -> None:
     url = urls[server]

@@ -70,8 +70,9 @@ def memory(pid: int) -> int:
     return int(match[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("each", [20, pytest.param(334, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [20, 334])
 async def test_interleaved_sessions_give_the_results_of_sequential_ones(served: dict[str, Any], each: int) -> None:
     episodes = await record_all(each)
     async with http_client() as http:

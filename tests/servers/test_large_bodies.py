@@ -91,6 +91,7 @@ async def stalled() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSession) -> None:
     more = asyncio.Event()
 
@@ -117,6 +118,7 @@ async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSes
         assert body_budget().used == 0
 
 
+@pytest.mark.slow
 async def test_a_large_body_without_memory_can_be_sent_again(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

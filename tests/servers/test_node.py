@@ -172,6 +172,7 @@ async def test_servers_report_the_advertised_address():
         assert [each["url"] for each in (await fetch_nodes(head_url))["instances"]] == ["http://127.0.0.2:9"]
 
 
+@pytest.mark.slow
 async def test_a_killed_process_is_gone_within_its_lease():
     async with serve_head(lease=1.0) as head_url, serve_process("multineedle", head_url, lease=1.0) as (started, _):
         assert await names(head_url) == ["multineedle"]

@@ -123,6 +123,7 @@ async def statuses(faults: Faults, calls: int = 40) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_errors_and_disconnects_occur_at_their_rates() -> None:
     found = await statuses(Faults(errors=0.3, cuts=0.3), calls=200)
     assert sum(status >= 500 for status in found) == pytest.approx(60, abs=25)

@@ -76,6 +76,7 @@ async def test_errors_have_the_form_of_each_api(path: str, body: Item) -> None:
     assert answer.json()["error"]["message"] == "this policy fails on purpose"
 
 
+@pytest.mark.slow
 async def test_malformed_arguments_occur_at_their_rate() -> None:
     found = []
     async with endpoint_client(FixedModel(*CALLS), faults=Faults(malformed=0.5)) as client:

@@ -35,6 +35,7 @@ async def setup() -> AsyncIterator[ProxySetup]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upstream", COUNTING)
 async def test_the_engine_counts(setup: ProxySetup, upstream: str) -> None:
     counted = await setup.anthropic[upstream].messages.count_tokens(**REQUEST)
@@ -58,6 +59,7 @@ async def test_a_hosted_model_does_not_count(setup: ProxySetup) -> None:
     await expect_rejection(setup.anthropic["openai-chat"])
 
 
+@pytest.mark.slow
 async def test_a_scripted_policy_does_not_count() -> None:
     async with serve_app(server.create_app(PreparedModel())) as url, sdks(url) as (_, anthropic):
         await expect_rejection(anthropic)

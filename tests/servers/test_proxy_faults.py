@@ -268,6 +268,7 @@ async def test_malformed_arguments_of_a_call_are_left_to_the_agent(setup: Setup,
         assert INVALID_ARGUMENTS in answer.content[-1].input.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_dead_replica_among_three_costs_no_call(setup: Setup, client: str) -> None:
     dead, policy = Engine((drop_connection,)), PreparedModel([responses.build_message("42")])

@@ -69,6 +69,7 @@ def lines(tmp_path: Path) -> Callable[[str], list[dict[str, Any]]]:
     return read
 
 
+@pytest.mark.slow
 async def test_rejections_are_counted_by_status_at_each_server(servers: SecuredServers) -> None:
     for url in (servers.head, *servers.urls.values()):
         assert await send_rejected_requests(url) == [status for _, status in REJECTED]
@@ -113,6 +114,7 @@ async def test_health_checks_without_a_token_are_not_counted_as_rejected(
     assert await count_rejections(servers.urls["counter"]) == {401: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/nodes", "/nodes/some", "/stats", "/metrics"])
 async def test_metrics_requests_without_a_token_are_counted_as_rejected(
     servers: SecuredServers, path: str, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]

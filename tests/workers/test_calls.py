@@ -80,6 +80,7 @@ async def test_an_exception_is_raised_as_itself_with_the_workers_traceback() -> 
     assert "in divide" in raised.value.__notes__[0]
 
 
+@pytest.mark.slow
 async def test_an_exception_keeps_what_it_carries() -> None:
     with pytest.raises(Failed, match="gold answer") as failed:
         await fail("failed")

@@ -138,6 +138,7 @@ async def test_a_worker_is_used_again() -> None:
     assert len({await process_id() for _ in range(10)}) == 1
 
 
+@pytest.mark.slow
 async def test_a_large_value_is_transferred_completely() -> None:
     value = os.urandom(5 * MEBIBYTE)
     assert await echo(value) == value

@@ -31,6 +31,7 @@ def test_every_grade_equals_the_grade_of_math_verify(comparisons: list[Compared]
     assert [(pair, each) for pair, each in zip(CORPUS, comparisons, strict=True) if not results_agree(each)] == []
 
 
+@pytest.mark.slow
 def test_the_corpus_has_many_right_and_wrong_answers_settled_by_the_box(comparisons: list[Compared]):
     settled = [each.by_box.reward for each in comparisons if each.by_box and each.by_box.settled]
     assert min(settled.count(1.0), settled.count(0.0)) >= 50
@@ -61,6 +62,7 @@ TAILS = ["", ".", "\n", "**", "!", " I hope it is", " %", "percent", "\\%", " an
 GOLDS = ["5", "-5", "12", "\\frac{1}{2}", "\\{1,2\\}", "[1,2)", "x=5", "5\\%", "3.5", "yes", "\\{2,3\\}", "0"]
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     heads=st.lists(st.sampled_from(HEADS), max_size=4),

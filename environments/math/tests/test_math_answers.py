@@ -47,6 +47,7 @@ def test_a_cached_gold_answer_gives_the_same_grade_as_a_new_one(library: Process
     assert first == second == fresh
 
 
+@pytest.mark.slow
 def test_importing_the_environment_does_not_import_sympy():
     code = "import sys, gym_env_math; sys.exit(bool({'sympy', 'math_verify', 'antlr4'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

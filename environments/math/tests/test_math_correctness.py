@@ -32,6 +32,7 @@ def wrong_answers(
     return [problem for problem, right in zip(problems, found, strict=True) if not right]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", range(1, 6))
 def test_fraction_answers_have_the_correct_value(library: ProcessPoolExecutor, difficulty: int):
     assert wrong_answers(library, math_checks.same_value, draw_problems(arithmetic.fractions, difficulty)) == []
@@ -43,6 +44,7 @@ def test_integral_answers_have_the_correct_value(library: ProcessPoolExecutor, d
     assert wrong_answers(library, math_checks.same_value, draw_problems(calculus.integrals, difficulty)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", range(1, 6))
 def test_derivative_answers_match_sympy(library: ProcessPoolExecutor, difficulty: int):
     assert wrong_answers(library, math_checks.same_derivative, draw_problems(calculus.derivatives, difficulty)) == []

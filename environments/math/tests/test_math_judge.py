@@ -58,6 +58,7 @@ async def test_a_right_answer_does_not_call_the_judge():
     assert (result.reward, result.judge_evaluations, model.requests) == (1.0, None, [])
 
 
+@pytest.mark.slow
 async def test_an_answer_is_right_if_the_judge_accepts_it_in_both_orders():
     model = Judge(lambda _a, _b: f"They agree. {EQUAL}")
     result = await verdict(model, "blue", "it is azure, my friend")

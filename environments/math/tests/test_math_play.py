@@ -158,6 +158,7 @@ async def test_claims_contain_other_correct_forms_and_the_chance_of_a_guess(math
     assert (fraction.maximum, fraction.chance, fraction.variants) == (1.0, 0.0, ["\\boxed{1/2}"])
 
 
+@pytest.mark.slow
 async def test_metrics_are_means_by_family_and_difficulty(math: Environment):
     tasks = [task for task, _ in zip(math.tasks("validation"), range(22), strict=False)]
     rollouts = [await gymsdk.play(math, gymsdk.model("scripted/oracle"), task) for task in tasks]

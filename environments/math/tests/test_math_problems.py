@@ -63,6 +63,7 @@ def test_invalid_settings_are_rejected(settings: dict[str, object]):
         MathConfig.model_validate(settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_expected_answer_and_its_other_forms_are_graded_as_right(library: ProcessPoolExecutor, family: str):
     tasks = of_family(family, 15)
@@ -76,6 +77,7 @@ def test_a_repeated_prompt_is_read_as_the_box_of_the_instruction(family: str):
     assert {only_box(task.input[0]["content"]) for task in of_family(family, 300)} == {"answer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_repeated_prompt_earns_nothing(library: ProcessPoolExecutor, family: str):
     pairs = [(task.expected_answer, task.input[0]["content"]) for task in of_family(family, 10)]

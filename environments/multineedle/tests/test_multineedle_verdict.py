@@ -195,6 +195,7 @@ async def test_arbitrary_arguments_do_not_raise(environment, arguments):
     assert json.loads(found.model_dump_json())["parsed_synonym_values"] == found.model_dump()["parsed_synonym_values"]
 
 
+@pytest.mark.slow
 @given(st.none() | st.integers() | st.lists(st.integers()) | st.dictionaries(st.text(), JSON))
 async def test_arguments_that_are_not_text_do_not_raise(environment, arguments):
     episode = await environment.reset(ROW)

@@ -19,6 +19,7 @@ def user_message(row):
     return row.responses_create_params["input"][1]["content"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_rows(environment):
     one, two = (list(islice(environment.tasks("train", seed=7), 20)) for _ in range(2))
     assert one == two
@@ -53,6 +54,7 @@ def test_the_calls_setting_limits_the_number_of_needed_calls():
     assert {len(row.plan.calls) for row in islice(environment.tasks("train"), 60)} == {2, 3}
 
 
+@pytest.mark.slow
 def test_default_settings_generate_every_number_of_calls(environment):
     assert {len(row.plan.calls) for row in islice(environment.tasks("train"), 100)} == set(range(6))
 

@@ -16,6 +16,7 @@ async def rollouts(environment, model, split, number):
     return [await gymsdk.play(environment, policy, row, seed=seed) for seed, row in enumerate(rows)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "validation", "example"])
 async def test_the_oracle_reaches_the_claimed_maximum(environment, split):
     for rollout in await rollouts(environment, "scripted/oracle", split, 60):

@@ -18,6 +18,7 @@ property_settings = settings(
 )
 
 
+@pytest.mark.slow
 @property_settings
 @given(seed=seeds)
 async def test_the_oracle_solves_any_request(environment, play_with_policy, oracle, generate_row, seed):
@@ -89,6 +90,7 @@ def _was_called(episode, call):
     return any((each.name, each.arguments) == (call.name, call.arguments) for each in episode.transcript.calls())
 
 
+@pytest.mark.slow
 @property_settings
 @given(seed=seeds)
 async def test_replaying_the_calls_rebuilds_state_and_verdict(
