@@ -32,11 +32,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gym_env_math.answers import bare, boxed
-from gym_env_math.rows import MathTask
-from gym_env_math.settings import MathConfig
-from gym_env_math.shortcut import Grade, Kept, integers, only_box
-from gym_env_math.verdict import decided
+from gym_env_math.grading import (
+    Grade,
+    GradeCache,
+    compare_integers,
+    find_only_box,
+    grade_answer,
+    strip_delimiters,
+    wrap_in_box,
+)
+from gym_env_math.rows import MathConfig, MathTask
 
 MAX_RATIO_WITH_CACHE, MAX_RATIO_WITHOUT_CACHE = 0.6, 1.3
 CORRECT_SHARE = 0.85
@@ -60,7 +65,7 @@ class Answer(NamedTuple):
     text: str
 
 
-class CountingCache(Kept):
+class CountingCache(GradeCache):
     """A gold cache that counts its hits."""
 
     hits = 0
@@ -115,7 +120,7 @@ def answers(golds: int, rounds: int) -> Iterator[Answer]:
         for row, (gold, right) in enumerate(expected):
             answer = right if rng.random() < CORRECT_SHARE else str(rng.randint(100, 999))
             worked = "".join(rng.choice(STEPS) for _ in range(10))
-            yield Answer(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${boxed(answer)}$.")
+            yield Answer(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${wrap_in_box(answer)}$.")
 
 
 @lru_cache(maxsize=1)
@@ -135,18 +140,18 @@ def metric() -> Callable[[list[str], list[str]], tuple[float, object]]:
 def grade_in_loop(chunk: Sequence[Answer]) -> tuple[list[float], float]:
     """Return the rewards of math-verify, and their CPU time in seconds."""
     started = time.process_time()
-    rewards = [float(metric()([boxed(bare(gold))], [text])[0]) for gold, text in chunk]
+    rewards = [float(metric()([wrap_in_box(strip_delimiters(gold))], [text])[0]) for gold, text in chunk]
     return rewards, time.process_time() - started
 
 
-async def grade_in_environment(chunk: Sequence[Answer], config: MathConfig, kept: Kept) -> list[float]:
+async def grade_in_environment(chunk: Sequence[Answer], config: MathConfig, kept: GradeCache) -> list[float]:
     """Return the rewards of the environment."""
     limit = asyncio.Semaphore(CONCURRENCY)
 
     async def one(answer: Answer) -> float:
         async with limit:
             task = MathTask.ask("", expected_answer=answer.gold)
-            return (await decided(task, answer.text, config, kept)).reward
+            return (await grade_answer(task, answer.text, config, kept)).reward
 
     return await asyncio.gather(*map(one, chunk))
 
@@ -179,7 +184,7 @@ async def measure(golds: int, rounds: int) -> int:
         loop_pid = loop.submit(os.getpid).result()
         warm = stream[:40]
         loop.submit(grade_in_loop, warm).result()
-        await grade_in_environment([*warm, *warm], methods["c"], Kept())
+        await grade_in_environment([*warm, *warm], methods["c"], GradeCache())
         for start in range(0, len(stream), CHUNK):
             chunk = stream[start : start + CHUNK]
             expected_rewards, seconds = loop.submit(grade_in_loop, chunk).result()
@@ -195,8 +200,8 @@ async def measure(golds: int, rounds: int) -> int:
 
 def print_shares(stream: Sequence[Answer], kept: CountingCache) -> None:
     """Print how many answers the shortcut and the cache graded without a worker."""
-    boxes = [(bare(gold), only_box(text)) for gold, text in stream]
-    integer_pairs = sum(box is not None and integers(gold, box) is not None for gold, box in boxes)
+    boxes = [(strip_delimiters(gold), find_only_box(text)) for gold, text in stream]
+    integer_pairs = sum(box is not None and compare_integers(gold, box) is not None for gold, box in boxes)
     repeated = sum(count - 1 for count in Counter(gold for gold, _ in boxes).values())
     shares = {"both integers": integer_pairs, "cached answer": kept.hits}
     shares["sent to a worker"] = len(stream) - sum(shares.values())

@@ -13,15 +13,14 @@ import pytest
 import gym_env_math
 import gym_env_multineedle
 import gym_env_tool_call
-from gym_env_math.problems import drawn
-from gym_env_math.rows import MathTask, task_of
-from gym_env_math.verdict import MathVerdict, decided
-from gym_env_multineedle.task import SynonymConfig, SynonymTask, generated
-from gym_env_multineedle.verdict import judged
-from gym_env_multineedle.words import value
+from gym_env_math.grading import MathVerdict, grade_answer
+from gym_env_math.problems import draw_problems
+from gym_env_math.rows import MathTask, build_task
+from gym_env_multineedle.grading import grade_extraction
+from gym_env_multineedle.haystack import SynonymConfig, SynonymTask, compute_value, generate_tasks
 from gym_env_tool_call import grading
-from gym_env_tool_call.records import Event, Records
 from gym_env_tool_call.rows import Request
+from gym_env_tool_call.world import Event, Records
 from gymsdk import Environment, Reset, Transcript, Verdict, hookimpl
 from gymsdk.checks.subject import Subject
 
@@ -50,7 +49,7 @@ def build_mutant(module: ModuleType, **hooks: Any) -> Subject:
 def unseeded_tasks() -> Subject:
     @hookimpl
     def tasks(split: Split):
-        return map(task_of, drawn("train", random.getrandbits(64), ("fractions", "linear"), range(1, 4)))
+        return map(build_task, draw_problems("train", random.getrandbits(64), ("fractions", "linear"), range(1, 4)))
 
     return build_mutant(gym_env_math, tasks=tasks)
 
@@ -58,8 +57,10 @@ def unseeded_tasks() -> Subject:
 def reward_for_containing_the_answer() -> Subject:
     @hookimpl
     def tasks(split: Split, seed: int):
-        counted = (problem for problem in drawn("train", seed, ("combinatorics",), (1,)))
-        return (task_of(each) for each in counted if each.problem.answer.isdigit() and int(each.problem.answer) < 200)
+        counted = (problem for problem in draw_problems("train", seed, ("combinatorics",), (1,)))
+        return (
+            build_task(each) for each in counted if each.problem.answer.isdigit() and int(each.problem.answer) < 200
+        )
 
     @hookimpl
     async def verify(task: MathTask, transcript: Transcript):
@@ -81,7 +82,7 @@ def answer_in_the_prompt() -> Subject:
 def random_reward() -> Subject:
     @hookimpl
     async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
-        verdict = await decided(task, transcript.text(), config, shared)
+        verdict = await grade_answer(task, transcript.text(), config, shared)
         return verdict.model_copy(update={"reward": verdict.reward * random.random()})
 
     return build_mutant(gym_env_math, verify=verify)
@@ -90,7 +91,7 @@ def random_reward() -> Subject:
 def reward_above_the_maximum() -> Subject:
     @hookimpl
     async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
-        verdict = await decided(task, transcript.text(), config, shared)
+        verdict = await grade_answer(task, transcript.text(), config, shared)
         return verdict.model_copy(update={"reward": verdict.reward * 1.25})
 
     return build_mutant(gym_env_math, verify=verify)
@@ -121,7 +122,7 @@ def answer_in_a_tool_error() -> Subject:
 def answer_in_a_schema() -> Subject:
     @hookimpl
     def tasks(split: Split, seed: int):
-        for each in generated("train", seed, SynonymConfig()):
+        for each in generate_tasks("train", seed, SynonymConfig()):
             description = f"Hand in the values, such as {each.expected_synonym_values}."
             tool = {"type": "function", "name": "extract_synonym_values", "description": description, "parameters": {}}
             yield each.model_copy(
@@ -138,7 +139,7 @@ def failing_oracle() -> Subject:
     @hookimpl
     async def verify(task: SynonymTask, transcript: Transcript):
         sorted_task = task.model_copy(update={"expected_synonym_values": sorted(task.expected_synonym_values)})
-        return judged(sorted_task, transcript.calls("extract_synonym_values"))
+        return grade_extraction(sorted_task, transcript.calls("extract_synonym_values"))
 
     return build_mutant(gym_env_multineedle, verify=verify)
 
@@ -146,7 +147,7 @@ def failing_oracle() -> Subject:
 def error_without_a_call() -> Subject:
     @hookimpl
     async def verify(task: SynonymTask, transcript: Transcript):
-        return judged(task, [transcript.calls("extract_synonym_values")[-1]])
+        return grade_extraction(task, [transcript.calls("extract_synonym_values")[-1]])
 
     return build_mutant(gym_env_multineedle, verify=verify)
 
@@ -154,7 +155,7 @@ def error_without_a_call() -> Subject:
 def error_for_an_unknown_word() -> Subject:
     async def get_synonym_value(synonym: str) -> dict[str, int]:
         """Look up the value of one synonym."""
-        return {"synonym_value": value(synonym), "initial": ord(synonym[0])}
+        return {"synonym_value": compute_value(synonym), "initial": ord(synonym[0])}
 
     @hookimpl
     def tools():
@@ -166,7 +167,7 @@ def error_for_an_unknown_word() -> Subject:
 def verifier_that_changes_the_state() -> Subject:
     @hookimpl
     async def verify(task: Request, state: Records, transcript: Transcript):
-        verdict = grading.by_end(task, task.expected, state, transcript)
+        verdict = grading.grade_end(task, task.expected, state, transcript)
         state.events.append(Event(title="judged", date="2026-01-05", start="09:00", minutes=5))
         return verdict
 
@@ -183,7 +184,7 @@ def state_shared_by_episodes() -> Subject:
 
     @hookimpl
     async def verify(state: Records, transcript: Transcript):
-        return grading.by_end(latest[0], latest[0].expected, state, transcript)
+        return grading.grade_end(latest[0], latest[0].expected, state, transcript)
 
     return build_mutant(gym_env_tool_call, reset=reset, verify=verify)
 
@@ -200,7 +201,7 @@ def file_left_open() -> Subject:
 def reward_for_any_reply() -> Subject:
     @hookimpl
     async def verify(task: Request, state: Records, transcript: Transcript):
-        verdict = grading.by_end(task, task.expected, state, transcript)
+        verdict = grading.grade_end(task, task.expected, state, transcript)
         return Verdict(reward=max(verdict.reward, 0.3 * bool(transcript.reply.strip())))
 
     return build_mutant(gym_env_tool_call, verify=verify)

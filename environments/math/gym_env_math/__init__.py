@@ -7,24 +7,28 @@ from contextlib import asynccontextmanager
 
 from gymsdk import Claims, Message, Rollout, Transcript, hookimpl
 
-from .answers import bare, boxed
-from .figures import figures
-from .problems import Split, drawn
-from .rows import MathTask, chance, task_of
-from .settings import MathConfig
-from .shortcut import Kept
-from .verdict import MathVerdict, decided
+from .grading import (
+    GradeCache,
+    MathVerdict,
+    compute_guess_reward,
+    compute_metrics,
+    grade_answer,
+    strip_delimiters,
+    wrap_in_box,
+)
+from .problems import Split, draw_problems
+from .rows import MathConfig, MathTask, build_task
 
 
 @hookimpl
 @asynccontextmanager
-async def lifespan() -> AsyncIterator[Kept]:
+async def lifespan() -> AsyncIterator[GradeCache]:
     """Yield the cache of settled grades. All episodes of a process share it."""
-    yield Kept()
+    yield GradeCache()
 
 
 @hookimpl
-async def verify(task: MathTask, transcript: Transcript, config: MathConfig, shared: Kept) -> MathVerdict:
+async def verify(task: MathTask, transcript: Transcript, config: MathConfig, shared: GradeCache) -> MathVerdict:
     """Compare the policy's answer with the expected answer.
 
     Args:
@@ -39,7 +43,7 @@ async def verify(task: MathTask, transcript: Transcript, config: MathConfig, sha
     Raises:
         Unscorable: math-verify cannot read the expected answer, or the judge fails.
     """
-    return await decided(task, transcript.text(), config, shared)
+    return await grade_answer(task, transcript.text(), config, shared)
 
 
 @hookimpl
@@ -54,22 +58,22 @@ def tasks(split: Split, seed: int, config: MathConfig) -> Iterator[MathTask]:
     Returns:
         An iterator over the tasks.
     """
-    return map(task_of, drawn(split, seed, config.families, config.difficulties))
+    return map(build_task, draw_problems(split, seed, config.families, config.difficulties))
 
 
 @hookimpl
 def solve(task: MathTask) -> Message:
     r"""Reply with the expected answer in a `\boxed{}`."""
-    return Message(content=boxed(bare(task.expected_answer)))
+    return Message(content=wrap_in_box(strip_delimiters(task.expected_answer)))
 
 
 @hookimpl
 def claims(task: MathTask) -> Claims:
     """Claim a reward of 1.0 for the expected answer and its other forms, and at most 0.02 for a guess."""
-    return Claims(chance=chance(task), variants=[boxed(answer) for answer in task.other_answers])
+    return Claims(chance=compute_guess_reward(task), variants=[wrap_in_box(answer) for answer in task.other_answers])
 
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the mean reward by family and by difficulty, and the mean rewards of math-verify and of the judge."""
-    return figures(rollouts)
+    return compute_metrics(rollouts)

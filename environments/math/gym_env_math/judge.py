@@ -46,16 +46,16 @@ async def judge(model: Model, question: str, expected: str, answer: str, options
     """
     evaluations: list[dict[str, Any]] = []
     for first, second in ((expected, answer), (answer, expected)):
-        request = {**options, "input": _messages(question, first, second)}
-        response = await _ask(model, request)
-        label = label_in(response)
+        request = {**options, "input": _build_messages(question, first, second)}
+        response = await _query_judge(model, request)
+        label = find_label(response)
         evaluations.append({"responses_create_params": request, "response": response, "verdict_label": label})
         if label != EQUAL:
             return Judgement(equal=False, evaluations=evaluations)
     return Judgement(equal=True, evaluations=evaluations)
 
 
-def label_in(response: Mapping[str, Any]) -> Label | None:
+def find_label(response: Mapping[str, Any]) -> Label | None:
     """Return the first label in the last text of *response*, or `None`."""
     item = (response.get("output") or [{}])[-1]
     content = item.get("content") if item.get("type", "message") == "message" else None
@@ -68,18 +68,18 @@ def label_in(response: Mapping[str, Any]) -> Label | None:
     return found[0] if found else None
 
 
-async def _ask(model: Model, request: dict[str, Any]) -> dict[str, Any]:
+async def _query_judge(model: Model, request: dict[str, Any]) -> dict[str, Any]:
     try:
         response = await model.respond(request)
     except Failed as error:
         raise Unscorable(f"the judge failed: {error}", kind="judge_failed", retryable=error.retryable) from error
-    if why := _unfinished(response):
+    if why := _describe_unfinished(response):
         advice = "give it more room, for example with max_output_tokens in judge_options"
         raise Unscorable(f"the judge's answer is {why}; {advice}", kind="judge_failed")
     return response
 
 
-def _unfinished(response: Mapping[str, Any]) -> str | None:
+def _describe_unfinished(response: Mapping[str, Any]) -> str | None:
     details = response.get("incomplete_details")
     if details or response.get("status") == "incomplete":
         reason = (details.get("message") or details.get("reason")) if isinstance(details, dict) else details
@@ -87,6 +87,6 @@ def _unfinished(response: Mapping[str, Any]) -> str | None:
     return None if response.get("output") else "empty"
 
 
-def _messages(question: str, first: str, second: str) -> list[dict[str, str]]:
+def _build_messages(question: str, first: str, second: str) -> list[dict[str, str]]:
     comparison = f"Problem:\n{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}"
     return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": comparison}]

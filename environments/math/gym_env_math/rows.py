@@ -1,15 +1,56 @@
-"""The rows of the environment, and their construction from problems."""
+"""The tasks of the environment, and the settings that choose the problems to draw."""
 
 from __future__ import annotations
 
-from gymsdk import Task
+from typing import Annotated, Any, Self
 
-from .answers import bare
-from .problems import Drawn
-from .shortcut import INTEGER
+from pydantic import BeforeValidator, Field, model_validator
+
+from gymsdk import Config, Model, Task
+
+from .problems import EASIEST, FAMILIES, HARDEST, DrawnProblem, Family
+
+Level = Annotated[int, Field(ge=EASIEST, le=HARDEST)]
+
+
+def _split_names(families: object) -> object:
+    return [name.strip() for name in families.split(",")] if isinstance(families, str) else families
+
+
+class MathConfig(Config):
+    """Which problems to draw, and how to grade answers.
+
+    Attributes:
+        families: The problem families to draw from, as a list or as names separated by commas.
+        min_difficulty: The lowest difficulty to draw.
+        max_difficulty: The highest difficulty to draw.
+        shortcut: Whether to grade clear cases without math-verify. The grades stay the same.
+        gold_cache: Whether to cache parsed expected answers. The grades stay the same.
+        judge: A model that compares the answers when math-verify finds them different.
+        judge_options: Additional parameters of the requests to the judge.
+    """
+
+    families: Annotated[tuple[Family, ...], BeforeValidator(_split_names), Field(min_length=1)] = FAMILIES
+    min_difficulty: Level = EASIEST
+    max_difficulty: Level = HARDEST
+    shortcut: bool = True
+    gold_cache: bool = True
+    judge: Model | None = None
+    judge_options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min_difficulty > self.max_difficulty:
+            raise ValueError(f"min_difficulty {self.min_difficulty} is above max_difficulty {self.max_difficulty}")
+        return self
+
+    @property
+    def difficulties(self) -> range:
+        """The difficulties to draw from."""
+        return range(self.min_difficulty, self.max_difficulty + 1)
+
 
 INSTRUCTION = "Reason as long as you need, then end with the answer, and nothing else, in the form \\boxed{answer}."
-LUCK = 0.02
 
 
 class MathTask(Task):
@@ -22,7 +63,7 @@ class MathTask(Task):
     other_answers: tuple[str, ...] = ()
 
 
-def task_of(drawn: Drawn) -> MathTask:
+def build_task(drawn: DrawnProblem) -> MathTask:
     """Build a task from a drawn problem."""
     # The last box of the prompt holds a word, so a policy that repeats the prompt earns nothing.
     return MathTask.ask(
@@ -35,11 +76,6 @@ def task_of(drawn: Drawn) -> MathTask:
     )
 
 
-def question_of(task: MathTask) -> str:
+def get_question(task: MathTask) -> str:
     """Return the question, or the whole prompt if the row has no `question` field."""
     return task.question or "\n".join(str(item.get("content", "")) for item in task.input)
-
-
-def chance(task: MathTask) -> float:
-    """Return the highest expected reward of a guess. Only an integer can be guessed."""
-    return LUCK if INTEGER.fullmatch(bare(task.expected_answer)) else 0.0

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from gym_env_math.answers import bare, boxed, grade
-from gym_env_math.shortcut import Grade, integers, only_box
+from gym_env_math.grading import Grade, compare_integers, find_only_box, grade, strip_delimiters, wrap_in_box
 
 Result = tuple[float, str | None]
 
@@ -40,7 +39,7 @@ def direct(expected: str, text: str) -> Result:
     from math_verify.errors import TimeoutException
 
     try:
-        score, extracted = _metric()([boxed(bare(expected))], [text])
+        score, extracted = _metric()([wrap_in_box(strip_delimiters(expected))], [text])
         if extracted is None:
             return float(score), None
         golds, answers = extracted
@@ -51,12 +50,12 @@ def direct(expected: str, text: str) -> Result:
 
 
 def compare(expected: str, text: str) -> Compared:
-    gold, box = bare(expected), only_box(text)
+    gold, box = strip_delimiters(expected), find_only_box(text)
     return Compared(
         direct=direct(expected, text),
         plain=grade.__wrapped__(gold, text, None, keep_gold=False),
         by_box=grade.__wrapped__(gold, text, box, keep_gold=True),
-        whole=None if box is None else integers(gold, box),
+        whole=None if box is None else compare_integers(gold, box),
     )
 
 
@@ -65,4 +64,4 @@ def compare_all(pairs: list[tuple[str, str]]) -> list[Compared]:
 
 
 def grade_all(pairs: list[tuple[str, str]]) -> list[Grade | None]:
-    return [grade.__wrapped__(bare(gold), text, None, keep_gold=True) for gold, text in pairs]
+    return [grade.__wrapped__(strip_delimiters(gold), text, None, keep_gold=True) for gold, text in pairs]

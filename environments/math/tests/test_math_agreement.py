@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from math_corpus import pairs
 from math_direct import Compared, compare, compare_all
 
-from gym_env_math.shortcut import only_box
+from gym_env_math.grading import find_only_box
 
 CORPUS = pairs()
 
@@ -75,7 +75,7 @@ def test_the_shortcut_agrees_with_math_verify(
     library: ProcessPoolExecutor, heads: list[str], pair: tuple[str, str], box: str, tail: str, gold: str | None
 ):
     text = f"{''.join(heads)}{pair[0]}\\boxed{{{box}}}{pair[1]}{tail}"
-    assume(only_box(text) is not None)
+    assume(find_only_box(text) is not None)
     assert results_agree(library.submit(compare, box if gold is None else gold, text).result())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import gymsdk
-from gym_env_math.judge import DIFFERENT, EQUAL, judge, label_in
+from gym_env_math.judge import DIFFERENT, EQUAL, find_label, judge
 from gymsdk import Episode, Failed, Unscorable, Verdict
 
 Item = dict[str, Any]
@@ -145,4 +145,4 @@ async def test_a_failing_judge_is_unscorable_without_a_host_too():
     ],
 )
 def test_the_first_label_in_the_last_text_is_used(item: Item, label: str | None):
-    assert label_in(item) == label
+    assert find_label(item) == label

@@ -7,9 +7,8 @@ from statistics import fmean
 import pytest
 
 import gymsdk
-from gym_env_math.settings import MathConfig
-from gym_env_math.shortcut import Kept
-from gym_env_math.verdict import graded
+from gym_env_math.grading import GradeCache, grade_text
+from gym_env_math.rows import MathConfig
 from gymsdk import Environment, Unscorable, Verdict, WorkerLost
 
 PUBLISHED = {
@@ -75,11 +74,13 @@ async def test_neither_the_shortcut_nor_the_gold_cache_changes_a_verdict(math: E
 
 
 async def test_a_repeated_answer_is_graded_without_a_worker():
-    kept = Kept()
+    cache = GradeCache()
     settings = MathConfig()
-    first = await graded("\\frac{1}{2}", "so \\boxed{0.5}", settings, kept)
+    first = await grade_text("\\frac{1}{2}", "so \\boxed{0.5}", settings, cache)
     assert (
-        kept.get("\\frac{1}{2}", "0.5") == first == await graded("\\frac{1}{2}", "then $\\boxed{0.5}$", settings, kept)
+        cache.get("\\frac{1}{2}", "0.5")
+        == first
+        == await grade_text("\\frac{1}{2}", "then $\\boxed{0.5}$", settings, cache)
     )
 
 

@@ -10,10 +10,9 @@ from math_direct import grade_all
 from pydantic import ValidationError
 
 import gymsdk
-from gym_env_math.problems import FAMILIES, drawn, home
-from gym_env_math.rows import MathTask
-from gym_env_math.settings import MathConfig
-from gym_env_math.shortcut import only_box
+from gym_env_math.grading import find_only_box
+from gym_env_math.problems import FAMILIES, draw_problems, home
+from gym_env_math.rows import MathConfig, MathTask
 
 
 def draw(split: str, count: int, seed: int = 0, **settings: object) -> list[MathTask]:
@@ -74,7 +73,7 @@ def test_the_expected_answer_and_its_other_forms_are_graded_as_right(library: Pr
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_repeated_prompt_is_read_as_the_box_of_the_instruction(family: str):
-    assert {only_box(task.input[0]["content"]) for task in of_family(family, 300)} == {"answer"}
+    assert {find_only_box(task.input[0]["content"]) for task in of_family(family, 300)} == {"answer"}
 
 
 @pytest.mark.slow
@@ -90,7 +89,7 @@ def test_no_answer_is_a_small_integer():
 
 
 def test_generating_rows_is_fast():
-    rows = drawn("train", 0, FAMILIES, range(1, 6))
+    rows = draw_problems("train", 0, FAMILIES, range(1, 6))
     assert len(list(itertools.islice(rows, 3000))) == 3000
 
 

@@ -9,10 +9,8 @@ from pydantic import Field
 
 from gymsdk import Claims, Message, Rollout, Task, ToolCall, Transcript, hookimpl
 
-from .figures import by_needles
-from .task import Split, SynonymConfig, SynonymTask, generated
-from .verdict import SynonymVerdict, judged
-from .words import value
+from .grading import SynonymVerdict, compute_metrics, grade_extraction
+from .haystack import Split, SynonymConfig, SynonymTask, compute_value, generate_tasks
 
 Synonym: TypeAlias = Annotated[str, Field(description="The synonym, written as in the list.")]
 Values: TypeAlias = Annotated[
@@ -22,7 +20,7 @@ Values: TypeAlias = Annotated[
 
 async def get_synonym_value(synonym: Synonym) -> dict[str, int]:
     """Look up the value of one synonym."""
-    return {"synonym_value": value(synonym)}
+    return {"synonym_value": compute_value(synonym)}
 
 
 async def extract_synonym_values(synonym_values: Values) -> dict[str, bool]:  # noqa: ARG001  # `verify` reads the call
@@ -48,7 +46,7 @@ def tasks(split: Split, seed: int, config: SynonymConfig) -> Iterable[Task]:
     Returns:
         The tasks, generated lazily.
     """
-    return generated(split, seed, config)
+    return generate_tasks(split, seed, config)
 
 
 @hookimpl
@@ -62,7 +60,7 @@ async def verify(task: SynonymTask, transcript: Transcript) -> SynonymVerdict:
     Returns:
         The verdict: reward 1.0 if the last call lists exactly the expected values in order, else 0.0.
     """
-    return judged(task, transcript.calls("extract_synonym_values"))
+    return grade_extraction(task, transcript.calls("extract_synonym_values"))
 
 
 @hookimpl
@@ -82,7 +80,7 @@ async def solve(task: SynonymTask, transcript: Transcript) -> Message | list[Too
     for synonym in task.expected_synonyms:
         if synonym not in looked_up:
             return [ToolCall(name="get_synonym_value", arguments={"synonym": synonym})]
-    if not judged(task, transcript.calls("extract_synonym_values")).accuracy:
+    if not grade_extraction(task, transcript.calls("extract_synonym_values")).accuracy:
         arguments = {"synonym_values": task.expected_synonym_values}
         return [ToolCall(name="extract_synonym_values", arguments=arguments)]
     return Message(content="I have extracted the values of all synonyms, in the order of the list.")
@@ -97,4 +95,4 @@ async def claims() -> Claims:
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return `needles=<n>/mean/reward` for each number of needles in *rollouts*."""
-    return by_needles(rollouts)
+    return compute_metrics(rollouts)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gymsdk
-from gym_env_multineedle.words import MADE_UP, entries, made_up, value
+from gym_env_multineedle.haystack import MADE_UP_WORDS, compute_value, iter_made_up_words, load_entries
 from gymsdk import Task
 
 LINE = re.compile(r"^The term '(.+?)' has a synonym '(.+)'\.$", re.MULTILINE)
@@ -145,25 +145,25 @@ def test_invalid_settings_are_rejected(settings):
 
 
 def test_no_two_terms_share_a_synonym_and_no_term_is_a_synonym():
-    words = [synonym for entry in entries() for synonym in entry.synonyms]
+    words = [synonym for entry in load_entries() for synonym in entry.synonyms]
     assert len(words) == len(set(words))
-    assert not {entry.term for entry in entries()} & set(words)
+    assert not {entry.term for entry in load_entries()} & set(words)
 
 
 def test_descriptions_do_not_contain_any_term():
-    terms = {entry.term.lower() for entry in entries()}
-    for entry in entries():
+    terms = {entry.term.lower() for entry in load_entries()}
+    for entry in load_entries():
         for question in entry.questions:
             assert not terms & set(re.findall(r"[a-z-]+", question.lower())), question
 
 
 def test_every_term_has_synonyms_for_the_largest_setting():
-    for entry in entries():
-        values = {value(name) for name in entry.names(79)} - {value(entry.term)}
+    for entry in load_entries():
+        values = {compute_value(name) for name in entry.names(79)} - {compute_value(entry.term)}
         assert len(values) >= 79
 
 
 def test_made_up_words_do_not_repeat():
-    found = list(islice(made_up(Random(5)), MADE_UP))
-    assert len(set(found)) == MADE_UP > 100_000
-    assert not set(found) & {word for entry in entries() for word in (entry.term, *entry.synonyms)}
+    found = list(islice(iter_made_up_words(Random(5)), MADE_UP_WORDS))
+    assert len(set(found)) == MADE_UP_WORDS > 100_000
+    assert not set(found) & {word for entry in load_entries() for word in (entry.term, *entry.synonyms)}

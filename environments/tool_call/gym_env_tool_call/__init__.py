@@ -11,15 +11,13 @@ from collections.abc import Iterator, Sequence
 
 from gymsdk import Action, Claims, Message, Reset, Rollout, Step, ToolCall, Transcript, hookimpl
 
-from . import chance, generator, grading, oracle
-from .figures import figures
-from .generator import Split
-from .grading import Graded
-from .records import Records
+from . import generator, grading, oracle
+from .generator import Split, ToolCallConfig
+from .grading import RequestVerdict, compute_metrics
 from .rows import Request
-from .settings import Settings
 from .tools import TOOLS, Tool
 from .tools.answers import error
+from .world import Records
 
 RECEIVED = "Received."
 """The output of a tool that only the row defines."""
@@ -57,7 +55,7 @@ async def step(task: Request, action: Action) -> Step | None:
 
 
 @hookimpl
-async def verify(task: Request, state: Records, transcript: Transcript) -> Graded:
+async def verify(task: Request, state: Records, transcript: Transcript) -> RequestVerdict:
     """Grade an episode in the way that its row requires.
 
     Args:
@@ -70,10 +68,10 @@ async def verify(task: Request, state: Records, transcript: Transcript) -> Grade
         `ground_truth`, else on the calls of `get_weather`.
     """
     if task.expected is not None:
-        return grading.by_end(task, task.expected, state, transcript)
+        return grading.grade_end(task, task.expected, state, transcript)
     if task.ground_truth is not None:
-        return grading.by_calls(task, task.ground_truth, transcript)
-    return grading.by_weather(task, transcript)
+        return grading.grade_calls(task, task.ground_truth, transcript)
+    return grading.grade_weather(task, transcript)
 
 
 @hookimpl
@@ -83,7 +81,7 @@ def tools() -> list[Tool]:
 
 
 @hookimpl
-def tasks(split: Split, seed: int, config: Settings) -> Iterator[Request]:
+def tasks(split: Split, seed: int, config: ToolCallConfig) -> Iterator[Request]:
     """Generate requests.
 
     Args:
@@ -100,16 +98,16 @@ def tasks(split: Split, seed: int, config: Settings) -> Iterator[Request]:
 @hookimpl
 async def solve(task: Request, transcript: Transcript) -> Message | list[ToolCall]:
     """Return the next calls of the row's plan, or the reply after the last call."""
-    return oracle.next_move(task, transcript)
+    return oracle.plan_next_turn(task, transcript)
 
 
 @hookimpl
 async def claims(task: Request) -> Claims:
     """Claim a maximum reward of 1.0, and the expected reward of a guess."""
-    return Claims(maximum=1.0, chance=chance.chance(task))
+    return Claims(maximum=1.0, chance=grading.compute_guess_reward(task))
 
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the mean rewards by kind and by needed calls, and the share of rollouts with unrequested actions."""
-    return figures(rollouts)
+    return compute_metrics(rollouts)

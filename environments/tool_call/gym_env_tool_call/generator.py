@@ -1,4 +1,4 @@
-"""The generator: it runs the plan of each row in the world of the row to find the expected end."""
+"""The settings, and the generator: it runs the plan of each row in the row's world to find the expected end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,57 @@ import zlib
 from collections.abc import Iterator
 from inspect import signature
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from gymsdk import UsageError
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from .clock import day
-from .records import Records, subtract_records
-from .references import fill_references
-from .requests import draft, mixtures
+from gymsdk import Config, UsageError
+
+from .requests import KINDS, draft, mixtures
 from .requests.drafts import Draft, Kind, Scene
 from .requests.worlds import world
-from .rows import Expected, Plan, Request
-from .settings import Settings
+from .rows import Expected, Plan, Request, fill_references
 from .tools import TOOLS, Tool
-from .world import World
+from .world import Records, World, parse_day, subtract_records
+
+MAX_CALLS = 5
+
+
+def _split_list(given: object) -> object:
+    """Split a list in the notation of the command line: `weather,exchange`."""
+    return [each.strip() for each in given.split(",")] if isinstance(given, str) else given
+
+
+class ToolCallConfig(Config):
+    """Which requests to generate.
+
+    Attributes:
+        calls: The lowest and the highest number of calls that a request needs.
+        kinds: The kinds of request to draw from. Empty: all kinds.
+        distractors: The number of offered tools that a request does not need. `None`: offer all tools.
+    """
+
+    calls: Annotated[tuple[int, int], BeforeValidator(_split_list)] = (0, MAX_CALLS)
+    kinds: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = Field(default=(), validate_default=True)
+    distractors: int | None = Field(default=None, ge=0)
+
+    @field_validator("calls")
+    @classmethod
+    def _check_calls(cls, calls: tuple[int, int]) -> tuple[int, int]:
+        if not mixtures(calls, ()):
+            raise ValueError(f"no request needs {calls[0]} to {calls[1]} calls; give numbers from 0 to {MAX_CALLS}")
+        return calls
+
+    @field_validator("kinds")
+    @classmethod
+    def _check_kinds(cls, kinds: tuple[str, ...], others: ValidationInfo) -> tuple[str, ...]:
+        if unknown := set(kinds) - KINDS.keys():
+            raise ValueError(f"no kind of request is named {min(unknown)!r}; the kinds: {', '.join(sorted(KINDS))}")
+        calls = others.data.get("calls")
+        if calls and not mixtures(calls, kinds):
+            raise ValueError(f"no request of these kinds needs {calls[0]} to {calls[1]} calls; widen `calls`")
+        return kinds
+
 
 Split: TypeAlias = Literal["train", "validation", "example"]
 
@@ -41,15 +78,15 @@ INSTRUCTIONS = (
 )
 
 
-def requests(split: Split, seed: int, settings: Settings) -> Iterator[Request]:
+def requests(split: Split, seed: int, settings: ToolCallConfig) -> Iterator[Request]:
     """Yield the rows of *split*. The same seed and settings yield the same rows."""
     rng = random.Random(f"{split}:{seed}")
     size = SIZES[split]
     for number in count() if size is None else range(size):
-        yield _request(rng, split, settings, id=f"{split}-{seed}-{number}")
+        yield _draw_request(rng, split, settings, id=f"{split}-{seed}-{number}")
 
 
-def _request(rng: random.Random, split: Split, settings: Settings, *, id: str) -> Request:
+def _draw_request(rng: random.Random, split: Split, settings: ToolCallConfig, *, id: str) -> Request:
     found = mixtures(settings.calls, settings.kinds)
     for _ in range(KINDS_TRIED):
         kind, chore = rng.choice(found[rng.choice(sorted(found))])
@@ -58,12 +95,12 @@ def _request(rng: random.Random, split: Split, settings: Settings, *, id: str) -
             scene = Scene(rng, world(rng))
             written = draft(scene, kind, chore=chore)
             if zlib.crc32(written.text.encode()) % 16 in SHARES[split]:
-                return _row(scene, kind, written, settings, id=id)
+                return _build_row(scene, kind, written, settings, id=id)
     raise UsageError(f"split {split!r} has no request of such kinds and calls; choose more kinds, or another split")
 
 
-def _row(scene: Scene, kind: Kind, written: Draft, settings: Settings, *, id: str) -> Request:
-    opening = INSTRUCTIONS.format(today=day(scene.world.today))
+def _build_row(scene: Scene, kind: Kind, written: Draft, settings: ToolCallConfig, *, id: str) -> Request:
+    opening = INSTRUCTIONS.format(today=parse_day(scene.world.today))
     messages = [{"role": "developer", "content": opening}, {"role": "user", "content": written.text}]
     return Request.model_validate(
         {
@@ -73,12 +110,12 @@ def _row(scene: Scene, kind: Kind, written: Draft, settings: Settings, *, id: st
             "world": scene.world,
             "expected": expected(scene.world, written.plan),
             "plan": written.plan,
-            "offered": _offered(scene.rng, written.plan, settings.distractors),
+            "offered": _choose_tools(scene.rng, written.plan, settings.distractors),
         }
     )
 
 
-def _offered(rng: random.Random, plan: Plan, distractors: int | None) -> list[str] | None:
+def _choose_tools(rng: random.Random, plan: Plan, distractors: int | None) -> list[str] | None:
     if distractors is None:
         return None
     needed = {call.name for call in plan.calls}
@@ -104,7 +141,7 @@ def expected(world: World, plan: Plan) -> Expected:
     task = Request.ask("", world=world)
     outputs: dict[int, Any] = {}
     for number, call in enumerate(plan.calls):
-        outputs[number] = _run(TOOLS[call.name], task, state, fill_references(call.arguments, outputs))
+        outputs[number] = _run_tool(TOOLS[call.name], task, state, fill_references(call.arguments, outputs))
         if "error" in outputs[number]:
             raise ValueError(f"the plan's call {number} of {call.name!r} fails: {outputs[number]['error']}")
     return Expected(
@@ -115,7 +152,7 @@ def expected(world: World, plan: Plan) -> Expected:
     )
 
 
-def _run(tool: Tool, task: Request, state: Records, arguments: dict[str, Any]) -> Any:
+def _run_tool(tool: Tool, task: Request, state: Records, arguments: dict[str, Any]) -> Any:
     given = {"task": task, "state": state}
     asked = {name: given[name] for name in signature(tool).parameters if name in given}
     running = tool(**arguments, **asked)

@@ -8,10 +8,9 @@ from itertools import islice
 import pytest
 
 import gymsdk
-from gym_env_tool_call.generator import SIZES, requests
-from gym_env_tool_call.oracle import plan_for
+from gym_env_tool_call.generator import SIZES, ToolCallConfig, requests
+from gym_env_tool_call.oracle import get_plan
 from gym_env_tool_call.requests import KINDS
-from gym_env_tool_call.settings import Settings
 from gymsdk import UsageError
 
 
@@ -46,7 +45,7 @@ def test_every_kind_needs_its_declared_number_of_calls():
     for kind in KINDS.values():
         environment = gymsdk.load("tool_call", kinds=[kind.name], calls=[kind.calls, kind.calls])
         for row in islice(environment.tasks("train"), 5):
-            assert (row.kind, len(plan_for(row).calls)) == (kind.name, kind.calls)
+            assert (row.kind, len(get_plan(row).calls)) == (kind.name, kind.calls)
 
 
 def test_the_calls_setting_limits_the_number_of_needed_calls():
@@ -93,10 +92,10 @@ def test_invalid_settings_are_rejected(settings, words):
 
 def test_the_generator_replaces_a_kind_without_a_text_in_the_split():
     # The first kind drawn here has nine texts, and none of these texts belongs to the split.
-    assert len(list(requests("example", 4, Settings()))) == SIZES["example"]
+    assert len(list(requests("example", 4, ToolCallConfig()))) == SIZES["example"]
 
 
 @pytest.mark.slow
 def test_a_split_without_possible_requests_is_rejected():
     with pytest.raises(UsageError, match="split 'example' has no request of such kinds and calls"):
-        next(requests("example", 0, Settings(kinds=("forget",), calls=(1, 1))))
+        next(requests("example", 0, ToolCallConfig(kinds=("forget",), calls=(1, 1))))

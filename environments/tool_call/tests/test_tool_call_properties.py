@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gym_env_tool_call.records import facts
-from gym_env_tool_call.references import referenced_calls
+from gym_env_tool_call.rows import referenced_calls
+from gym_env_tool_call.world import count_facts
 from gymsdk import Message, ToolCall
 
 seeds = st.integers(min_value=0, max_value=10**6)
@@ -25,7 +25,9 @@ async def test_the_oracle_solves_any_request(environment, play_with_policy, orac
     rollout, state = await play_with_policy(generate_row(seed), oracle)
     assert (rollout.reward, rollout.ended) == (1.0, "done")
     task = environment.read(rollout.row)
-    assert facts(state) == facts(task.world.records) - facts(task.expected.removed) + facts(task.expected.added)
+    assert count_facts(state) == count_facts(task.world.records) - count_facts(task.expected.removed) + count_facts(
+        task.expected.added
+    )
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_env_tool_call.records import plain
-from gym_env_tool_call.values import extract_answer, is_correct, json_equal
+from gym_env_tool_call.grading import extract_answer, is_correct, json_equal
+from gym_env_tool_call.world import normalize_text
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
@@ -77,13 +77,13 @@ def test_answers_are_compared_by_value(given, answer, correct):
 
 
 def test_quotes_and_punctuation_at_the_edges_of_a_text_are_ignored():
-    assert plain(" 'Rome,  21.50 Degrees!' ") == plain("rome, 21.5 degrees")
-    assert plain("21.5") != plain("215")
+    assert normalize_text(" 'Rome,  21.50 Degrees!' ") == normalize_text("rome, 21.5 degrees")
+    assert normalize_text("21.5") != normalize_text("215")
 
 
 @pytest.mark.parametrize("text", ["1" * 200_000, "answer: " + "* " * 100_000 + "x", "Answer:" + "1," * 100_000])
 def test_a_huge_reply_is_compared_quickly(text):
     started = time.process_time()
-    plain(text)
+    normalize_text(text)
     is_correct(extract_answer(text), 5)
     assert time.process_time() - started < 2.0

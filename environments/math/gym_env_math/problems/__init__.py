@@ -51,7 +51,7 @@ _GUESSABLE = re.compile(r"-?(?:[0-9]|1[0-2])")
 _DRAWS = 200
 
 
-class Drawn(NamedTuple):
+class DrawnProblem(NamedTuple):
     """A problem with the family and difficulty it was drawn from."""
 
     family: Family
@@ -59,7 +59,9 @@ class Drawn(NamedTuple):
     problem: Problem
 
 
-def drawn(split: Split, seed: int, families: Sequence[Family], difficulties: Sequence[int]) -> Iterator[Drawn]:
+def draw_problems(
+    split: Split, seed: int, families: Sequence[Family], difficulties: Sequence[int]
+) -> Iterator[DrawnProblem]:
     """Yield the problems of a split.
 
     The families take turns. The seed chooses the family of the first problem.
@@ -82,7 +84,7 @@ def drawn(split: Split, seed: int, families: Sequence[Family], difficulties: Seq
         problem = _draw(rng, split, family, difficulty, seen)
         if size is not None:
             seen.add(problem.question)
-        yield Drawn(family, difficulty, problem)
+        yield DrawnProblem(family, difficulty, problem)
         row += 1
 
 

@@ -21,7 +21,7 @@ def intervals(rng: random.Random, difficulty: int) -> Problem:
     return family[difficulty](rng)
 
 
-def _listed(question: str, elements: list[str]) -> Problem:
+def _split_names(question: str, elements: list[str]) -> Problem:
     backwards = finite_set(reversed(elements)).replace(", ", ",")
     return Problem(question, finite_set(elements), (backwards,))
 
@@ -40,7 +40,7 @@ def _introduced(a: set[int], b: set[int]) -> str:
 def _combined(rng: random.Random) -> Problem:
     a, b = _pair(rng)
     name, members = rng.choice([(r"A \cap B", a & b), (r"A \cup B", a | b)])
-    return _listed(
+    return _split_names(
         f"{_introduced(a, b)} List the elements of \\({name}\\) as a set.", [str(n) for n in sorted(members)]
     )
 
@@ -48,14 +48,14 @@ def _combined(rng: random.Random) -> Problem:
 def _symmetric_difference(rng: random.Random) -> Problem:
     a, b = _pair(rng)
     question = f"{_introduced(a, b)} List, as a set, the numbers that belong to exactly one of \\(A\\) and \\(B\\)."
-    return _listed(question, [str(n) for n in sorted(a ^ b)])
+    return _split_names(question, [str(n) for n in sorted(a ^ b)])
 
 
 def _absolute(rng: random.Random) -> Problem:
     a, b, c = rng.randint(2, 9), rng.choice([n for n in range(-20, 21) if n]), rng.randint(1, 25)
     roots = sorted([Fraction(c - b, a), Fraction(-c - b, a)])
     question = f"Find the set of all real numbers \\(x\\) with \\(|{polynomial([a, b])}| = {c}\\)."
-    return _listed(question, [number(r) for r in roots])
+    return _split_names(question, [number(r) for r in roots])
 
 
 def _multiples(rng: random.Random) -> Problem:

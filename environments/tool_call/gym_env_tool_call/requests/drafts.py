@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gym_env_tool_call.clock import after, day, time_of
-from gym_env_tool_call.records import Event, clash
 from gym_env_tool_call.rows import Answer, Call, Plan
-from gym_env_tool_call.world import World, matching
+from gym_env_tool_call.world import Event, World, add_days, find_contacts, find_overlap, format_time, parse_day
 
 from .vocabulary import TEXTS
 from .worlds import DAYS
@@ -71,7 +69,7 @@ def person(scene: Scene) -> Person:
     contacts = scene.world.contacts
     chosen = scene.rng.choice(contacts)
     first = chosen.name.split()[0]
-    namesakes = matching(contacts, first)
+    namesakes = find_contacts(contacts, first)
     if len(namesakes) > 1:
         words, query, index = f"{first} from {chosen.city}", first, namesakes.index(chosen)
     elif chosen.relation:
@@ -98,15 +96,15 @@ def lookup(who: Person) -> Call:
 
 def date(scene: Scene, *, earliest: int = 0) -> str:
     """Choose a day with a forecast, at least *earliest* days from today."""
-    return after(scene.world.today, scene.rng.randrange(earliest, DAYS))
+    return add_days(scene.world.today, scene.rng.randrange(earliest, DAYS))
 
 
 def named(scene: Scene, when: str) -> str:
     """Return words for a day: today, tomorrow, a weekday of the coming week, or the date."""
-    offset = (day(when) - day(scene.world.today)).days
+    offset = (parse_day(when) - parse_day(scene.world.today)).days
     if scene.rng.random() < 1 / 4:
         return f"on {when}"
-    return {0: "today", 1: "tomorrow"}.get(offset) or f"on {day(when):%A}"
+    return {0: "today", 1: "tomorrow"}.get(offset) or f"on {parse_day(when):%A}"
 
 
 def city(scene: Scene) -> str:
@@ -134,16 +132,16 @@ def event_id(number: int, index: int) -> str:
 
 def free(scene: Scene, when: str, minutes: int) -> str:
     """Choose a start time on the day *when* so that the calendar is free for *minutes*."""
-    times = [time_of(start) for start in range(7 * 60, 21 * 60, 15)]
+    times = [format_time(start) for start in range(7 * 60, 21 * 60, 15)]
     scene.rng.shuffle(times)
     events = scene.world.records.events
     slots = (Event(id="candidate", title="", date=when, start=start, minutes=minutes) for start in times)
-    return next(slot.start for slot in slots if clash(events, slot) is None)
+    return next(slot.start for slot in slots if find_overlap(events, slot) is None)
 
 
 def moment(scene: Scene) -> str:
     """Choose the time of a reminder."""
-    return time_of(scene.rng.randrange(7 * 12, 21 * 12) * 5)
+    return format_time(scene.rng.randrange(7 * 12, 21 * 12) * 5)
 
 
 def message(scene: Scene) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_env_tool_call.clock import after, minute, time_of
+from gym_env_tool_call.world import add_days, format_time, parse_minutes
 
 from .drafts import Draft, Kind, Scene
 from .vocabulary import CITIES, EVENTS
@@ -11,13 +11,13 @@ from .vocabulary import CITIES, EVENTS
 def ends_at(scene: Scene) -> Draft:
     """Write a request for the end time of an event."""
     rng = scene.rng
-    start, minutes = time_of(rng.randrange(6 * 12, 14 * 12) * 5), rng.randrange(65, 420, 5)
+    start, minutes = format_time(rng.randrange(6 * 12, 14 * 12) * 5), rng.randrange(65, 420, 5)
     title = rng.choice(EVENTS)
     texts = [
         f"The {title} starts at {start} and takes {minutes} minutes. At what time is it over? Give it as HH:MM.",
         f"If I walk into the {title} at {start} and it goes on for {minutes} minutes, when do I leave (HH:MM)?",
     ]
-    return Draft(rng.choice(texts), answer=time_of(minute(start) + minutes))
+    return Draft(rng.choice(texts), answer=format_time(parse_minutes(start) + minutes))
 
 
 def share(scene: Scene) -> Draft:
@@ -35,12 +35,12 @@ def share(scene: Scene) -> Draft:
 def days_later(scene: Scene) -> Draft:
     """Write a request for the date some days later."""
     rng = scene.rng
-    date, days = after(scene.world.today, rng.randint(-60, 60)), rng.randint(9, 80)
+    date, days = add_days(scene.world.today, rng.randint(-60, 60)), rng.randint(9, 80)
     texts = [
         f"Which date is {days} days after {date}? Give it as YYYY-MM-DD.",
         f"I was told on {date} to come back {days} days later. Which date is that (YYYY-MM-DD)?",
     ]
-    return Draft(rng.choice(texts), answer=after(date, days))
+    return Draft(rng.choice(texts), answer=add_days(date, days))
 
 
 def warmer_by(scene: Scene) -> Draft:

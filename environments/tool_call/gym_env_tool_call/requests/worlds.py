@@ -6,8 +6,7 @@ import random
 import string
 from typing import Any
 
-from gym_env_tool_call.clock import after, time_of
-from gym_env_tool_call.world import World
+from gym_env_tool_call.world import World, add_days, format_time
 
 from .vocabulary import CITIES, CONDITIONS, CURRENCIES, EVENTS, FIRST_NAMES, LAST_NAMES, NOTES, RELATIONS
 
@@ -24,7 +23,7 @@ def world(rng: random.Random) -> World:
 
     Two contacts share a first name. One day has two events. There are rainy days and days without rain.
     """
-    today = after(FIRST_DAY, rng.randrange(1500))
+    today = add_days(FIRST_DAY, rng.randrange(1500))
     cities = rng.sample(list(CITIES), 6)
     return World.model_validate(
         {
@@ -64,7 +63,7 @@ def _weather(rng: random.Random, cities: list[str], today: str) -> dict[str, Any
     rng.shuffle(conditions)
     return {
         city: {
-            after(today, offset): {"condition": conditions.pop(), "celsius": rng.randint(-15, 38)}
+            add_days(today, offset): {"condition": conditions.pop(), "celsius": rng.randint(-15, 38)}
             for offset in range(DAYS)
         }
         for city in cities
@@ -87,8 +86,8 @@ def _events(rng: random.Random, cities: list[str], today: str) -> list[dict[str,
         {
             "id": f"evt-{number}",
             "title": title,
-            "date": after(today, offset),
-            "start": time_of(hour * 60 + rng.choice((0, 15, 30))),
+            "date": add_days(today, offset),
+            "start": format_time(hour * 60 + rng.choice((0, 15, 30))),
             "minutes": rng.choice((30, 45, 60, 75, 90)),
             "place": rng.choice(cities),
         }

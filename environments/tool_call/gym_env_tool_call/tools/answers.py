@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from gym_env_tool_call.clock import END_OF_DAY, day, minute, time_of
+from gym_env_tool_call.world import END_OF_DAY, format_time, parse_day, parse_minutes
 
 JSON: TypeAlias = dict[str, object]
 
@@ -17,7 +17,7 @@ def error(sentence: str) -> JSON:
 def wrong_day(text: str) -> JSON | None:
     """Return an error output if *text* is not a date, else `None`."""
     try:
-        day(text)
+        parse_day(text)
     except ValueError as problem:
         return error(str(problem))
     return None
@@ -26,7 +26,7 @@ def wrong_day(text: str) -> JSON | None:
 def wrong_time(text: str) -> JSON | None:
     """Return an error output if *text* is not a time of day, else `None`."""
     try:
-        minute(text)
+        parse_minutes(text)
     except ValueError as problem:
         return error(str(problem))
     return None
@@ -38,8 +38,8 @@ def wrong_slot(date: str, start: str, minutes: int) -> JSON | None:
         return wrong
     if minutes < 1:
         return error("an event takes at least one minute; give a positive number of minutes")
-    if minute(start) + minutes > END_OF_DAY:
-        latest = time_of(END_OF_DAY - minutes) if minutes < END_OF_DAY else "00:00"
+    if parse_minutes(start) + minutes > END_OF_DAY:
+        latest = format_time(END_OF_DAY - minutes) if minutes < END_OF_DAY else "00:00"
         return error(f"the event would run past midnight; make it shorter or start it by {latest}")
     return None
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gym_env_tool_call.clock import END_OF_DAY
-from gym_env_tool_call.records import Event, Note, Records, Reminder, Sent, clash
 from gym_env_tool_call.rows import Request
+from gym_env_tool_call.world import END_OF_DAY, Event, Note, Records, Reminder, Sent, find_overlap
 
 from .answers import JSON, error, join_names, wrong_day, wrong_slot, wrong_text, wrong_time
 
@@ -47,7 +46,7 @@ async def create_event(
         return wrong
     new = f"new-{state.created + 1}"
     event = Event(id=new, title=title, date=date, start=start, minutes=minutes, place=place or "")
-    if other := clash(state.events, event):
+    if other := find_overlap(state.events, event):
         return _overlap(other)
     state.created += 1
     state.events.append(event)
@@ -62,7 +61,7 @@ async def move_event(event_id: EventId, date: Date, start: Clock, state: Records
     if wrong := wrong_slot(date, start, found.minutes):
         return wrong
     moved = found.model_copy(update={"date": date, "start": start})
-    if other := clash(state.events, moved):
+    if other := find_overlap(state.events, moved):
         return _overlap(other)
     state.events[state.events.index(found)] = moved
     return {"moved": True, "id": moved.id}

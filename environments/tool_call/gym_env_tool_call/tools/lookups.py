@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gym_env_tool_call.records import Records
 from gym_env_tool_call.rows import Request
-from gym_env_tool_call.world import Place, find_name, matching
+from gym_env_tool_call.world import Place, Records, find_contacts, find_name
 
 from .answers import JSON, error, join_names, wrong_day, wrong_text
 from .units import Unit, convert
@@ -45,7 +44,7 @@ async def find_contact(
     name: Annotated[str, Field(description="A name, part of one, or what the user calls the person.")], task: Request
 ) -> JSON:
     """Find people in the address book, with their phone number, e-mail address and city."""
-    found = matching(task.world.contacts, name)
+    found = find_contacts(task.world.contacts, name)
     if not found:
         names = join_names([contact.name for contact in task.world.contacts])
         return error(f"nobody in the address book goes by {name!r}; it holds: {names}")

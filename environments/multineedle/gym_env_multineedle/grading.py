@@ -1,12 +1,16 @@
-"""Grade an extraction: compare its values with the expected values."""
+"""Grade an extraction against the expected values, and compute the metrics by number of needles."""
 
 from __future__ import annotations
 
-from gymsdk import ToolCall, Verdict
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import fmean
 
-from .task import SynonymTask
+from gymsdk import Rollout, ToolCall, Verdict
 
-LARGEST = 2**63
+from .haystack import SynonymTask
+
+MAX_VALUE = 2**63
 """Integers whose absolute value reaches this bound are rejected: no word has such a value, and some JSON readers
 cannot read such integers."""
 
@@ -30,7 +34,7 @@ class SynonymVerdict(Verdict):
     parsed_synonym_values: list[int]
 
 
-def judged(task: SynonymTask, calls: list[ToolCall]) -> SynonymVerdict:
+def grade_extraction(task: SynonymTask, calls: list[ToolCall]) -> SynonymVerdict:
     """Grade the last of *calls*.
 
     Args:
@@ -40,8 +44,8 @@ def judged(task: SynonymTask, calls: list[ToolCall]) -> SynonymVerdict:
     Returns:
         The verdict. The reward is 0.0 if *calls* is empty or the values of the last call are not a list of integers.
     """
-    given = _given(calls[-1]) if calls else []
-    values = _integers(given)
+    given = _get_items(calls[-1]) if calls else []
+    values = _convert_items(given)
     expected = task.expected_synonym_values
     overlap = len(set(values) & set(expected)) / len(expected)
     accuracy = values == expected
@@ -55,22 +59,31 @@ def judged(task: SynonymTask, calls: list[ToolCall]) -> SynonymVerdict:
     )
 
 
-def _given(call: ToolCall) -> list[object]:
+def _get_items(call: ToolCall) -> list[object]:
     """Return the items of the list in *call*, of any type, or an empty list if *call* holds no list."""
     values = (call.parsed() or {}).get("synonym_values")
     return values if isinstance(values, list) else []
 
 
-def _integers(given: list[object]) -> list[int]:
+def _convert_items(given: list[object]) -> list[int]:
     """Return all items as integers, or an empty list if any item is not an integer."""
-    numbers = [number for each in given if (number := _integer(each)) is not None]
+    numbers = [number for each in given if (number := _convert_item(each)) is not None]
     return numbers if len(numbers) == len(given) else []
 
 
-def _integer(given: object) -> int | None:
+def _convert_item(given: object) -> int | None:
     # As in JSON Schema, 5.0 is the integer 5. A boolean is not an integer, although `bool` subclasses `int` in Python.
     if isinstance(given, float) and given.is_integer():
-        return _integer(int(given))
+        return _convert_item(int(given))
     if isinstance(given, bool) or not isinstance(given, int):
         return None
-    return given if abs(given) < LARGEST else None
+    return given if abs(given) < MAX_VALUE else None
+
+
+def compute_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return `needles=<n>/mean/reward` for each number of expected values."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            found[len(rollout.row["expected_synonym_values"])].append(rollout.reward)
+    return {f"needles={number}/mean/reward": fmean(found[number]) for number in sorted(found)}
