@@ -18,7 +18,7 @@ from gymsdk.errors import BadConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
-ERROR_SECTION, STARTUP_SECTION = PAGE.split("## What can be wrong")[1].split("What only shows as it starts")
+ERROR_SECTION, STARTUP_SECTION = PAGE.split("## Error messages")[1].split("### Errors at startup")
 ROWS = re.findall(r"^\| `(.+?)` \| (.+) \|$", ERROR_SECTION, re.MULTILINE)
 SOURCE = Path(gymsdk.__file__).parent
 MIN_FRAGMENT_CHARS = 7
