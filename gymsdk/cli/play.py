@@ -204,6 +204,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
     from functools import partial
 
     from gymsdk.cli.process import Stopped, run_interruptibly, run_until_signal
+    from gymsdk.cli.progress import show_warnings
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
     from gymsdk.rollouts.jobs import build_input_row
@@ -229,10 +230,11 @@ def play(  # noqa: PLR0913  # each is an option of the command
         )
         policy = PrintingModel(policy, to_stderr=json)
     try:
-        if gym:
-            rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, policy, row, seed))
-        else:
-            rollout = run_until_signal(_play_episode(environment, policy, row, seed))
+        with show_warnings():
+            if gym:
+                rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, policy, row, seed))
+            else:
+                rollout = run_until_signal(_play_episode(environment, policy, row, seed))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     _print_rollout(rollout, json=json)

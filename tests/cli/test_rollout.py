@@ -254,6 +254,18 @@ def test_no_key_is_written_to_disk(gymsdk: Command, workdir: Path, monkeypatch: 
     assert "hush" not in written
 
 
+@pytest.mark.parametrize("arguments", [("rollout", "--limit", 3, "--attempts", 1), ("play",)], ids=["rollout", "play"])
+def test_a_command_says_that_it_waits_for_an_unreachable_model(start: Start, arguments: tuple[object, ...]) -> None:
+    host = f"127.0.0.1:{_free_port()}"
+    process = start(*arguments, "sums", "--model", "endpoint/x", "--base-url", f"http://{host}/v1")
+    expected = f"trying again, up to 4 times per request: cannot reach {host}: nothing listens there; is the server"
+    assert process.stderr is not None
+    line = next(line for line in process.stderr if line.startswith("trying"))
+    assert (process.poll(), line.startswith(expected)) == (None, True)
+    _, rest = process.communicate(timeout=60)
+    assert (process.returncode, "trying again" in rest) == (1, False)
+
+
 def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
     with _serve_rejections() as (address, bodies):
         servers = ("--base-url", f"http://127.0.0.1:{_free_port()}/v1", "--base-url", address)
