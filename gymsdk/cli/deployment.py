@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -341,9 +340,10 @@ async def _start_engine(
 async def _serve_in_process(
     options: ServeOptions, deployment: Deployment | None, model: Model | None, announce: Announcer
 ) -> None:
+    from gymsdk.cli.process import open_scratch_folder
     from gymsdk.deploy.process import serve
 
-    with TemporaryDirectory(prefix="gymsdk-") as folder:
+    with open_scratch_folder() if announce.tries else nullcontext() as folder:
         async with serve(
             options.names,
             model=model,
@@ -353,7 +353,7 @@ async def _serve_in_process(
         ) as running:
             if options.listen.only is None:
                 policy = options.model.name or running.model
-                await announce(running.head_url, running.services, policy, Path(folder), running.environments)
+                await announce(running.head_url, running.services, policy, folder, running.environments)
             announce.ready = True
             check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, options.listen.only))
             try:
