@@ -218,6 +218,7 @@ class ReplicaClient:
         retry: How to retry when all replicas have failed.
         watch: Awaits each request, if given.
         largest: The maximum size of a response after decompression, in bytes.
+        timeout_advice: What the user can do if a server does not answer in time, for the error message.
     """
 
     def __init__(
@@ -230,6 +231,7 @@ class ReplicaClient:
         retry: http.Retry = http.DEFAULT_RETRY,
         watch: WatchAttempt | None = None,
         largest: int = http.MAX_ANSWER_BYTES,
+        timeout_advice: str = http.MODEL_TIMEOUT_ADVICE,
     ) -> None:
         self._loads = dict.fromkeys(urls, ())
         self._router = Router()
@@ -239,6 +241,7 @@ class ReplicaClient:
         self._retry = retry
         self._watch = watch
         self._max_answer_bytes = largest
+        self._timeout_advice = timeout_advice
         self._has_warned = False
 
     async def post(
@@ -351,7 +354,7 @@ class ReplicaClient:
             # The last replica in a round may have had too little time to answer.
             if seconds_left > self._seconds / 2:
                 self._mark_down(replica, str(error))
-            raise http.build_timeout_error(http.get_host(replica.key), self._seconds) from error
+            raise http.build_timeout_error(http.get_host(replica.key), self._seconds, self._timeout_advice) from error
         self._record_response(replica, response)
         return response
 

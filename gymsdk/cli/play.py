@@ -177,6 +177,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
     top_p: options.TopP = None,
     max_output_tokens: options.MaxOutputTokens = None,
     param: options.Param = [],  # noqa: B006  # typer copies it
+    timeout: options.Timeout = 300.0,
     gym: Annotated[
         bool,
         typer.Option(
@@ -225,6 +226,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
             model,
             base_url=options.join_base_urls(base_url),
             api=api,
+            timeout=timeout,
             pinned=options.parse_pins(pin),
             tokens=token_ids,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -59,3 +60,12 @@ def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=20)
     assert "left behind" not in errors
+
+
+def test_a_head_that_does_not_answer_is_named_without_an_option_that_does_not_exist(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = start("serve", "sums", "--separate", "--head", f"http://{host}")
+        line = next(line for line in process.stderr if line.startswith("no head answers"))
+    reason = f"{host} did not answer within 2 s; check the server's log and its load"
+    assert line == f"no head answers at http://{host} yet ({reason}); waiting for it for at most 60 s\n"
