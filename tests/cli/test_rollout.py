@@ -34,7 +34,7 @@ def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
     for name in ("pass@1", "pass@2", "majority@2", "tokens in, policy", "tokens out, policy"):
         assert name in shown
     assert [name for name in shown if name.startswith("seconds in")] == [
-        f"seconds in {stage}" for stage in ("reset", "model", "step", "verify", "close")
+        f"seconds in {stage} (with waiting)" for stage in ("reset", "model", "step", "verify", "close")
     ]
     assert lines[-4:] == [f"out/{name}" for name in FILES if name != "failures.jsonl"]
     assert (result.code, result.err) == (0, "")
