@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import sys
@@ -255,7 +256,9 @@ class ServeOptions(_Options):
         """Return the line with the options of the server *only* in its own process, for its standard input."""
         update = {"only": only, "socket_fd": socket_fd, "head": head, "port": None, "separate": False}
         listen = self.listen.model_copy(update=update)
-        return self.model_copy(update={"listen": listen}).model_dump_json().encode() + b"\n"
+        settings = self.model_copy(update={"listen": listen}).model_dump(mode="json")
+        # In ASCII, because UTF-8 cannot express the bytes of a file name that are not UTF-8.
+        return json.dumps(settings).encode() + b"\n"
 
     def build_logging(self, deployment: Deployment | None) -> LogConfig:
         """Return the configuration of the logs."""
