@@ -250,8 +250,8 @@ class ReplicaClient:
         """Post *body* to the conversation's replica, or to another one if that fails.
 
         The next replica follows a failed one immediately; after all of them comes a pause. A warning says what the
-        request waits for, once until a request succeeds. If a call is cancelled while
-        it retries, its `CancelledError` has a note that describes the last failed attempt.
+        request waits for, once until a request succeeds. If a call is cancelled while it retries, its `CancelledError`
+        has a note that describes the last failed attempt.
 
         Args:
             path: The path; see `_build_url`.

@@ -289,26 +289,41 @@ def open_scratch_folder() -> Iterator[Path]:
         if (lock := _lock_folder(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
-        # Another process may have removed the new folder, because nothing held its lock yet.
-        if (lock := _lock_folder(folder)) is not None:
-            break
+    folder, lock = _create_locked_folder()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
-def _lock_folder(path: Path) -> int | None:
-    """Return a descriptor that holds the lock on the folder *path*; `None` unless it is this user's and unlocked."""
+def _create_locked_folder() -> tuple[Path, int | None]:
+    """Create a folder, and return it with the descriptor of its lock; `None` if the file system has no locks."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+        lock = _lock_folder(folder, wait=True)
+        # Another process may have removed the new folder, because nothing held its lock yet.
+        if lock is not None or folder.exists():
+            return folder, lock
+
+
+def _lock_folder(path: Path, *, wait: bool = False) -> int | None:
+    """Lock the folder *path*, and return the descriptor that holds the lock.
+
+    Args:
+        path: The folder.
+        wait: Whether to wait while another process holds the lock.
+
+    Returns:
+        The descriptor; `None` if the folder is not this user's, has been removed, or cannot be locked.
+    """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_uid == os.geteuid() and os.path.samestat(os.fstat(lock), path.lstat()):
             return lock
     except OSError:
