@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from gymsdk.errors import Failed
 from gymsdk.http import client as http
+from gymsdk.http import errors
 from gymsdk.http.backoff import Backoff
 from gymsdk.responses import is_policy_item
 from gymsdk.types import Episode, Item, extract_text
@@ -38,6 +39,9 @@ UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
 
 MISROUTED_STATUSES = frozenset({401, 403, 404})
 """The statuses that may be one replica's fault: another key, another model, another program at its address."""
+
+NOTICE_SECONDS = 1.5
+"""How long a request fails before a warning says what it waits for."""
 
 AttemptResult: TypeAlias = http.HttpResponse | Failed
 
@@ -214,6 +218,7 @@ class ReplicaClient:
         retry: How to retry when all replicas have failed.
         watch: Awaits each request, if given.
         largest: The maximum size of a response after decompression, in bytes.
+        timeout_advice: What the user can do if a server does not answer in time, for the error message.
     """
 
     def __init__(
@@ -226,6 +231,7 @@ class ReplicaClient:
         retry: http.Retry = http.DEFAULT_RETRY,
         watch: WatchAttempt | None = None,
         largest: int = http.MAX_ANSWER_BYTES,
+        timeout_advice: str = http.MODEL_TIMEOUT_ADVICE,
     ) -> None:
         self._loads = dict.fromkeys(urls, ())
         self._router = Router()
@@ -235,14 +241,17 @@ class ReplicaClient:
         self._retry = retry
         self._watch = watch
         self._max_answer_bytes = largest
+        self._timeout_advice = timeout_advice
+        self._has_warned = False
 
     async def post(
         self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
     ) -> http.HttpResponse:
         """Post *body* to the conversation's replica, or to another one if that fails.
 
-        The next replica follows a failed one immediately; after all of them comes a pause. If a call is cancelled while
-        it retries, its `CancelledError` has a note that describes the last failed attempt.
+        The next replica follows a failed one immediately; after all of them comes a pause. A warning says what the
+        request waits for, once until a request succeeds. If a call is cancelled while it retries, its `CancelledError`
+        has a note that describes the last failed attempt.
 
         Args:
             path: The path; see `_build_url`.
@@ -259,6 +268,7 @@ class ReplicaClient:
         """
         call = Call(path, http.encode_body(body), sticky, deadline, is_final)
         clock = asyncio.get_running_loop().time
+        notice_at = clock() + NOTICE_SECONDS
         result: AttemptResult | None = None
         failures = 0
         try:
@@ -270,6 +280,11 @@ class ReplicaClient:
                 wait = self._retry.get_delay(failures, rest_seconds)
                 if clock() + wait >= deadline:
                     break
+                if clock() >= notice_at and not self._has_warned:
+                    self._has_warned = True
+                    log.warning(
+                        "trying again, up to %d times per request: %s", self._retry.times, _describe_result(result)
+                    )
                 await asyncio.sleep(wait)
                 # Waiting for an overloaded server is not a failed attempt.
                 failures += not overloaded
@@ -280,6 +295,7 @@ class ReplicaClient:
         assert result is not None
         if isinstance(result, Failed):
             raise result
+        self._has_warned = self._has_warned and not result.ok
         return result
 
     async def _try_all(self, call: Call) -> AttemptResult:
@@ -338,7 +354,7 @@ class ReplicaClient:
             # The last replica in a round may have had too little time to answer.
             if seconds_left > self._seconds / 2:
                 self._mark_down(replica, str(error))
-            raise http.build_timeout_error(http.get_host(replica.key), self._seconds) from error
+            raise http.build_timeout_error(http.get_host(replica.key), self._seconds, self._timeout_advice) from error
         self._record_response(replica, response)
         return response
 
@@ -377,7 +393,10 @@ def _is_settled(result: AttemptResult, call: Call) -> bool:
 
 
 def _describe_result(result: AttemptResult) -> str:
-    return str(result) if isinstance(result, Failed) else f"{result.host} answered {result.status}"
+    if isinstance(result, Failed):
+        return str(result)
+    reason, _ = errors.parse_refusal(result.text)
+    return ": ".join(filter(None, (f"{result.host} answered {result.status}", reason)))
 
 
 def _find_misrouting(result: AttemptResult) -> str | None:

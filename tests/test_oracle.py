@@ -68,6 +68,33 @@ def verify(transcript: Transcript):
 The output of the other tool differs per episode.
 """
 
+CALLS = """
+from itertools import count
+from typing import Literal
+from gymsdk import Message, Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    return (Task.ask(f"Knock {number} times.") for number in count())
+
+async def knock() -> str:
+    "Knock."
+    return "knocked"
+
+@hookimpl
+def tools():
+    return [knock]
+
+@hookimpl
+def solve():
+    return Message(content="Knocked.")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+"""
+"""An endless environment that offers a tool."""
+
 SLOW = """
 @hookimpl
 def tasks(split: Literal["train"]):
@@ -208,7 +235,9 @@ async def test_an_unknown_conversation_is_rejected_with_the_number_of_known_rows
         with pytest.raises(Failed) as caught:
             await oracle.respond(question("Open door 99."))
     assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
-    assert "(read: 33 of made); start the oracle with the --seed, --set and --split of the client" in str(caught.value)
+    assert "(read: 33 of made); start the oracle with the --env, --seed, --set and --split of the client" in str(
+        caught.value
+    )
 
 
 async def test_rows_are_read_on_demand_and_shared_by_all_requests(
@@ -229,6 +258,26 @@ async def test_rows_are_read_outside_the_event_loop(
         await oracle.respond(question("Open door 12 of train."))
     assert doors_module.threads
     assert threading.main_thread() not in doors_module.threads
+
+
+@pytest.mark.parametrize(("solves", "asks"), [("sums", "calls"), ("calls", "sums")])
+async def test_a_client_of_another_environment_is_rejected_before_all_rows_are_read(
+    installed: Callable[..., Path], open_with: Opening, solves: str, asks: str
+) -> None:
+    installed()
+    installed("calls", CALLS)
+    task = next(gymsdk.load(asks).tasks("train"))
+    async with gymsdk.load(asks) as environment:
+        episode = await environment.reset(task)
+    request = {"input": task.input, "tools": episode.tools}
+    async with open_with(gymsdk.load(solves), limit=10**6) as oracle:
+        with pytest.raises(Failed) as caught:
+            await oracle.respond(request)
+    assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
+    offered = "the tools knock, and no row does" if asks == "calls" else "no tools, and every row does"
+    message = f"this conversation offers {offered} (read: "
+    assert str(caught.value).startswith(message)
+    assert f" of {solves}); start the oracle with the --env" in str(caught.value)
 
 
 async def test_the_number_of_rows_is_limited(doors: Environment, open_with: Opening) -> None:

@@ -14,7 +14,6 @@ from gymsdk.checks.phases import Observations, Performance, Script, build_script
 from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import TIME_SHARE, Subject, find_difference
 from gymsdk.environment import Environment
-from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -107,12 +106,10 @@ async def _play_interleaving(stage: _Stage, picks: Sequence[int]) -> None:
 
 def _shrink(run: Callable[[list[int]], None], count: int, examples: int) -> str | None:
     """Return the difference that the smallest failing interleaving shows, or `None` if none fails."""
-    try:
-        from hypothesis import given
-        from hypothesis import strategies as st
-        from hypothesis.errors import Flaky
-    except ImportError:
-        raise UsageError('this check needs hypothesis; run: pip install "gymsdk[author]"') from None
+    from hypothesis import given
+    from hypothesis import strategies as st
+    from hypothesis.errors import Flaky
+
     wrong: list[str] = []
 
     @_build_hypothesis_settings(examples)

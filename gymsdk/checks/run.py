@@ -67,14 +67,18 @@ def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()
 
 
 def check_requirements(checks: Iterable[Check]) -> None:
-    """Raise `UsageError` if one of *checks* needs a package that is not installed."""
-    for check in checks:
-        for package in check.needs:
-            if find_spec(package) is None:
-                raise UsageError(
-                    f'the check {check.id} needs {package}: `pip install "gymsdk[author]"`, or leave the check out'
-                    f" with --skip {check.id}"
-                )
+    """Raise `UsageError` if each of *checks* needs a package that is not installed."""
+    reasons = [_describe_missing_package(check) for check in checks]
+    if reasons and all(reasons):
+        raise UsageError(f"no check can run: {reasons[0]}")
+
+
+def _describe_missing_package(check: Check) -> str | None:
+    """Return which package that *check* needs is missing, and how to install it; `None` if none is."""
+    missing = next((package for package in check.needs if find_spec(package) is None), None)
+    if missing is None:
+        return None
+    return f'{missing} is not installed; run: pip install "gymsdk[author]"'
 
 
 def _match_checks(names: str | Iterable[str]) -> set[str]:
@@ -120,6 +124,8 @@ class CheckRun:
                 return _build_result(check, loaded.findings, since=time.perf_counter())
         if check.loads and self._held:
             return _build_skipped(check, self._held)
+        if reason := _describe_missing_package(check):
+            return _build_skipped(check, reason)
         return await self._run_guarded(check)
 
     async def iter_results(self, checks: Iterable[Check]) -> AsyncIterator[Result]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -255,7 +255,9 @@ class ServeOptions(_Options):
         """Return the line with the options of the server *only* in its own process, for its standard input."""
         update = {"only": only, "socket_fd": socket_fd, "head": head, "port": None, "separate": False}
         listen = self.listen.model_copy(update=update)
-        return self.model_copy(update={"listen": listen}).model_dump_json().encode() + b"\n"
+        settings = self.model_copy(update={"listen": listen}).model_dump(mode="json")
+        # In ASCII, because UTF-8 cannot express the bytes of a file name that are not UTF-8.
+        return json.dumps(settings).encode() + b"\n"
 
     def build_logging(self, deployment: Deployment | None) -> LogConfig:
         """Return the configuration of the logs."""
@@ -340,9 +342,10 @@ async def _start_engine(
 async def _serve_in_process(
     options: ServeOptions, deployment: Deployment | None, model: Model | None, announce: Announcer
 ) -> None:
+    from gymsdk.cli.process import open_scratch_folder
     from gymsdk.deploy.process import serve
 
-    with TemporaryDirectory(prefix="gymsdk-") as folder:
+    with open_scratch_folder() if announce.tries else nullcontext() as folder:
         async with serve(
             options.names,
             model=model,
@@ -352,7 +355,7 @@ async def _serve_in_process(
         ) as running:
             if options.listen.only is None:
                 policy = options.model.name or running.model
-                await announce(running.head_url, running.services, policy, Path(folder), running.environments)
+                await announce(running.head_url, running.services, policy, folder, running.environments)
             announce.ready = True
             check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, options.listen.only))
             try:

@@ -148,7 +148,7 @@ def _write_package(context: dict[str, Any], output: Path) -> None:
         from cookiecutter.exceptions import CookiecutterException
         from cookiecutter.main import cookiecutter
     except ModuleNotFoundError as error:
-        raise UsageError(f'gymsdk new needs cookiecutter: pip install "gymsdk[author]" ({error})') from None
+        raise UsageError(f'gymsdk new needs cookiecutter; run: pip install "gymsdk[author]" ({error})') from None
     with TemporaryDirectory() as scratch:
         # Keep cookiecutter from reading its settings and writing its records in the home folder.
         cookiecutter_config: Any = {"replay_dir": scratch, "cookiecutters_dir": scratch}

@@ -177,6 +177,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
     top_p: options.TopP = None,
     max_output_tokens: options.MaxOutputTokens = None,
     param: options.Param = [],  # noqa: B006  # typer copies it
+    timeout: options.Timeout = 300.0,
     gym: Annotated[
         bool,
         typer.Option(
@@ -204,6 +205,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
     from functools import partial
 
     from gymsdk.cli.process import Stopped, run_interruptibly, run_until_signal
+    from gymsdk.cli.progress import show_warnings
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
     from gymsdk.rollouts.jobs import build_input_row
@@ -224,15 +226,17 @@ def play(  # noqa: PLR0913  # each is an option of the command
             model,
             base_url=options.join_base_urls(base_url),
             api=api,
+            timeout=timeout,
             pinned=options.parse_pins(pin),
             tokens=token_ids,
         )
         policy = PrintingModel(policy, to_stderr=json)
     try:
-        if gym:
-            rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, policy, row, seed))
-        else:
-            rollout = run_until_signal(_play_episode(environment, policy, row, seed))
+        with show_warnings():
+            if gym:
+                rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, policy, row, seed))
+            else:
+                rollout = run_until_signal(_play_episode(environment, policy, row, seed))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     _print_rollout(rollout, json=json)

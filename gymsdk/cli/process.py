@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Annotated, Any, TextIO, TypeVar
@@ -270,3 +273,60 @@ class _SignalHandler:
 def _print_error(text: str) -> None:
     # Not through `sys.stderr`: the interrupted code may hold its lock.
     os.write(2, text.encode())
+
+
+SCRATCH_PREFIX = "gymsdk-scratch-"
+
+
+@contextmanager
+def open_scratch_folder() -> Iterator[Path]:
+    """Yield a new folder below the system's folder for temporary files, and remove it at the end.
+
+    A process that is killed leaves its folder behind, and the next call removes it. Each process holds a lock on its
+    folder, which the kernel releases when the process ends.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
+        if (lock := _lock_folder(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    folder, lock = _create_locked_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _create_locked_folder() -> tuple[Path, int | None]:
+    """Create a folder, and return it with the descriptor of its lock; `None` if the file system has no locks."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+        lock = _lock_folder(folder, wait=True)
+        # Another process may have removed the new folder, because nothing held its lock yet.
+        if lock is not None or folder.exists():
+            return folder, lock
+
+
+def _lock_folder(path: Path, *, wait: bool = False) -> int | None:
+    """Lock the folder *path*, and return the descriptor that holds the lock.
+
+    Args:
+        path: The folder.
+        wait: Whether to wait while another process holds the lock.
+
+    Returns:
+        The descriptor; `None` if the folder is not this user's, has been removed, or cannot be locked.
+    """
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_uid == os.geteuid() and os.path.samestat(os.fstat(lock), path.lstat()):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None

@@ -262,7 +262,8 @@ def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"tokens in, {role}", f"{used.get('input_tokens', 0):,}"
         yield f"tokens out, {role}", f"{used.get('output_tokens', 0):,}"
     for stage, seconds in summary["seconds"].items():
-        yield f"seconds in {stage}", f"{seconds:.4f}" if seconds >= SMALLEST_SHOWN else f"<{SMALLEST_SHOWN}"
+        label = f"seconds in {stage} (with waiting)"
+        yield label, f"{seconds:.4f}" if seconds >= SMALLEST_SHOWN else f"<{SMALLEST_SHOWN}"
 
 
 def _list_failures(summary: dict[str, Any]) -> Iterator[str]:

@@ -45,12 +45,13 @@ class Announcer:
 
     Attributes:
         ready: Whether the servers have been ready.
+        tries: Whether the output contains curl commands, which need a folder for their bodies.
     """
 
     def __init__(self, *, json: bool, tries: bool) -> None:
         self.ready = False
+        self.tries = tries and not json
         self._json = json
-        self._tries = tries
         # `sys.stdout` is redirected later, so that the output of an environment's code goes elsewhere.
         self._out = sys.stdout
 
@@ -68,7 +69,7 @@ class Announcer:
             lines = [_format_json(head_url, services, policy)]
         else:
             lines = [*_format_addresses(head_url, services, policy)]
-        if self._tries and not self._json and folder is not None:
+        if self.tries and folder is not None:
             urls = {each.name: each.url for each in services}
             for environment in environments:
                 lines += ["", *await build_curl_lines(environment, urls, folder)]

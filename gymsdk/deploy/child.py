@@ -5,13 +5,14 @@ Every user of the machine can read the arguments and the environment of a proces
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import time
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from gymsdk.concurrency import ListeningSocket
 from gymsdk.errors import GymsdkError, UsageError
@@ -38,8 +39,8 @@ def read_settings(model: type[Settings], file: int) -> Settings:
     """
     open_socket(file).detach()
     try:
-        return model.model_validate_json(read_config_line())
-    except ValidationError:
+        return model.model_validate(json.loads(read_config_line()))
+    except ValueError:
         raise GymsdkError(
             "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"
         ) from None

@@ -409,6 +409,9 @@ def build_cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
 
 # Failures
 
+MODEL_TIMEOUT_ADVICE = "allow a model call more time (--timeout, in Python `timeout`), or lower the load"
+"""What to do if a model did not answer within the timeout that the user can set."""
+
 
 def is_retryable_status(status: int) -> bool:
     """Return whether a request that was answered with *status* may succeed on another attempt."""
@@ -447,9 +450,13 @@ def build_interrupted_error(host: str, error: Exception) -> Failed:
     return Failed(message, kind="model_unreachable", retryable=True)
 
 
-def build_timeout_error(host: str, timeout: float) -> Failed:
+SERVER_TIMEOUT_ADVICE = "check the server's log and its load"
+"""What to do if another server did not answer in time."""
+
+
+def build_timeout_error(host: str, timeout: float, advice: str = SERVER_TIMEOUT_ADVICE) -> Failed:
     """Return the failure for a response of *host* that did not arrive within *timeout* seconds."""
-    message = f"{host} did not answer within {timeout:g} s; raise the timeout or lower the load"
+    message = f"{host} did not answer within {timeout:g} s; {advice}"
     return Failed(message, kind="model_timeout", retryable=True)
 
 

@@ -97,7 +97,7 @@ class HostedModel:
                     raise failure from None
                 return self._build_response(error.status_code, error.response.content, error.response.headers)
             except (TimeoutError, APITimeoutError) as error:
-                raise http.build_timeout_error(self._host, self._options.timeout) from error
+                raise http.build_timeout_error(self._host, self._options.timeout, http.MODEL_TIMEOUT_ADVICE) from error
             except APIConnectionError as error:
                 never_connected = type(error.__cause__).__name__.startswith("Connect")
                 build = http.build_unreachable_error if never_connected else http.build_interrupted_error

@@ -163,6 +163,7 @@ class Recording:
         row: The row of the episode, in the encoding of the recorder.
         seed: The seed of the episode.
         opening: The opening before the first turn.
+        tools: The names of the tools that the episode offers.
     """
 
     digests: tuple[bytes, ...]
@@ -171,6 +172,7 @@ class Recording:
     row: bytes = b""
     seed: int = 0
     opening: Opening | None = None
+    tools: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:

@@ -326,10 +326,15 @@ class RemoteModel:
         key = (urls, dict(self._headers()))
         if self._replicas is None or self._replicas[0] != key:
             headers = {name: SecretStr(_reveal(value)) for name, value in key[1].items()}
-            client = ReplicaClient(
-                urls, headers=headers, seconds=self._seconds, retry=self._retry, watch=self._while_alive
+            replicas = ReplicaClient(
+                urls,
+                headers=headers,
+                seconds=self._seconds,
+                retry=self._retry,
+                watch=self._while_alive,
+                timeout_advice=client.SERVER_TIMEOUT_ADVICE,
             )
-            self._replicas = (key, client)
+            self._replicas = (key, replicas)
         return self._replicas[1]
 
     def _no_instance_error(self, episode: Episode | None) -> Failed:

@@ -38,6 +38,9 @@ BATCH_ROWS = 8
 READ_SECONDS = 60.0
 """Seconds that an environment may take to yield one batch of rows."""
 
+MIN_ROWS_TO_COMPARE = 500
+"""How many rows are read before a request is rejected because its tools differ from those of all rows."""
+
 BUDGET = Budget(seconds=60.0)
 """The limits of playing one row."""
 
@@ -109,6 +112,7 @@ class Recorder:
         self._size = 0
         self._read: Counter[str] = Counter(dict.fromkeys(environments, 0))
         self._trouble = ""
+        self._tools: set[frozenset[str]] = set()
         self._threads = ThreadPool(limit=1)
         self._batch: asyncio.Task[None] | None = None
 
@@ -123,6 +127,13 @@ class Recorder:
         """How many rows have been read, and what failed last."""
         read = ", ".join(f"{count:,} of {name}" for name, count in self._read.items())
         return f"{read}{f'; the last error: {self._trouble}' if self._trouble else ''}"
+
+    def offers_other_tools(self, request: Item) -> bool:
+        """Return whether enough rows have been read to see that the tools of *request* are those of none of them."""
+        if self._read.total() < MIN_ROWS_TO_COMPARE:
+            return False
+        names = _get_tool_names(request)
+        return all(names.isdisjoint(tools) for tools in self._tools) if names else all(self._tools)
 
     async def wait_for_more(self, seconds: float) -> None:
         """Play the next batch, shared by all concurrent callers; wait at most *seconds*."""
@@ -178,16 +189,19 @@ class Recorder:
             self._trouble = f"{name}: {error}"
             return None
         self._read[name] += 1
+        self._tools.add(found.tools)
         return found
 
 
 async def record_episode(environment: Environment, model: Model, row: Row, *, seed: int) -> Recording:
     """Record what *model* says in an episode of *row*, without scoring it; raises `GymsdkError`."""
     runner, asked, said, opening = EpisodeRunner(environment, BUDGET), [], [], None
+    tools: frozenset[str] = frozenset()
     try:
         episode = await runner.open(row, seed=seed)
         while not runner.is_over:
             request = build_request(episode, {})
+            tools |= _get_tool_names(request)
             response = await model.respond(request, episode=episode)
             history, instructions = get_input_items(request), request.get("instructions")
             asked.append(recordings.compute_digests(history, instructions)[-1])
@@ -197,7 +211,11 @@ async def record_episode(environment: Environment, model: Model, row: Row, *, se
     finally:
         await runner.close()
     played = recordings.build_recording(asked, said, opening)
-    return replace(played, environment=environment.name, row=compress_row(row), seed=seed)
+    return replace(played, environment=environment.name, row=compress_row(row), seed=seed, tools=tools)
+
+
+def _get_tool_names(request: Item) -> frozenset[str]:
+    return frozenset(str(tool.get("name")) for tool in request.get("tools") or ())
 
 
 def compress_row(row: Row) -> bytes:
@@ -224,8 +242,8 @@ WAIT = 10.0
 
 
 ADVICE = (
-    "start the oracle with the --seed, --set and --split of the client, with a higher --limit, or with the file of its"
-    " rows: --tasks FILE"
+    "start the oracle with the --env, --seed, --set and --split of the client, with a higher --limit, or with the file"
+    " of its rows: --tasks FILE"
 )
 """What to do if no row opens like a conversation, for an oracle that the user started."""
 
@@ -300,6 +318,8 @@ class Oracle(ScriptedModel):
             marks = conversation.find_digests(self._recorder.found)
             if marks is not None and (found := self._recorder.found.find_next_turn(marks)) is not None:
                 return found[0], marks
+            if self._recorder.offers_other_tools(request):
+                raise self._build_other_tools_error(request)
             if self._recorder.is_complete:
                 raise self._build_unknown_error()
             if clock() >= ends:
@@ -324,6 +344,14 @@ class Oracle(ScriptedModel):
     async def _ask_model(self, request: Item, episode: Episode) -> list[Item]:
         output: list[Item] = (await self._model.respond(request, episode=episode))["output"]
         return output
+
+    def _build_other_tools_error(self, request: Item) -> Failed:
+        names = ", ".join(sorted(_get_tool_names(request)))
+        difference = f"the tools {names}, and no row does" if names else "no tools, and every row does"
+        return Failed(
+            f"this conversation offers {difference} (read: {self._recorder.describe_progress}); {self._advice}",
+            kind="not_recorded",
+        )
 
     def _build_unknown_error(self) -> Failed:
         return Failed(

@@ -70,5 +70,5 @@ def test_selecting_no_check_is_a_usage_error():
 
 def test_a_check_with_a_missing_package_says_what_to_install():
     check = Check(id="runtime.needy", asks="", why="", mend="", run=find_nothing, needs=("not_there_at_all",))
-    with pytest.raises(UsageError, match=r'`pip install "gymsdk\[author\]"`'):
+    with pytest.raises(UsageError, match=r'run: pip install "gymsdk\[author\]"'):
         run.check_requirements([check])

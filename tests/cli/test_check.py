@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -37,6 +38,22 @@ def test_json_is_the_whole_report(gymsdk):
         ("runtime.load", "passed"),
     ]
     assert {"seen", "mend"} <= output["results"][0]["findings"][0].keys()
+
+
+def test_without_hypothesis_one_check_is_skipped_and_the_others_run(gymsdk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    result = gymsdk("check", "sums", "--only", "runtime.episode_isolation", *LOAD)
+    assert (result.code, result.err) == (0, "")
+    assert "ok    runtime.load " in result.out
+    assert "skip  runtime.episode_isolation " in result.out
+    assert 'hypothesis is not installed; run: pip install "gymsdk[author]"\n' in result.out
+
+
+def test_a_missing_package_of_the_only_check_is_a_usage_error(gymsdk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    result = gymsdk("check", "sums", "--only", "runtime.episode_isolation")
+    assert (result.code, result.out) == (2, "")
+    assert 'no check can run: hypothesis is not installed; run: pip install "gymsdk[author]"' in result.err
 
 
 def test_output_of_the_environment_stays_out_of_the_results(gymsdk, installed):

@@ -76,6 +76,23 @@ def test_the_oracle_plays_the_tasks_of_an_environment(start: Start, gymsdk: Comm
 
 
 @pytest.mark.slow
+def test_the_oracle_of_another_environment_stops_a_run_and_says_what_to_change(
+    start: Start, gymsdk: Command, workdir: Path
+) -> None:
+    _, output = start_policy(start, "oracle", "--env", "multineedle")
+    result = gymsdk(
+        *("rollout", "sums", "--model", "endpoint/policy", "--base-url", output["url"]),
+        *("--limit", 200, "--output", workdir / "out"),
+    )
+    assert result.code == 1
+    assert re.search(
+        r"stopped: the last 64 rollouts failed .*this conversation offers no tools, and every row does"
+        r" \(read: 5\d\d of multineedle\); start the oracle with the --env",
+        result.err,
+    )
+
+
+@pytest.mark.slow
 def test_the_oracle_plays_the_tasks_of_several_environments(start: Start) -> None:
     _, output = start_policy(
         start, "oracle", "--env", "sums", "--env", "multineedle", "--set", "sums.digits=1", "--limit", 40

@@ -34,7 +34,7 @@ def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
     for name in ("pass@1", "pass@2", "majority@2", "tokens in, policy", "tokens out, policy"):
         assert name in shown
     assert [name for name in shown if name.startswith("seconds in")] == [
-        f"seconds in {stage}" for stage in ("reset", "model", "step", "verify", "close")
+        f"seconds in {stage} (with waiting)" for stage in ("reset", "model", "step", "verify", "close")
     ]
     assert lines[-4:] == [f"out/{name}" for name in FILES if name != "failures.jsonl"]
     assert (result.code, result.err) == (0, "")
@@ -255,6 +255,18 @@ def test_no_key_is_written_to_disk(gymsdk: Command, workdir: Path, monkeypatch: 
     written = result.out + result.err + "".join(path.read_text() for path in (workdir / "out").iterdir())
     assert "model_unreachable" in written
     assert "hush" not in written
+
+
+@pytest.mark.parametrize("arguments", [("rollout", "--limit", 3, "--attempts", 1), ("play",)], ids=["rollout", "play"])
+def test_a_command_says_that_it_waits_for_an_unreachable_model(start: Start, arguments: tuple[object, ...]) -> None:
+    host = f"127.0.0.1:{_free_port()}"
+    process = start(*arguments, "sums", "--model", "endpoint/x", "--base-url", f"http://{host}/v1")
+    expected = f"trying again, up to 4 times per request: cannot reach {host}: nothing listens there; is the server"
+    assert process.stderr is not None
+    line = next(line for line in process.stderr if line.startswith("trying"))
+    assert (process.poll(), line.startswith(expected)) == (None, True)
+    _, rest = process.communicate(timeout=60)
+    assert (process.returncode, "trying again" in rest) == (1, False)
 
 
 def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:

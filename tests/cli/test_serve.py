@@ -293,6 +293,51 @@ def test_the_suggested_commands_work_unchanged(start: Start, name: str) -> None:
     assert [each["reward"] for each in responses[-2:]] == [1.0, 1.0]
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder for temporary files, which the started processes use too."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--separate",)], ids=["one process", "separate"])
+def test_killed_servers_leave_no_temporary_folder(serve: Serve, scratch: Path, options: tuple[str, ...]) -> None:
+    process, _ = serve("sums", *options)
+    process.kill()
+    process.wait()
+    assert list(scratch.glob("gymsdk*")) == []
+
+
+@pytest.mark.slow
+def test_the_files_of_suggested_commands_are_removed_by_the_next_start_after_a_kill(
+    start: Start, scratch: Path
+) -> None:
+    def start_server() -> subprocess.Popen[str]:
+        process = start("serve", "sums", "--port", 0, "--open")
+        while not process.stdout.readline().endswith("/run; echo\n"):
+            pass
+        return process
+
+    other = scratch / "other"
+    other.mkdir()
+    (other / "kept").touch()
+    (scratch / "gymsdk-scratch-link").symlink_to(other)
+    start_server()
+    [running] = scratch.glob("gymsdk-scratch-[!l]*")
+    killed = start_server()
+    killed.kill()
+    killed.wait()
+    [left] = set(scratch.glob("gymsdk-scratch-[!l]*")) - {running}
+    stopped = start_server()
+    assert (running.exists(), left.exists(), (other / "kept").exists()) == (True, False, True)
+    stopped.terminate()
+    stopped.wait()
+    assert [path for path in scratch.glob("gymsdk-scratch-*") if not path.is_symlink()] == [running]
+
+
 @pytest.mark.slow
 def test_env_yaml_of_the_folder_applies_to_a_named_environment(serve: Serve, workdir: Path) -> None:
     (workdir / "token.txt").write_text("0123456789abcdef" * 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -63,3 +65,33 @@ def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=20)
     assert "left behind" not in errors
+
+
+def test_a_head_that_does_not_answer_is_named_without_an_option_that_does_not_exist(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = start("serve", "sums", "--separate", "--head", f"http://{host}")
+        line = next(line for line in process.stderr if line.startswith("no head answers"))
+    reason = f"{host} did not answer within 2 s; check the server's log and its load"
+    assert line == f"no head answers at http://{host} yet ({reason}); waiting for it for at most 60 s\n"
+
+
+def test_file_names_that_are_not_utf_8_reach_separate_servers(start: Start, workdir: Path) -> None:
+    ending = os.fsdecode(b"-caf\xe9")
+    config, token, logs = workdir / f"config{ending}.yaml", workdir / f"token{ending}", workdir / f"logs{ending}"
+    try:
+        config.write_text("sums:\n  resources_servers:\n    sums:\n")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+    files = ("--config", config, "--token-file", token, "--log-dir", logs)
+    process = start("serve", *files, "--separate", "--port", 0, "--json", "--log-level", "info")
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    url = f"{json.loads(line)['servers']['sums']['url']}/openapi.json"
+    headers = {"Authorization": f"Bearer {token.read_text()}"}
+    assert [httpx.get(url, headers=each).status_code for each in ({}, headers)] == [401, 200]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert " 200 in " in (logs / "sums.log").read_text()

@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[tuple[Reply, ...], int, bool, str]] = {
     "rate limit": ((reply_with_error(429, "too many", **{"Retry-After": "7"}),), 429, True, "too many"),
     "cut before": ((drop_connection,), 503, True, "broke off its answer"),
     "cut halfway": ((drop_halfway,), 503, True, "broke off its answer"),
-    "hang": ((hang,), 504, True, "raise the timeout"),
+    "hang": ((hang,), 504, True, "allow a model call more time (--timeout"),
     "page": ((reply_with_page,), 502, False, "ends in /v1"),
     "no completion": ((reply_with({"object": "?"}),), 502, True, "is not a chat completion"),
     "wrong key": ((reply_with_error(401, "bad key key-of-the-engine"),), 502, False, "check the API key"),
