@@ -24,6 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW = (
+    "environments/math/tests/test_math_agreement.py",
     "tests/bench/test_bench.py",
     "tests/checks/test_corpus.py",
     "tests/checks/test_mutations.py",

@@ -288,6 +288,7 @@ def kinds() -> set[str]:
     return {kind for kind in found if not kind.startswith("_") and not kind.endswith("_")}
 
 
+@pytest.mark.slow
 def test_every_kind_of_failure_is_documented() -> None:
     documented = set(re.findall(r"`(\w+)`", text_of("docs/rollouts.md")))
     assert len(kinds()) > 15

@@ -36,6 +36,7 @@ def read_in_pieces(text: bytes) -> object:
         return None
 
 
+@pytest.mark.slow
 @given(value=JSON, indent=st.sampled_from([None, 1]), piece=st.sampled_from([1, 3, 16, 80]), data=st.data())
 def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
     value: object, indent: int | None, piece: int, data: st.DataObject
@@ -51,6 +52,7 @@ def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
         assert read_in_pieces(text) == read(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -66,6 +68,7 @@ async def test_too_many_values_are_rejected(text: bytes) -> None:
         await loads_async(text, 8 * 2**20)
 
 
+@pytest.mark.slow
 def test_text_inside_strings_does_not_count_as_values() -> None:
     text = json.dumps({"code": 'x = [{"a": [1, 2]}, {}]\n' * 200_000}).encode()
     assert loads(text, VALUES_PER_CONTAINER + 1) == parse_json(text)

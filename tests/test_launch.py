@@ -92,6 +92,7 @@ async def wait_until(is_so: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_every_server_responds_once_the_launch_is_ready(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
@@ -102,6 +103,7 @@ async def test_every_server_responds_once_the_launch_is_ready(
     assert head.status_code == 200
 
 
+@pytest.mark.slow
 async def test_the_head_lists_the_address_of_every_server(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
@@ -114,6 +116,7 @@ async def test_the_head_lists_the_address_of_every_server(
     assert served_config["environment_server_routes"] == {"made": "made_environment_server"}
 
 
+@pytest.mark.slow
 async def test_servers_are_called_by_name(environment: Callable[..., Environment]) -> None:
     async with serve([environment(ASKED)]) as running:
         client = ServerClient(running.head_url)
@@ -121,6 +124,7 @@ async def test_servers_are_called_by_name(environment: Callable[..., Environment
     assert answer.json()["reward"] == 0.0
 
 
+@pytest.mark.slow
 async def test_the_model_server_serves_the_policy_model(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
@@ -140,6 +144,7 @@ async def test_the_agent_uses_the_environment_of_the_resources_server(
     assert (played["reward"], judged["reward"]) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 async def test_an_environment_is_served_by_its_name_with_its_settings(http_client: httpx.AsyncClient) -> None:
     async with serve(["multineedle"], settings={"multineedle": {"distractors": 17}}) as running:
         assert running.environments[0].config.distractors == 17
@@ -153,6 +158,7 @@ async def test_each_server_can_have_a_configured_port(environment: Callable[...,
         assert running.urls["made"] == f"http://127.0.0.1:{own}"
 
 
+@pytest.mark.slow
 async def test_the_ports_are_free_after_the_launch(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
@@ -369,6 +375,7 @@ async def test_an_episode_that_takes_too_long_is_cancelled_and_closed(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_open_sessions_are_closed_at_stop(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:

@@ -111,6 +111,7 @@ def layer_of(module: str) -> int:
     return next(number for number, layer in enumerate(LAYERS) if found in layer)
 
 
+@pytest.mark.slow
 def test_imports_point_to_the_same_layer_or_a_lower_one():
     upward = [
         f"{module} imports {other}"
@@ -133,6 +134,7 @@ def test_no_modules_import_each_other_in_a_cycle():
         pytest.fail(f"The imports at module level form a cycle: {error.args[1]}")
 
 
+@pytest.mark.slow
 def test_third_party_packages_are_imported_where_they_belong():
     misplaced = [
         f"{module} imports {package}"

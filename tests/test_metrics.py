@@ -62,6 +62,7 @@ def test_the_average_of_k_uses_all_rollouts_of_a_shorter_task():
     assert figures["pass@1[avg-of-3]/accuracy"] == pytest.approx(100 * (2 / 3 + 0.5 + 1) / 3)
 
 
+@pytest.mark.slow
 @given(REWARDS)
 def test_the_deviation_across_runs_is_the_deviation_of_the_run_means(tasks):
     found = rollouts(tasks)

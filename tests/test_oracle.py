@@ -329,6 +329,7 @@ async def test_rows_that_cannot_be_played_are_reported(
             await oracle.respond(question("How so?"))
 
 
+@pytest.mark.slow
 async def test_a_request_times_out_while_rows_are_read_and_can_be_retried(
     made: Callable[..., ModuleType], stuck: threading.Event
 ) -> None:

@@ -234,6 +234,7 @@ def test_no_published_file_contains_a_local_path(
         assert b"file:" not in archive.extractfile(name).read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PROJECTS)
 def test_the_sources_build_the_same_wheel(
     package: str, tmp_path: Path, wheels: dict[str, Path], sources: dict[str, Path]
@@ -265,6 +266,7 @@ def test_an_editable_install_includes_the_start_up_hook(checkout: Path, tmp_path
     assert STARTUP["gymsdk"] <= names(built(checkout, tmp_path, "editable"))
 
 
+@pytest.mark.slow
 def test_an_editable_install_of_unpacked_sources_needs_no_environments(
     sources: dict[str, Path], tmp_path: Path
 ) -> None:

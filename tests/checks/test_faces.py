@@ -18,11 +18,13 @@ async def reset""",
 ).replace("State, Task", "State, Step, Task")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [HEALTHY, PAYING])
 async def test_a_healthy_environment_passes(subject, outcome, source):
     assert (await outcome(FACES, subject(source))).status == "passed"
 
 
+@pytest.mark.slow
 async def test_failing_episodes_agree(subject, outcome):
     source = HEALTHY.replace(
         "    state.books.append", "    if len(book) == 10:\n        raise OSError('full')\n    state.books.append"
@@ -30,6 +32,7 @@ async def test_failing_episodes_agree(subject, outcome):
     assert (await outcome(FACES, subject(source))).status == "passed"
 
 
+@pytest.mark.slow
 async def test_dependence_on_the_thread_is_found_on_every_interface(subject, outcome):
     source = HEALTHY.replace(
         "Reset(state=Shelf())", "Reset(state=Shelf(), messages=[threading.current_thread().name])"
@@ -40,6 +43,7 @@ async def test_dependence_on_the_thread_is_found_on_every_interface(subject, out
     assert "through VectorEnv" in reported
 
 
+@pytest.mark.slow
 async def test_dependence_on_call_ids_is_found_over_http(subject, outcome):
     step = """
 @hookimpl

@@ -169,6 +169,7 @@ def test_the_home_folder_is_neither_read_nor_written(start: Start, workdir: Path
     assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
 
 
+@pytest.mark.slow
 def test_without_cookiecutter_new_says_what_to_install(workdir: Path) -> None:
     code = "import sys; sys.modules['cookiecutter'] = None; from gymsdk.cli import main; main(['new', 'maze'])"
     result = subprocess.run(

@@ -108,6 +108,7 @@ def test_faults_can_be_set_on_the_command_line(start: Start) -> None:
     assert {answer.status_code for answer in responses} == {400, 429}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

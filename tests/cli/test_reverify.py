@@ -61,6 +61,7 @@ def test_changed_rewards_are_listed_and_fail_only_with_the_option(gymsdk: Comman
     assert gymsdk("reverify", "out", "--limit", 1, "--json").out.count('"task"') == 1
 
 
+@pytest.mark.slow
 def test_rollouts_without_a_new_reward_are_listed_with_their_reason(gymsdk: Command, played: Path) -> None:
     answers = sorted({json.loads(line)["answer"] for line in (played / "rollouts.jsonl").read_text().splitlines()})
     result = gymsdk("reverify", "out", "--set", f"breaks=[{answers[0]}]", "-o", "new.jsonl")
@@ -73,6 +74,7 @@ def test_rollouts_without_a_new_reward_are_listed_with_their_reason(gymsdk: Comm
     assert len((played.parent / "new.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "metrics.json", "run.json", "inputs.jsonl"])
 def test_the_stored_run_is_never_overwritten(gymsdk: Command, played: Path, name: str) -> None:
     before = (played / name).read_bytes()
@@ -81,6 +83,7 @@ def test_the_stored_run_is_never_overwritten(gymsdk: Command, played: Path, name
     assert "belongs to the stored run, which stays unchanged; choose another --output" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["sums", "sums_simple_agent"])
 def test_agent_option_applies_to_rollouts_without_an_agent(gymsdk: Command, played: Path, agent: str) -> None:
     lines = [json.loads(line) for line in (played / "rollouts.jsonl").read_text().splitlines()]

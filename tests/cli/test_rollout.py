@@ -24,6 +24,7 @@ from gymsdk.rollouts.folder import FILES
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
     result = gymsdk("rollout", "sums", "--limit", 5, "-k", 2, "-o", "out")
     lines = result.out.splitlines()
@@ -40,6 +41,7 @@ def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
     assert (result.code, result.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_several_environments_have_one_column_each(gymsdk: Command, installed: object) -> None:
     assert callable(installed)
     installed("more")
@@ -134,6 +136,7 @@ def solve(task):
 """
 
 
+@pytest.mark.slow
 def test_a_failure_inside_a_library_names_the_authors_line_first(
     gymsdk: Command, installed: Callable[..., Path]
 ) -> None:
@@ -192,6 +195,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expected", ERRORS)
 def test_wrong_input_is_reported_and_leaves_no_files(gymsdk: Command, workdir: Path, expected: str) -> None:
     (workdir / "bad.jsonl").write_text(f"{GOOD}{{broken\n")
@@ -210,6 +214,7 @@ def test_a_file_system_that_refuses_folders_is_reported(gymsdk: Command) -> None
     assert result.err == ("Error: cannot write to /proc/out: No such file or directory; choose another --output\n")
 
 
+@pytest.mark.slow
 def test_without_a_model_the_run_names_the_policy_that_plays(gymsdk: Command) -> None:
     note = "scripted/oracle, the environment's own solution, has played; evaluate a model with --model"
     command = ("rollout", "sums", "--limit", 1)
@@ -224,6 +229,7 @@ def test_an_output_that_is_a_file_is_reported(gymsdk: Command, workdir: Path) ->
     assert (workdir / "out").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_reported(gymsdk: Command) -> None:
     gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
     result = gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
@@ -239,6 +245,7 @@ def test_skipped_bad_rows_are_reported(gymsdk: Command, workdir: Path) -> None:
     assert (result.code, result.err.count("\n")) == (0, 1)
 
 
+@pytest.mark.slow
 def test_settings_of_several_environments_are_named(gymsdk: Command, installed: object) -> None:
     assert callable(installed)
     installed("more.sums")
@@ -247,6 +254,7 @@ def test_settings_of_several_environments_are_named(gymsdk: Command, installed: 
     assert gymsdk(*arguments, "--set", "more.sums.digits=1", "--set", "sums.digits=2").code == 0
 
 
+@pytest.mark.slow
 def test_no_key_is_written_to_disk(gymsdk: Command, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "hush-1")
     address = f"http://127.0.0.1:{_free_port()}/v1"
@@ -269,6 +277,7 @@ def test_a_command_says_that_it_waits_for_an_unreachable_model(start: Start, arg
     assert (process.returncode, "trying again" in rest) == (1, False)
 
 
+@pytest.mark.slow
 def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
     with _serve_rejections() as (address, bodies):
         servers = ("--base-url", f"http://127.0.0.1:{_free_port()}/v1", "--base-url", address)
@@ -301,6 +310,7 @@ def test_an_invalid_pin_is_reported_in_one_sentence(gymsdk: Command, pin: str, e
     assert (result.code, expected in result.err) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["rollout", "profile", "play", "serve"])
 @pytest.mark.parametrize(
     ("option", "expected"),
@@ -311,6 +321,7 @@ def test_a_scripted_policy_takes_no_pins(gymsdk: Command, command: str, option: 
     assert (result.code, expected in result.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     address = f"http://127.0.0.1:{_free_port()}/v1"
     model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.5, "--attempts", 1)
@@ -322,6 +333,7 @@ def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     assert (result.code, result.err.count("\n")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_setup_error_is_not_reported_as_retryable(gymsdk: Command) -> None:
     with _serve_rejections() as (address, _):
         result = gymsdk(

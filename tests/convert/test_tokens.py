@@ -97,6 +97,7 @@ def test_only_missing_prompt_ids_need_another_request() -> None:
     assert not tokens.lacks_prompt_ids(completion())
 
 
+@pytest.mark.slow
 def test_a_long_completion_is_parsed_in_linear_time() -> None:
     content = [{"token": f"token_id:{n}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for n in range(65_536)]
     choice = {"token_ids": list(range(65_536)), "logprobs": {"content": content}}

@@ -136,6 +136,7 @@ def test_concatenated_text_is_the_whole_conversation(turns):
     assert joined == chatml.join_pieces(chatml.render_pieces(messages, tools=tools, add_generation_prompt=True))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 255)), st.none() | replies, st.booleans()), max_size=4))
 def test_concatenated_ids_are_the_sequence_that_the_policy_saw(turns):
@@ -338,6 +339,7 @@ def test_a_text_codec_can_be_reused_for_another_episode():
     assert text.encode_reply(user_messages("Go on."), over=False).startswith("<|im_end|>\n")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_the_spaces_contain_every_observation_and_sampled_action(data):

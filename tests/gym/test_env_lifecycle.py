@@ -152,6 +152,7 @@ def test_ctrl_c_in_a_reset_leaves_the_environment_usable(env: Make, host: Module
     assert counter.step("Three.")[2]
 
 
+@pytest.mark.slow
 def test_a_deleted_environment_is_closed(host: ModuleType) -> None:
     counter = Env(Environment("host", host))
     counter.reset(seed=1)
@@ -272,6 +273,7 @@ def test_an_exiting_child_does_not_close_what_its_parent_opened(build_host_scrip
     assert out.splitlines() == ["entered", "opened", "parent", "closed", "left"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 def test_a_copy_is_an_independent_environment(duplicate: Callable[[Env], Env]) -> None:
     env = Env("math", turns=3, families=["linear"])

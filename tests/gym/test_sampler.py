@@ -153,6 +153,7 @@ def verify():
 """
 
 
+@pytest.mark.slow
 def test_a_finite_split_is_sampled_up_to_its_end(environment: Callable[..., Environment]) -> None:
     sampler = TaskSampler(environment(LONG))
     assert max(int(prompt(sampler.draw(rng(seed)))) for seed in range(100)) > 11_000

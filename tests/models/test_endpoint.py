@@ -114,6 +114,7 @@ async def test_a_whole_conversation_reaches_the_policy(api: Api) -> None:
     assert recorder.requests[0]["tools"] == [TOOL]
 
 
+@pytest.mark.slow
 @BOTH
 async def test_errors_and_dropped_connections_are_retried(api: Api) -> None:
     faults = Faults(errors=0.3, cuts=0.3, seed=1)

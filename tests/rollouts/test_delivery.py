@@ -159,6 +159,7 @@ async def test_an_error_response_is_a_failure_classified_by_its_status(
     assert "reward" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [

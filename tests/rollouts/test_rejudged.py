@@ -141,6 +141,7 @@ async def test_the_settings_of_the_run_apply_unless_overridden(tmp_path: Path) -
         assert all(each.changed for each in await _reverify(folder, judge))
 
 
+@pytest.mark.slow
 async def test_a_removed_setting_is_ignored_and_an_unknown_one_is_rejected(played: Path) -> None:
     about = json.loads((played / "run.json").read_text())
     about["settings"]["environments"]["tally"]["settings"]["gone"] = 1
@@ -152,6 +153,7 @@ async def test_a_removed_setting_is_ignored_and_an_unknown_one_is_rejected(playe
             pass
 
 
+@pytest.mark.slow
 async def test_an_unscorable_rollout_has_a_kind_and_no_line(played: Path) -> None:
     async with _open_judge(played, judge="down") as judge:
         results = await _reverify(played, judge)
@@ -160,6 +162,7 @@ async def test_an_unscorable_rollout_has_a_kind_and_no_line(played: Path) -> Non
     }
 
 
+@pytest.mark.slow
 async def test_failed_rollouts_are_scored_once_the_judge_works(tmp_path: Path) -> None:
     folder = await _play(tmp_path / "out", judge="down")
     async with _open_judge(folder / "failures.jsonl", judge="up") as judge:

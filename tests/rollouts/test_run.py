@@ -97,6 +97,7 @@ def test_an_output_row_has_the_fields_of_the_row_and_the_verdict(out: Path, tmp_
     assert line["response"]["output"][0]["content"][0]["text"] == "4"
 
 
+@pytest.mark.slow
 def test_a_failed_row_has_its_kind_and_no_reward(out: Path, tmp_path: Path) -> None:
     row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "mine": 1, "reward": 9, "_ng_failure_class": "x"}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
@@ -109,6 +110,7 @@ def test_a_failed_row_has_its_kind_and_no_reward(out: Path, tmp_path: Path) -> N
     assert "ValueError: cannot add to 4" in line["_ng_failure_message"]
 
 
+@pytest.mark.slow
 def test_a_failing_row_does_not_stop_the_run(out: Path) -> None:
     _run(out)
     answer = next(_lines(out / "inputs.jsonl"))["answer"]
@@ -117,6 +119,7 @@ def test_a_failing_row_does_not_stop_the_run(out: Path) -> None:
     assert len(list(_lines(out / "failures.jsonl"))) == 1
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_plays_nothing(out: Path) -> None:
     _run(out)
     before = (out / "rollouts.jsonl").read_bytes()
@@ -125,6 +128,7 @@ def test_resuming_a_finished_run_plays_nothing(out: Path) -> None:
     assert (out / "rollouts.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_failures_are_retried_on_resume(out: Path) -> None:
     _run(out)
     answer = next(_lines(out / "inputs.jsonl"))["answer"]
@@ -135,6 +139,7 @@ def test_failures_are_retried_on_resume(out: Path) -> None:
     assert len(list(_lines(out / "failures.jsonl"))) == 1
 
 
+@pytest.mark.slow
 def test_terminal_failures_are_kept_on_resume(out: Path) -> None:
     _run(out)
     answer = next(_lines(out / "inputs.jsonl"))["answer"]
@@ -344,6 +349,7 @@ def test_invalid_input_creates_no_files(out: Path, plan: dict[str, Any], monkeyp
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_bad_row_leaves_an_existing_run_unchanged(out: Path, tmp_path: Path) -> None:
     _run(out)
     before = {path: path.read_bytes() for path in out.iterdir()}
@@ -369,6 +375,7 @@ def test_a_tasks_file_without_rows_is_rejected(out: Path, tmp_path: Path, text: 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_an_endless_split_is_limited_with_a_message(out: Path) -> None:
     progress = _run(out, limit=None)
     assert len(progress.played) == DEFAULT_TASKS

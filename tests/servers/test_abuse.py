@@ -112,6 +112,7 @@ async def _fetch_count(client: aiohttp.ClientSession, url: str) -> int:
     return final
 
 
+@pytest.mark.slow
 async def test_malformed_requests_get_a_response(running: RunningServers, caplog: pytest.LogCaptureFixture) -> None:
     async with unaffected(running, caplog):
         found = {name: await send_raw(running.urls["counter"], sent) for name, (sent, *_) in MALFORMED.items()}
@@ -119,6 +120,7 @@ async def test_malformed_requests_get_a_response(running: RunningServers, caplog
     assert {name: statuses for name, statuses in found.items() if statuses not in MALFORMED[name][1:]} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["head", *SERVERS[1:]])
 async def test_malformed_requests_break_no_server(
     running: RunningServers, caplog: pytest.LogCaptureFixture, server: str

@@ -390,6 +390,7 @@ async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(
     assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_body", [{}, {"input": 7}, {"input": [3]}, {"input": "x", "tools": [4]}])
 async def test_an_invalid_request_gets_422(
     counting: Environment, policy: Callable[..., ScriptedModel], request_body: Item
@@ -413,6 +414,7 @@ def build_opening(url: str, jar: dict[str, str], **changed: Any) -> Item:
 CLOSING = {"agent_session_id": "agent-session-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
 
 
+@pytest.mark.slow
 async def test_an_agent_session_calls_tools_at_its_base_url(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:

@@ -285,6 +285,7 @@ async def test_apps_never_see_the_token() -> None:
     assert received == [[(b"host", b"a")]]
 
 
+@pytest.mark.slow
 async def test_the_token_appears_in_no_output(
     servers: SecuredServers, caplog: pytest.LogCaptureFixture, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +367,7 @@ def test_an_invalid_value_of_the_environment_variable_is_an_error(monkeypatch: p
 RAW = ["*", "nodes", "@127.0.0.1/nodes", "http://127.0.0.1/nodes", "http:/nodes", "?/nodes", "//nodes", "/%2e%2e/nodes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [*RAW, "/nodes", "/nodes?", "/nodes#a"])
 async def test_no_spelling_of_a_path_bypasses_the_token(servers: SecuredServers, target: str) -> None:
     for url in (servers.head, servers.urls["counter"]):

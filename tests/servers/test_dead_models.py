@@ -61,6 +61,7 @@ async def dead(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
         yield model("endpoint/dead", base_url=url)
 
 
+@pytest.mark.slow
 async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[..., Environment], dead: Model) -> None:
     async with (
         app_client(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,

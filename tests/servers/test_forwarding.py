@@ -111,6 +111,7 @@ async def test_mcp_requests_reach_their_session_too(counter):
     assert [each["result"]["isError"] for each in results] == [False] * 4
 
 
+@pytest.mark.slow
 async def test_sessions_of_a_lost_instance_are_lost_and_others_continue(counter):
     call = ("/increment_counter", {"count": 5})
     async with serve_balanced(counter) as (url, one, other), client(url) as http_client:
@@ -346,6 +347,7 @@ async def test_repeated_headers_are_joined_and_hop_by_hop_headers_removed(counte
     assert not {"x-theirs", "proxy-authenticate"} & answer.headers.keys()
 
 
+@pytest.mark.slow
 async def test_an_instance_that_disappears_during_a_request_is_not_waited_for(counter, monkeypatch):
     monkeypatch.setattr(instances, "PROBE_SECONDS", 0.1)
     is_running = True

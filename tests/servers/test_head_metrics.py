@@ -86,6 +86,7 @@ async def test_a_head_reports_the_round_trips_of_its_servers(installed):
     assert all(0 < each < 60 for each in trips.values())
 
 
+@pytest.mark.slow
 async def test_the_alert_rules_use_existing_metrics(installed, monkeypatch, tmp_path):
     installed()
     tool = tmp_path / "bin" / "nvidia-smi"

@@ -201,6 +201,7 @@ async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session() -
     assert judged["reward"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", BUILD_REQUEST)
 async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(
     environment: Callable[..., Environment], api: str

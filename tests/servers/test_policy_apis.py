@@ -73,6 +73,7 @@ async def test_a_chat_contains_reasoning_as_the_engine_is_configured(
     assert (message["content"], message.get("reasoning_content")) == (content, field)
 
 
+@pytest.mark.slow
 async def test_a_response_has_reasoning_text_and_parallel_calls_streamed_or_not() -> None:
     async with openai(FixedModel(*TURN)) as client:
         plain = await client.responses.create(model="any", input="hi", tools=[FLAT])

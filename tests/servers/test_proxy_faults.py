@@ -235,6 +235,7 @@ async def test_an_sdk_does_not_retry_a_misconfiguration(setup: Setup, client: st
     assert setup.engine.request_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_context_that_overflows_gives_an_incomplete_response(setup: Setup, client: str) -> None:
     setup.engine.prepare(

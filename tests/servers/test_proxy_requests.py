@@ -61,6 +61,7 @@ async def send_image(setup: ProxySetup, client: str, upstream: str) -> None:
         await setup.anthropic[upstream].messages.create(model="any", max_tokens=4096, messages=messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_an_image_arrives(setup: ProxySetup, upstream: str, client: str) -> None:
@@ -170,6 +171,7 @@ async def request_structured(setup: ProxySetup, client: str, upstream: str) -> A
     return message.parsed_output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_a_response_has_the_requested_format(setup: ProxySetup, upstream: str, client: str) -> None:

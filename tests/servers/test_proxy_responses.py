@@ -73,6 +73,7 @@ async def test_reasoning_within_the_text_becomes_reasoning(
     assert (read_content(answer).thoughts.strip(), read_content(answer).text.strip()) == ("hm", "42")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_the_model_receives_the_same_request_from_every_client(

@@ -88,6 +88,7 @@ def test_a_flood_of_rejections_is_logged_at_intervals(caplog: pytest.LogCaptureF
     assert messages == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
 
 
+@pytest.mark.slow
 async def test_a_rejections_log_line_contains_nothing_the_client_sent(
     servers: SecuredServers, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:

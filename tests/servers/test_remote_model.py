@@ -79,6 +79,7 @@ async def test_requests_go_to_the_servers_that_the_head_lists():
         assert await read_reply(remote) == "yes"
 
 
+@pytest.mark.slow
 async def test_an_episode_stays_with_one_server_and_episodes_are_distributed():
     models = [FixedModel("one"), FixedModel("other")]
     found = load("multineedle")

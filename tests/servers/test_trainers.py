@@ -116,6 +116,7 @@ async def test_agents_are_found_by_their_kind(running: RunningServers, client: a
     assert found == {f"{name}_simple_agent": running.urls[f"{name}_simple_agent"] for name in NAMES}
 
 
+@pytest.mark.slow
 async def test_every_server_answers_a_readiness_check(running: RunningServers, client: aiohttp.ClientSession) -> None:
     for url in (running.head_url, *running.urls.values()):
         async with client.get(f"{url}/") as answer:

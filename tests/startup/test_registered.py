@@ -21,6 +21,7 @@ def test_every_kind_of_installation_registers_the_environments(kind: str, interp
     assert interpreters[kind].says(KNOWN) == ALL
 
 
+@pytest.mark.slow
 def test_the_registry_shows_them(interpreter: Interpreter) -> None:
     shown = interpreter.says("import gymnasium; gymnasium.pprint_registry()")
     assert "===== nemo =====\nnemo/alpha" in shown
@@ -105,11 +106,13 @@ def test_the_hook_can_be_switched_off(interpreter: Interpreter) -> None:
         assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=on) == ALL
 
 
+@pytest.mark.slow
 def test_a_gymsdk_prefix_in_the_id_registers_with_the_hook_disabled(interpreter: Interpreter) -> None:
     ran = interpreter.run("-c", "import gymnasium; gymnasium.make('gymsdk:nemo/alpa')", GYMSDK_NO_AUTOREGISTER="1")
     assert "Did you mean: `alpha`?" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["gymsdk, gymnasium", "gymnasium, gymsdk"])
 def test_importing_gymsdk_registers_with_the_hook_disabled(interpreter: Interpreter, order: str) -> None:
     assert interpreter.says(f"import {order}; {NEMO}", "-W", "error", GYMSDK_NO_AUTOREGISTER="1") == ALL

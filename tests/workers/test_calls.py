@@ -93,6 +93,7 @@ async def test_an_exception_keeps_what_it_carries() -> None:
     assert missing.value.filename == "gold.json"
 
 
+@pytest.mark.slow
 async def test_an_exception_that_cannot_be_pickled_is_described() -> None:
     with pytest.raises(Failed, match=r"(?s)fail raised an exception that cannot be pickled.*Unreadable: locked"):
         await fail("unreadable")

@@ -144,6 +144,7 @@ async def test_a_large_value_is_transferred_completely() -> None:
     assert await echo(value) == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runaway", [spin, backtrack, power])
 async def test_a_call_that_exceeds_its_cpu_limit_raises_budget_spent(runaway: Offloaded[[], object]) -> None:
     began = time.monotonic()

@@ -37,6 +37,7 @@ def test_the_corpus_has_many_right_and_wrong_answers_settled_by_the_box(comparis
     assert min(settled.count(1.0), settled.count(0.0)) >= 50
 
 
+@pytest.mark.slow
 def test_the_corpus_has_right_and_wrong_integers(comparisons: list[Compared]):
     whole = [each.whole.reward for each in comparisons if each.whole]
     assert min(whole.count(1.0), whole.count(0.0)) >= 5

@@ -116,6 +116,7 @@ async def test_an_answer_that_exceeds_the_grader_budget_is_wrong_with_grader_tim
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -134,6 +135,7 @@ async def test_malicious_answers_are_wrong_and_serializable_as_json(math: Enviro
     json.dumps(verdict.model_dump(), ensure_ascii=False).encode()
 
 
+@pytest.mark.slow
 async def test_the_oracle_solves_every_example(math: Environment):
     assert (await mean(math, "scripted/oracle", "example", 11))[0] == 1.0
 

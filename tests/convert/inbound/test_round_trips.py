@@ -38,6 +38,7 @@ def without_ids(items: list[Item]) -> list[Item]:
     return [{key: value for key, value in item.items() if key not in {"id", "status"}} for item in items]
 
 
+@pytest.mark.slow
 @given(build_requests())
 def test_a_request_survives_the_round_trip_through_chat(request: Item) -> None:
     converted = chat_inbound.parse_request(chat.build_body(request))
@@ -52,6 +53,7 @@ def test_a_chat_body_survives_the_round_trip_through_responses(request: Item) ->
     assert chat.build_body(chat_inbound.parse_request(body)) == body
 
 
+@pytest.mark.slow
 @given(build_requests(), st.booleans())
 def test_both_names_of_the_token_limit_are_read(request: Item, newer: bool) -> None:
     limit_name = "max_completion_tokens" if newer else "max_tokens"
