@@ -40,12 +40,12 @@ async def serve_environment(environment: Environment) -> AsyncIterator[Playable]
     at = listener.bind_socket("127.0.0.1", what=SERVER_LABEL)
     port = at.getsockname()[1]
     server = listener.Listener(resources.create_app(environment), at, grace=1.0)
-    strand = BackgroundTask(SERVER_LABEL, server.run)
+    task = BackgroundTask(SERVER_LABEL, server.run)
     try:
-        await strand.wait_until_up(START_SECONDS)
+        await task.wait_until_up(START_SECONDS)
         yield RemoteEnvironment(f"http://127.0.0.1:{port}", environment.name)
     finally:
-        await strand.stop(STOP_SECONDS)
+        await task.stop(STOP_SECONDS)
 
 
 MAX_TASKS = 3

@@ -281,10 +281,10 @@ def _collect_warnings() -> Iterator[list[str]]:
 class _WarningHandler(logging.Handler):
     def __init__(self, warnings: list[str]) -> None:
         super().__init__(logging.WARNING)
-        self._told = warnings
+        self._warnings = warnings
 
     def emit(self, record: logging.LogRecord) -> None:
         # The episodes of a check have no id.
         sentence = self.format(record).replace("episode without an id: ", "an episode: ")
-        if sentence not in self._told and len(self._told) < MAX_WARNINGS:
-            self._told.append(sentence)
+        if sentence not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.append(sentence)

@@ -127,9 +127,9 @@ def _check_available(environment_name: EnvironmentName, folder: Path) -> None:
 
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists; choose another name, or another folder with --output")
-    ours = {canonicalize_name(environment_name.name), canonicalize_name(environment_name.distribution)}
+    names = {canonicalize_name(environment_name.name), canonicalize_name(environment_name.distribution)}
     for entry in registry.installed().values():
-        if ours & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:
+        if names & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:
             home = f"{entry.distribution} {entry.version}"
             raise UsageError(f"an environment named {entry.name!r} is already installed ({home}); choose another name")
 

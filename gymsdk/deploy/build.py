@@ -182,9 +182,9 @@ class ServerBuilder:
         return oracle.prepare_model(player, [*self.environments.values()])
 
     def _build_service(self, block: ServerConfig) -> Service:
-        told = get_row_fields(block, self.environments.get(block.name))
+        fields = get_row_fields(block, self.environments.get(block.name))
         place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
-        return Service.model_validate({**place, "port": block.port or 0, "fields": told})
+        return Service.model_validate({**place, "port": block.port or 0, "fields": fields})
 
     def _build_app(self, block: ServerConfig, urls: Urls) -> App:
         self._head = urls[HEAD_SERVER]
@@ -263,8 +263,8 @@ class ServerBuilder:
         """Return the budget of an agent: its own limits, and the general ones for the rest."""
         part = block.part
         assert isinstance(part, AgentServerConfig), "the part of what plays"
-        said = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
-        return self._budget.model_copy(update={key: value for key, value in said.items() if value is not None})
+        limits = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
+        return self._budget.model_copy(update={key: value for key, value in limits.items() if value is not None})
 
 
 def get_row_fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:

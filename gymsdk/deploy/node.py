@@ -187,8 +187,10 @@ class Node:
         return None
 
     async def _put(self, seconds: float) -> HttpResponse:
-        said = self._build_registration().model_dump(mode="json")
-        return await client.put(self._url, said, headers=self._headers(), timeout=seconds, retry=client.NO_RETRY)
+        registration = self._build_registration().model_dump(mode="json")
+        return await client.put(
+            self._url, registration, headers=self._headers(), timeout=seconds, retry=client.NO_RETRY
+        )
 
     def _build_registration(self) -> Registration:
         services = self._services() if callable(self._services) else self._services

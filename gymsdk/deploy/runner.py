@@ -47,14 +47,14 @@ class BackgroundTask:
         self.what = what
         self._up = asyncio.Event()
         self._over = asyncio.Event()
-        self._told = False
+        self._failure_reported = False
         self.task = asyncio.ensure_future(work(self._up, self._over))
 
     async def wait_until_up(self, seconds: float) -> None:
         """Wait until the work is up; raises `GymsdkError` if it fails or takes longer than *seconds*."""
-        risen = asyncio.ensure_future(self._up.wait())
-        await asyncio.wait({self.task, risen}, timeout=seconds, return_when="FIRST_COMPLETED")
-        risen.cancel()
+        up_waiter = asyncio.ensure_future(self._up.wait())
+        await asyncio.wait({self.task, up_waiter}, timeout=seconds, return_when="FIRST_COMPLETED")
+        up_waiter.cancel()
         if self.task.done():
             raise self.describe_failure()
         if not self._up.is_set():
@@ -62,7 +62,7 @@ class BackgroundTask:
 
     def describe_failure(self) -> GymsdkError:
         """Return the error to raise after the work has ended on its own; the caller must report it."""
-        self._told = True
+        self._failure_reported = True
         error = None if self.task.cancelled() else self.task.exception()
         if isinstance(error, GymsdkError):
             return error
@@ -77,7 +77,7 @@ class BackgroundTask:
             self.task.cancel()
             await asyncio.wait({self.task}, timeout=CANCEL_GRACE_SECONDS)
             return
-        if not self._told and not self.task.cancelled() and (error := self.task.exception()):
+        if not self._failure_reported and not self.task.cancelled() and (error := self.task.exception()):
             log.warning("%s ended with an error: %r", self.what, error)
 
 
@@ -135,13 +135,13 @@ class LoopMonitor:
                     await over.wait()
 
 
-async def _run_and_report(work: Work, risen: Callable[[], None], over: asyncio.Event) -> None:
-    """Run *work*, and call *risen* when it is up."""
+async def _run_and_report(work: Work, report_up: Callable[[], None], over: asyncio.Event) -> None:
+    """Run *work*, and call *report_up* when it is up."""
     up = asyncio.Event()
 
     async def report() -> None:
         await up.wait()
-        risen()
+        report_up()
 
     reporting = asyncio.ensure_future(report())
     try:
@@ -243,16 +243,16 @@ class AutoStarter(Generic[P]):
                 log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
 
     async def _start(self, part: P) -> None:
-        strand, tell = self._start_server(part)
-        self._tasks.append(strand)
+        task, tell = self._start_server(part)
+        self._tasks.append(task)
         try:
-            await strand.wait_until_up(self._starting)
+            await task.wait_until_up(self._starting)
         except GymsdkError:
-            self._tasks.remove(strand)
-            await strand.stop(self._stop_seconds)
+            self._tasks.remove(task)
+            await task.stop(self._stop_seconds)
             raise
         tell()
-        log.warning("%s runs in the process of the head, because no node has one", strand.what)
+        log.warning("%s runs in the process of the head, because no node has one", task.what)
 
     async def _wait_for_membership_change(self, over: asyncio.Event) -> None:
         ending = asyncio.ensure_future(over.wait())
@@ -399,8 +399,8 @@ class ServerRunner:
                 await self._stop_all()
 
     def _locate(self, part: ServerSpec, at: socket.socket) -> Service:
-        told = {"host": self._get_advertised_host(part), "port": socket_port(at), "scheme": self._security.scheme}
-        return part.service.model_copy(update=told)
+        update = {"host": self._get_advertised_host(part), "port": socket_port(at), "scheme": self._security.scheme}
+        return part.service.model_copy(update=update)
 
     def _bind_part(self, part: ServerSpec) -> socket.socket:
         return part.sock or self._bind(part.service.name, part.service.port, part.host)
@@ -456,9 +456,9 @@ class ServerRunner:
         """Start a server while others run; return its task, and a function that announces the server."""
         with ExitStack() as sockets:
             at = sockets.enter_context(self._bind_part(part))
-            strand = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
+            task = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
             sockets.pop_all()
-        return strand, partial(self._log_address, part, at)
+        return task, partial(self._log_address, part, at)
 
     def _log_address(self, part: ServerSpec, at: socket.socket) -> None:
         self.supplied.append(self._locate(part, at))
@@ -513,9 +513,9 @@ class ServerRunner:
             headers=credentials.build_auth_headers(self._security.token),
         )
         answers = await asyncio.gather(*(ready(*near) for near in self._get_local_addresses().values()))
-        for service, said in zip(self.services, answers, strict=True):
-            if said != "success":
-                raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({said})")
+        for service, status in zip(self.services, answers, strict=True):
+            if status != "success":
+                raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
 
     async def _wait_for_failure(self) -> None:
         strands = {each.task: each for group in self._tasks for each in group}
@@ -527,8 +527,8 @@ class ServerRunner:
         for group in reversed(self._tasks):
             await asyncio.gather(*(each.stop(self._get_stop_seconds(each)) for each in group))
 
-    def _get_stop_seconds(self, strand: BackgroundTask) -> float:
-        if strand.what in self._contexts:
+    def _get_stop_seconds(self, task: BackgroundTask) -> float:
+        if task.what in self._contexts:
             return self._times.ending
         return self._times.grace + CANCEL_GRACE_SECONDS + self._times.ending
 

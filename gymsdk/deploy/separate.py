@@ -223,8 +223,8 @@ async def _wait_for_answer(at: socket.socket, seconds: float, security: Security
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
     while (left := until - clock()) > 0:
-        told = await check_status(host, port, security.scheme, path="/readyz", seconds=left, headers=headers)
-        if told == "success":
+        status = await check_status(host, port, security.scheme, path="/readyz", seconds=left, headers=headers)
+        if status == "success":
             return
         await asyncio.sleep(POLL_SECONDS)
     raise GymsdkError(

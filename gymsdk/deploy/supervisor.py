@@ -283,23 +283,24 @@ async def _start_process(spec: ProcessSpec, seconds: float) -> tuple[asyncio.sub
     """
     # Pipes of our own: asyncio waits until its own pipes are closed, and a descendant may keep them open.
     try:
-        with ExitStack() as ours, ExitStack() as theirs:
-            (heard, stdin), (output, said) = _open_pipe(theirs, ours), _open_pipe(ours, theirs)
-            status, reported = _open_pipe(ours, theirs)
+        with ExitStack() as parent_pipes, ExitStack() as child_pipes:
+            child_stdin, stdin = _open_pipe(child_pipes, parent_pipes)
+            output, child_output = _open_pipe(parent_pipes, child_pipes)
+            status, reported = _open_pipe(parent_pipes, child_pipes)
             command, inherited = list(spec.command), [spec.sock.fileno()] if spec.sock else []
             if process_guard.IS_AVAILABLE:
                 command = process_guard.build_command(command, seconds=seconds, status=reported)
                 inherited.append(reported)
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=heard,
-                stdout=said,
-                stderr=said,
+                stdin=child_stdin,
+                stdout=child_output,
+                stderr=child_output,
                 pass_fds=inherited,
                 # Its own session: Ctrl-C reaches the supervisor alone, which then ends the servers in order.
                 start_new_session=True,
             )
-            ours.pop_all()
+            parent_pipes.pop_all()
     except OSError as error:
         raise _StartFailed(error.strerror or str(error)) from error
     return process, stdin, output, status

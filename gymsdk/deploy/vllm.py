@@ -81,8 +81,8 @@ class LogTail(io.StringIO):
 
     def write(self, text: str) -> int:
         """Write one line; of a progress bar, its last state."""
-        name, bar, said = text.partition(" | ")
-        line = name + bar + said.rpartition("\r")[2]
+        name, bar, message = text.partition(" | ")
+        line = name + bar + message.rpartition("\r")[2]
         self._last.append(line.rstrip())
         self._out.write(line)
         return len(text)

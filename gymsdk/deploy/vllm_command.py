@@ -214,11 +214,11 @@ def get_port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
 def build_command(launch: Launch, path: str, at: int) -> list[str]:
     """Return the command that runs the program at *path* on the port *at*."""
     flags = launch.parsed_flags
-    ours = [] if "--host" in flags else ["--host", get_host(flags)]
-    ours += [] if "--port" in flags else ["--port", str(at)]
-    ours += [] if NAMES in flags else [NAMES, launch.name]
+    defaults = [] if "--host" in flags else ["--host", get_host(flags)]
+    defaults += [] if "--port" in flags else ["--port", str(at)]
+    defaults += [] if NAMES in flags else [NAMES, launch.name]
     # The user's flags last: vLLM takes the last value of a repeated flag.
-    return [path, "serve", launch.name, *ours, *choose_tool_flags(launch), *launch.flags]
+    return [path, "serve", launch.name, *defaults, *choose_tool_flags(launch), *launch.flags]
 
 
 def choose_tool_flags(launch: Launch) -> list[str]:

@@ -48,8 +48,8 @@ class TranscriptPrinter:
 
 
 def _format_lines(episode: Episode | None, rollout: Rollout | None) -> list[str]:
-    said = [*episode.transcript.opening, *episode.transcript.items] if episode else []
-    return [*map(_format_item, said), *_format_end(rollout)]
+    items = [*episode.transcript.opening, *episode.transcript.items] if episode else []
+    return [*map(_format_item, items), *_format_end(rollout)]
 
 
 def _format_item(item: Item) -> str:

@@ -85,17 +85,17 @@ class Policy:
         new = len(infos) - len(self._conversations)
         self._conversations += [Conversation() for _ in range(new)]
         shown = enumerate(zip(observations, infos, strict=True))
-        heard = [self._conversations[number].observe(*each) for number, each in shown]
-        asked = [number for number, has_turn in enumerate(heard) if has_turn]
-        said = slot.run(self._ask_models(asked)) if asked else {}
-        return [said[number] if number in said else Turn() for number in range(len(heard))]
+        has_turns = [self._conversations[number].observe(*each) for number, each in shown]
+        numbers = [number for number, has_turn in enumerate(has_turns) if has_turn]
+        turns = slot.run(self._ask_models(numbers)) if numbers else {}
+        return [turns[number] if number in turns else Turn() for number in range(len(has_turns))]
 
     async def _ask_models(self, numbers: Sequence[int]) -> dict[int, Turn]:
         talks = self._conversations
         episodes = [None] * len(talks) if self._env is None else _get_episodes(self._env)
         async with asyncio.TaskGroup() as group:
-            asked = {number: group.create_task(self._ask_model(talks[number], episodes[number])) for number in numbers}
-        return {number: task.result() for number, task in asked.items()}
+            tasks = {number: group.create_task(self._ask_model(talks[number], episodes[number])) for number in numbers}
+        return {number: task.result() for number, task in tasks.items()}
 
     async def _ask_model(self, conversation: Conversation, episode: Episode | None) -> Turn:
         try:

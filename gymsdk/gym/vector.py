@@ -186,8 +186,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
             given = list_values(actions, self.num_envs)
             # Parsed before the next tasks are drawn: after an invalid action, the repeated step draws the same tasks.
             over = dict.fromkeys(self._slots.find_finished() if self._mode is AutoresetMode.NEXT_STEP else ())
-            said = self._slots.parse_actions({index: action for index, action in enumerate(given) if index not in over})
-            stepped = slot.run(self._slots.play(said, {index: self._slots.choose_episode(index) for index in over}))
+            actions = self._slots.parse_actions(
+                {index: action for index, action in enumerate(given) if index not in over}
+            )
+            stepped = slot.run(self._slots.play(actions, {index: self._slots.choose_episode(index) for index in over}))
             return self._batch(self._reset_finished(stepped) if self._mode is AutoresetMode.SAME_STEP else stepped)
 
     def render(self) -> tuple[str, ...] | None:

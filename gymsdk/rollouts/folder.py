@@ -45,8 +45,8 @@ class StoredVerdict(Verdict):
 
 def strip_results(row: Row, *, keep: Container[str] = ()) -> Row:
     """Return *row* without the keys that an earlier run wrote, including verdict fields; *keep* names exceptions."""
-    ours = row.get("gymsdk")
-    names = ours.get("verdict") if isinstance(ours, dict) else None
+    host_fields = row.get("gymsdk")
+    names = host_fields.get("verdict") if isinstance(host_fields, dict) else None
     stale = RESULT_FIELDS.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
     return {
         key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith("_ng_failure_"))
@@ -67,14 +67,14 @@ def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     if rollout.verdict is not None:
         verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})
     components = {"reward_components": rollout.components} if rollout.components else {}
-    ours = _build_gymsdk_field(rollout, attempts) | {"verdict": list(verdict)}
+    host_fields = _build_gymsdk_field(rollout, attempts) | {"verdict": list(verdict)}
     return {
         **_build_row(rollout),
         **verdict,
         "reward": rollout.reward,
         **components,
         **_build_stamps(key),
-        "gymsdk": ours,
+        "gymsdk": host_fields,
     }
 
 
@@ -91,8 +91,8 @@ def build_failed_line(rollout: Rollout, key: Key, *, attempts: int) -> Row:
         "_ng_failure_terminal": _is_terminal(failure),
         ATTEMPT_INDEX: attempts - 1,
     }
-    ours = _build_gymsdk_field(rollout, attempts) | {"retryable": failure.retryable}
-    return {**_build_row(rollout), **failure_keys, **_build_stamps(key), "gymsdk": ours}
+    host_fields = _build_gymsdk_field(rollout, attempts) | {"retryable": failure.retryable}
+    return {**_build_row(rollout), **failure_keys, **_build_stamps(key), "gymsdk": host_fields}
 
 
 def _is_terminal(failure: Failure) -> bool:
@@ -109,20 +109,20 @@ def get_key(line: Row) -> Key:
 
 def parse_rollout(line: Row) -> Rollout:
     """Return the scored rollout on *line*, with the verdict's own fields as JSON values."""
-    ours = line["gymsdk"]
-    fields = {name: line[name] for name in ours["verdict"] if name in line}
+    host_fields = line["gymsdk"]
+    fields = {name: line[name] for name in host_fields["verdict"] if name in line}
     components = line.get("reward_components", {})
     judged = {name: value for name, value in components.items() if name != STEPS_COMPONENT}
     params = line["responses_create_params"]
     return Rollout(
-        id=ours["id"],
-        rollout_id=ours.get("rollout_id", ""),
-        environment=ours["environment"],
+        id=host_fields["id"],
+        rollout_id=host_fields.get("rollout_id", ""),
+        environment=host_fields["environment"],
         row={key: value for key, value in line.items() if key not in RESULT_FIELDS},
-        seed=ours["seed"],
+        seed=host_fields["seed"],
         repeat=line[ROLLOUT_INDEX],
         outcome="scored",
-        ended=ours["ended"],
+        ended=host_fields["ended"],
         opening=params["input"],
         tools=params.get("tools", []),
         response=line["response"],
@@ -131,9 +131,9 @@ def parse_rollout(line: Row) -> Rollout:
         verdict=StoredVerdict(
             **{"reward": line["reward"] - components.get(STEPS_COMPONENT, 0.0), "components": judged, **fields}
         ),
-        turns=ours["turns"],
-        usage={role: Usage(**used) for role, used in ours["usage"].items()},
-        timing=Timing(**ours["timing"]),
+        turns=host_fields["turns"],
+        usage={role: Usage(**used) for role, used in host_fields["usage"].items()},
+        timing=Timing(**host_fields["timing"]),
     )
 
 
@@ -291,8 +291,8 @@ class RunFolder:
 
     def read_settings(self) -> Row:
         """Return the settings with which the run was started."""
-        begun: Row = self._read_about()["settings"]
-        return begun
+        settings: Row = self._read_about()["settings"]
+        return settings
 
     def resume(self, now: Row, *, repeats: int = 1) -> None:
         """Prepare the folder for a resumed run.

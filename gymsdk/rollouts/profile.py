@@ -186,12 +186,12 @@ class _LineTotals:
     tokens: int = 0
 
     def add(self, line: Row) -> None:
-        ours = line["gymsdk"]
+        host_fields = line["gymsdk"]
         self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=line["reward"]))
-        self.grading.append(ours["timing"]["stages"].get("verify", 0.0))
-        self.turns += ours["turns"]
+        self.grading.append(host_fields["timing"]["stages"].get("verify", 0.0))
+        self.turns += host_fields["turns"]
         # The usage includes the calls of failed attempts, the turns do not.
-        used = ours["usage"].get("policy", {})
+        used = host_fields["usage"].get("policy", {})
         self.calls += used.get("calls", 0)
         self.tokens += used.get("output_tokens", 0)
 

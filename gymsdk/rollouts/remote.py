@@ -54,8 +54,8 @@ def build_refusal(answer: HttpResponse, stage: str) -> EpisodeError:
 
 def _get_detail(answer: HttpResponse) -> str:
     """Return the message of an error response, or the beginning of its text."""
-    said = client.parse_value(answer)
-    detail = said.get("detail") if isinstance(said, dict) else None
+    body = client.parse_value(answer)
+    detail = body.get("detail") if isinstance(body, dict) else None
     return detail if isinstance(detail, str) else f"answered {answer.status}: {answer.text[:MAX_EXCERPT_CHARS]}"
 
 
@@ -225,7 +225,9 @@ def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServer
         frozenset(judges),
         model=_get_string(config.get("policy_model_name")),
         version=_get_string(config.get(VERSION_KEY)),
-        versions={name: told for name, each in judges.items() if (told := _get_string(_get_field(each, "version")))},
+        versions={
+            name: version for name, each in judges.items() if (version := _get_string(_get_field(each, "version")))
+        },
     )
 
 
@@ -356,13 +358,13 @@ class RemotePlayer:
         return parse_rollout(body, job, compute_seed(self.seed, job), milliseconds=spent)
 
     def _build_body(self, job: Job, attempt: int) -> Row:
-        ours = {"seed": compute_seed(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
+        host_fields = {"seed": compute_seed(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
         return {
             **job.row,
             TASK_INDEX: job.task,
             ROLLOUT_INDEX: job.repeat,
             "_ng_rollout_id": self._build_rollout_id(job, attempt),
-            "gymsdk": ours,
+            "gymsdk": host_fields,
         }
 
     def _build_rollout_id(self, job: Job, attempt: int) -> str:

@@ -74,8 +74,8 @@ class Case:
     @property
     def seed(self) -> int:
         """The seed of the episode: the one on the line, or else that of a run with the default seed."""
-        told = _get_int(self._ours.get("seed"))
-        return compute_seed(0, Job(self.environment, self.task, self.repeat, self.row)) if told is None else told
+        seed = _get_int(self._host_fields.get("seed"))
+        return compute_seed(0, Job(self.environment, self.task, self.repeat, self.row)) if seed is None else seed
 
     @property
     def reward(self) -> float | None:
@@ -96,19 +96,19 @@ class Case:
     def opening(self) -> list[Item] | None:
         """The opening messages, or `None` if the line does not hold them."""
         shown = self.line["responses_create_params"].get("input")
-        return shown if self._ours and isinstance(shown, list) else None
+        return shown if self._host_fields and isinstance(shown, list) else None
 
     @property
     def end_reason(self) -> EndReason:
         """How the episode ended, as far as the line shows."""
-        told: tuple[EndReason, ...] = get_args(EndReason)
-        known = next((word for word in told if word == self._ours.get("ended")), None)
+        reasons: tuple[EndReason, ...] = get_args(EndReason)
+        known = next((word for word in reasons if word == self._host_fields.get("ended")), None)
         return known or ("tokens" if responses.is_incomplete_response(self.response) else "done")
 
     @property
-    def _ours(self) -> Item:
-        ours = self.line.get("gymsdk")
-        return ours if isinstance(ours, dict) else {}
+    def _host_fields(self) -> Item:
+        host_fields = self.line.get("gymsdk")
+        return host_fields if isinstance(host_fields, dict) else {}
 
 
 class StoredRun:
@@ -128,9 +128,9 @@ class StoredRun:
         if not self.path.is_file():
             raise BadRow(f"{self.path} does not exist; name the folder of a run, or a file of rollouts")
         home = self.path.parent
-        ours = self.path.name in {ROLLOUTS, FAILURES} and (home / RUN).is_file() and (home / INPUTS).is_file()
-        self._inputs = Inputs(home / INPUTS) if ours else None
-        self._home = home if ours else None
+        in_run_folder = self.path.name in {ROLLOUTS, FAILURES} and (home / RUN).is_file() and (home / INPUTS).is_file()
+        self._inputs = Inputs(home / INPUTS) if in_run_folder else None
+        self._home = home if in_run_folder else None
 
     def iter_cases(self) -> Iterator[Case]:
         """Yield the stored rollouts; raises `BadRow` at a line that is not a rollout."""
@@ -196,8 +196,8 @@ class Inputs:
 
 def find_environment_name(line: Row) -> str | None:
     """Return the environment that a line names, or `None`."""
-    ours = line.get("gymsdk")
-    name = ours.get("environment") if isinstance(ours, dict) else None
+    host_fields = line.get("gymsdk")
+    name = host_fields.get("environment") if isinstance(host_fields, dict) else None
     return name if isinstance(name, str) else get_environment_name(line)
 
 
@@ -234,8 +234,8 @@ class Reverified:
         if self.verdict is None:
             return None
         before = self.case.line
-        ours = before.get("gymsdk")
-        names = ours.get("verdict", ()) if isinstance(ours, dict) else ()
+        host_fields = before.get("gymsdk")
+        names = host_fields.get("verdict", ()) if isinstance(host_fields, dict) else ()
         stale = {
             *names,
             *(RESULT_FIELDS - {"response", TRAJECTORY, "gymsdk"}),
@@ -248,8 +248,8 @@ class Reverified:
         row = {name: sent[name] for name in names if name in sent}
         parts = {"reward_components": self.verdict.components} if self.verdict.components else {}
         line = {**kept, **row, **self.verdict.fields, "reward": self.verdict.reward, **parts}
-        if isinstance(ours, dict):
-            line["gymsdk"] = {**ours, "outcome": "scored", "verdict": list(self.verdict.fields)}
+        if isinstance(host_fields, dict):
+            line["gymsdk"] = {**host_fields, "outcome": "scored", "verdict": list(self.verdict.fields)}
         return line
 
 
@@ -331,8 +331,8 @@ def build_remote_judge(servers: HeadServers) -> Judge:
     async def judge(case: Case) -> RemoteVerdict:
         name = servers.get_resources_for_row(case.line, case.environment)
         stamps = {key: case.line[key] for key in (TASK_INDEX, ROLLOUT_INDEX) if key in case.line}
-        ours = {"seed": case.seed, "repeat": case.repeat, "ended": case.end_reason}
-        body = {**case.row, **stamps, "response": case.response, "gymsdk": ours}
+        host_fields = {"seed": case.seed, "repeat": case.repeat, "ended": case.end_reason}
+        body = {**case.row, **stamps, "response": case.response, "gymsdk": host_fields}
         try:
             answer = await servers.client.post(name, "/verify", json=body)
         except Failed as error:

@@ -332,7 +332,7 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
     watch.start(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), progress=progress)
     breaker = CircuitBreaker(scored=progress.scored)
 
-    def told(played: PlayedJob) -> None:
+    def report_played(played: PlayedJob) -> None:
         watch.finish_job(played)
         breaker.record(played.rollout)
 
@@ -340,7 +340,7 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
     try:
         observed = run.trajectories
         await play_missing(
-            folder, player, done=progress.done, concurrency=concurrency, report=told, trajectories=observed
+            folder, player, done=progress.done, concurrency=concurrency, report=report_played, trajectories=observed
         )
     except ModelLost as error:
         raise ModelLost(

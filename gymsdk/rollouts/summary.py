@@ -59,16 +59,16 @@ class Tally:
 
     def add_scored(self, line: Row) -> None:
         """Count a scored rollout."""
-        ours = line["gymsdk"]
-        kept = FIGURED.union(ours["verdict"])
+        host_fields = line["gymsdk"]
+        kept = FIGURED.union(host_fields["verdict"])
         parts = {f"reward_components/{name}": paid for name, paid in line.get("reward_components", {}).items()}
         figured = {key: value for key, value in line.items() if key in kept} | parts
         self.scored.append(
-            metrics.parse_scored_rollout(figured, answer_key=ANSWER if ANSWER in ours["verdict"] else None)
+            metrics.parse_scored_rollout(figured, answer_key=ANSWER if ANSWER in host_fields["verdict"] else None)
         )
-        self.votes = self.votes or ANSWER in ours["verdict"]
-        self.milliseconds.update(ours["timing"]["stages"])
-        self.ended[ours["ended"]] += 1
+        self.votes = self.votes or ANSWER in host_fields["verdict"]
+        self.milliseconds.update(host_fields["timing"]["stages"])
+        self.ended[host_fields["ended"]] += 1
         self.overspent += bool(line.get("grader_timeout"))
         self.unfit += _is_prompt_too_long(line)
         self._add(line)
@@ -86,11 +86,11 @@ class Tally:
         self._add(line)
 
     def _add(self, line: Row) -> None:
-        ours = line["gymsdk"]
+        host_fields = line["gymsdk"]
         self.tasks.add(line[TASK_INDEX])
         self.agent = get_agent_name(line) or self.agent
-        self.outcomes[ours["outcome"]] += 1
-        for role, used in ours["usage"].items():
+        self.outcomes[host_fields["outcome"]] += 1
+        for role, used in host_fields["usage"].items():
             self.usage[role].update({key: value for key, value in used.items() if value})
 
 

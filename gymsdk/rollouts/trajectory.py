@@ -39,14 +39,14 @@ def build_trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item
     if not rollout.calls:
         return None
     names = name_calls(rollout.calls, rollout_id)
-    said = _build_conversation(rollout)
-    outputs = _collect_outputs(said)
+    conversation = _build_conversation(rollout)
+    outputs = _collect_outputs(conversation)
     return {
         "schema_version": "1.0",
         "task_id": task_id,
         "rollout_id": rollout_id,
-        "invocations": [_build_invocation(rollout, said, names)],
-        "turns": _build_turns(rollout, said, names, {"task_id": task_id, "rollout_id": rollout_id}),
+        "invocations": [_build_invocation(rollout, conversation, names)],
+        "turns": _build_turns(rollout, conversation, names, {"task_id": task_id, "rollout_id": rollout_id}),
         "model_calls": [_build_model_call(call, name) for call, name in zip(rollout.calls, names, strict=True)],
         "tool_calls": [
             _build_tool_call(run) | {"output": outputs.get(run.call_id)} for call in rollout.calls for run in call.tools

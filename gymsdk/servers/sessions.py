@@ -28,12 +28,12 @@ RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
 
 LEFT_SESSION_SECONDS = 600.0
-"""Seconds that a session which its client left without a verdict waits for one."""
+"""Seconds after which a session is closed that its client left without asking for a verdict."""
 
 CLOSE_GRACE_SECONDS = 1.0
 """Seconds that a sweep waits for the sessions it closes; slower ones finish in the background."""
 
-MAX_FENCED_NAMES = 100_000
+MAX_BLOCKED_NAMES = 100_000
 """How many names of closed sessions are remembered, so that they are not opened again."""
 
 
@@ -84,12 +84,12 @@ class SessionStore:
     ) -> None:
         self._instance = instance
         self._ttl = ttl
-        self._cap = max_sessions
+        self._max_sessions = max_sessions
         self._clock = clock
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._named: dict[str, Session] = {}
         self._keyed: dict[str, Session] = {}
-        self._fenced: OrderedDict[str, None] = OrderedDict()
+        self._blocked_names: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._left: dict[Session, None] = {}
 
@@ -116,15 +116,16 @@ class SessionStore:
         Raises:
             RequestRejected: The store is full, or the name was used before.
         """
-        if name is not None and (name in self._fenced or name in self._named):
+        if name is not None and (name in self._blocked_names or name in self._named):
             raise RequestRejected(409, f"a session {name!r} exists or existed; choose another id")
-        if len(self._open) >= self._cap:
+        if len(self._open) >= self._max_sessions:
             await self.sweep()
-        if len(self._open) >= self._cap:
+        if len(self._open) >= self._max_sessions:
             await self._await_closed(list(self._left)[:1])
-        if len(self._open) >= self._cap:
+        if len(self._open) >= self._max_sessions:
             raise ServerOverloaded(
-                f"all {self._cap} sessions are in use; close some, or try again later", retry_after=RETRY_AFTER_SECONDS
+                f"all {self._max_sessions} sessions are in use; close some, or try again later",
+                retry_after=RETRY_AFTER_SECONDS,
             )
 
     def find_by_token(self, token: str | None) -> Session | None:
@@ -189,9 +190,9 @@ class SessionStore:
 
     def block_name(self, name: str) -> None:
         """Keep a session called `name` from being opened again."""
-        self._fenced[name] = None
-        if len(self._fenced) > MAX_FENCED_NAMES:
-            self._fenced.popitem(last=False)
+        self._blocked_names[name] = None
+        if len(self._blocked_names) > MAX_BLOCKED_NAMES:
+            self._blocked_names.popitem(last=False)
 
     async def sweep(self) -> None:
         """Close expired sessions; a session with a call under way is not expired."""
@@ -436,21 +437,21 @@ def _describe_difference(session: Session, request: RowRequest, environment: Env
     index, which some clients send only with one of their requests.
     """
     origin: SessionOrigin = session.extras["origin"]
-    ours, theirs = origin.identity, request.identity
-    for name, value in ours.fields.items():
-        if name not in theirs.fields or theirs.fields[name] != value:
+    own, other = origin.identity, request.identity
+    for name, value in own.fields.items():
+        if name not in other.fields or other.fields[name] != value:
             return f"the field {name!r} differs"
-    if origin.prompted and not _has_prompt(ours.prompt, theirs.prompt, exact=exact):
+    if origin.prompted and not _has_prompt(own.prompt, other.prompt, exact=exact):
         return "the prompt differs"
     if not _has_seed(origin, request, exact=exact):
         return "the seed or the task index differs"
     return _find_added_field(session, request, environment)
 
 
-def _has_prompt(ours: list[Any] | None, theirs: list[Any] | None, *, exact: bool) -> bool:
-    if ours is None or theirs is None or ours == theirs:
+def _has_prompt(own: list[Any] | None, other: list[Any] | None, *, exact: bool) -> bool:
+    if own is None or other is None or own == other:
         return True
-    return not exact and recordings.has_added_system_prompt(theirs, ours)
+    return not exact and recordings.has_added_system_prompt(other, own)
 
 
 def _has_seed(origin: SessionOrigin, request: RowRequest, *, exact: bool) -> bool:
@@ -476,9 +477,9 @@ def _find_added_field(session: Session, request: RowRequest, environment: Enviro
     declared = sorted(added & environment.task_type.model_fields.keys())
     if not declared:
         return None
-    ours, task = _episode_of(session).task, parse_task(request.row, environment)
+    own, task = _episode_of(session).task, parse_task(request.row, environment)
     for name in declared:
-        if getattr(ours, name, None) != getattr(task, name, None):
+        if getattr(own, name, None) != getattr(task, name, None):
             return f"the field {name!r} differs"
     return None
 

@@ -279,9 +279,9 @@ async def _track_requests(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _build_stopped_response(request: web.Request) -> web.Response:
-    told = _build_route_error(request, middleware.STOPPED_ERROR)
-    told.headers["Retry-After"] = "5"
-    return told
+    response = _build_route_error(request, middleware.STOPPED_ERROR)
+    response.headers["Retry-After"] = "5"
+    return response
 
 
 @web.middleware
@@ -297,8 +297,8 @@ async def _convert_route_errors(request: web.Request, handler: Handler) -> web.S
 
 
 def _build_route_error(request: web.Request, error: ApiError) -> web.Response:
-    theirs = listing.is_anthropic_client(request.headers)
-    return build_json_response(middleware.build_error_body(request.path, error, anthropic=theirs), error.status)
+    is_anthropic = listing.is_anthropic_client(request.headers)
+    return build_json_response(middleware.build_error_body(request.path, error, anthropic=is_anthropic), error.status)
 
 
 async def _handle(
@@ -336,8 +336,8 @@ async def _models(models: dict[str, Item], _: web.Request) -> web.Response:
 
 
 async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
-    status, told = listing.find_model(models, request.match_info["model"], request.headers)
-    return build_json_response(told, status)
+    status, response = listing.find_model(models, request.match_info["model"], request.headers)
+    return build_json_response(response, status)
 
 
 async def _metrics(metrics: ServerMetrics, _: web.Request) -> web.Response:

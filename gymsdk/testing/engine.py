@@ -90,9 +90,9 @@ def _build_message(item: Item) -> Item:
 
 def _build_turn(items: Iterable[Item]) -> Item:
     turn = list(items)
-    said = "".join(_get_text(item.get("content")) for item in turn if is_reply(item))
+    text = "".join(_get_text(item.get("content")) for item in turn if is_reply(item))
     calls = [{"function": item} for item in turn if item.get("type") == "function_call"]
-    return {"role": "assistant", "content": said, "reasoning_content": parts.join_reasoning(turn), "tool_calls": calls}
+    return {"role": "assistant", "content": text, "reasoning_content": parts.join_reasoning(turn), "tool_calls": calls}
 
 
 def _build_tool(tool: Item) -> Item:
@@ -186,8 +186,8 @@ def _add_logprobs(part: Item, generation: Generation, *, top: bool) -> Item:
         return part
     before = generation.words.partition(text)[0] if text in generation.words else ""
     place, ids = count_tokens(before), BYTES.encode(text)
-    told = [_build_logprob(token, place + number, as_ids=False, top=top) for number, token in enumerate(ids)]
-    return part | {"logprobs": told}
+    logprobs = [_build_logprob(token, place + number, as_ids=False, top=top) for number, token in enumerate(ids)]
+    return part | {"logprobs": logprobs}
 
 
 def _build_logprob(token: int, place: int, *, as_ids: bool, top: bool) -> Item:
@@ -206,8 +206,8 @@ def _parse_output(words: str, *, turn: int, parsed: bool) -> list[Item]:
     if parsed:
         return parse_output(words).build_items(turn=turn)
     thoughts, text = content.split_think_blocks(words)
-    said = [responses.build_message(text)] if text or not thoughts else []
-    return [responses.build_reasoning(*thoughts), *said] if thoughts else said
+    items = [responses.build_message(text)] if text or not thoughts else []
+    return [responses.build_reasoning(*thoughts), *items] if thoughts else items
 
 
 def _drop_partial_marker(words: str) -> str:
@@ -266,10 +266,10 @@ class Engine:
         response = await responses.query_model_allowing_filtered(self._model, request, episode=None)
         thoughts = face is not chat_inbound.CHAT_API or asked.get("include_reasoning") is not False
         output = self._apply_limits(response["output"], request, fate)
-        said = build_generation(
+        generation = build_generation(
             output, turn=prompt.turn(), room=room, thoughts=thoughts, parsed=not self.faults.unparsed
         )
-        return self._build_answer(face, asked, request, response | {"model": self.name}, prompt, said, used)
+        return self._build_answer(face, asked, request, response | {"model": self.name}, prompt, generation, used)
 
     def _build_answer(
         self,

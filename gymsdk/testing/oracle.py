@@ -195,7 +195,7 @@ class Recorder:
 
 async def record_episode(environment: Environment, model: Model, row: Row, *, seed: int) -> Recording:
     """Record what *model* says in an episode of *row*, without scoring it; raises `GymsdkError`."""
-    runner, asked, said, opening = EpisodeRunner(environment, BUDGET), [], [], None
+    runner, digests, turns, opening = EpisodeRunner(environment, BUDGET), [], [], None
     tools: frozenset[str] = frozenset()
     try:
         episode = await runner.open(row, seed=seed)
@@ -204,13 +204,13 @@ async def record_episode(environment: Environment, model: Model, row: Row, *, se
             tools |= _get_tool_names(request)
             response = await model.respond(request, episode=episode)
             history, instructions = get_input_items(request), request.get("instructions")
-            asked.append(recordings.compute_digests(history, instructions)[-1])
+            digests.append(recordings.compute_digests(history, instructions)[-1])
             opening = opening or recordings.compute_openings(history, instructions)[-1]
-            said.append(response["output"])
+            turns.append(response["output"])
             await runner.apply_response(response)
     finally:
         await runner.close()
-    played = recordings.build_recording(asked, said, opening)
+    played = recordings.build_recording(digests, turns, opening)
     return replace(played, environment=environment.name, row=compress_row(row), seed=seed, tools=tools)
 
 
