@@ -114,12 +114,12 @@ def merge_metrics(host: Mapping[str, float], own: Mapping[str, float]) -> tuple[
         The metrics, and a message about those left out, `None` if there are none.
     """
     conflicts = sorted(host.keys() & own.keys())
-    kept = {name: value for name, value in own.items() if name not in host}
+    remaining = {name: value for name, value in own.items() if name not in host}
     if not conflicts:
-        return kept, None
+        return remaining, None
     names = ", ".join(map(repr, conflicts))
     return (
-        kept,
+        remaining,
         f"hook 'metrics' returned {names}, which gymsdk computes itself; gymsdk's values are kept, rename yours",
     )
 

@@ -385,13 +385,13 @@ async def _serve_separately(
     safety = plan.get_security()
     plan = await resolve_head(plan, deployment, safety)
     blocks = plan_servers(options.names, options.model.name, options.settings, plan, deployment)
-    here = select_servers_here(blocks, plan, safety)
+    local_servers = select_servers_here(blocks, plan, safety)
     # A node whose head runs elsewhere starts no default model.
     if not (options.model.name or leaves_model_to_others(deployment) or plan.head or plan.role):
         options = options.model_copy(update={"model": options.model.model_copy(update={"name": DEFAULT})})
     prefix_lines = not (log_config.takes_stderr and log_config.format == "json")
     async with serve_separately(
-        here, options.build_child_settings, options=plan, security=safety, prefix_lines=prefix_lines
+        local_servers, options.build_child_settings, options=plan, security=safety, prefix_lines=prefix_lines
     ) as running:
         await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
         await running.wait_for_end()

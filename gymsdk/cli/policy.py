@@ -274,21 +274,21 @@ class _Announcer:
 
     def __init__(self, policy_options: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
         self.ready = False
-        self._asked = policy_options
+        self._policy_options = policy_options
         self._name = name
         self._out = out
         self._json = json
 
     def __call__(self, url: str) -> None:
         line = orjson.dumps({"url": url, "pid": os.getpid(), "model": self._name}).decode()
-        typer.echo(line if self._json else self._said(url), file=self._out)
+        typer.echo(line if self._json else self._format_text(url), file=self._out)
         self._out.flush()
         self.ready = True
 
-    def _said(self, url: str) -> str:
-        names = " ".join(self._asked.env) or "math"
+    def _format_text(self, url: str) -> str:
+        names = " ".join(self._policy_options.env) or "math"
         return (
-            f"{self._name}  {url}  scripted/{self._asked.kind}\n"
+            f"{self._name}  {url}  scripted/{self._policy_options.kind}\n"
             f"Try: GYMSDK_BASE_URL={url} gymsdk rollout {names} --model vllm/{self._name}\n"
             f"     OPENAI_BASE_URL={url} ANTHROPIC_BASE_URL={url.removesuffix('/v1')}; any API key works\n"
             "Ready. Press Ctrl-C to stop."

@@ -80,7 +80,7 @@ class ServerBuilder:
     def __init__(  # noqa: PLR0913  # each is an option of the servers
         self,
         blocks: Sequence[ServerConfig],
-        here: Sequence[ServerConfig],
+        local_servers: Sequence[ServerConfig],
         *,
         environments: Mapping[str, Environment],
         players: Mapping[str, Model],
@@ -91,19 +91,19 @@ class ServerBuilder:
         capture: Path | None = None,
     ) -> None:
         self._blocks = {each.name: each for each in blocks}
-        self._here = {each.name: each for each in here}
+        self._local_servers = {each.name: each for each in local_servers}
         self._ttl = ttl
         self._sessions = sessions
         self._budget = budget
         self._token = token
         self._capture = capture
         self._head = ""
-        self._metrics = {each.name: ServerMetrics(each.name) for each in here}
+        self._metrics = {each.name: ServerMetrics(each.name) for each in local_servers}
         self._instances = InstanceDirectory(self._build_snapshot)
         self.environments = {
             each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()
         }
-        self._services = {each.name: self._build_service(each) for each in here}
+        self._services = {each.name: self._build_service(each) for each in local_servers}
         self.models = {each.name: self._choose_model(each, players) for each in blocks if self._plays(each, players)}
         self._load_balancers: dict[str, LoadBalancer] = {}
         self._incomplete: set[str] = set()
@@ -114,7 +114,7 @@ class ServerBuilder:
             ServerSpec(
                 self._services[name], partial(self._build_app, each), each.host, each.advertise_host, sockets.get(name)
             )
-            for name, each in self._here.items()
+            for name, each in self._local_servers.items()
         ]
 
     def build_supplied(
@@ -154,26 +154,26 @@ class ServerBuilder:
 
     def _list_environment_blocks(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
-        modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._here.values())
+        modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._local_servers.values())
         for each in self._blocks.values():
-            if each.kind == RESOURCES and (modelled or each.name in self._here):
+            if each.kind == RESOURCES and (modelled or each.name in self._local_servers):
                 yield each
 
-    def _load_environment(self, block: ServerConfig, given: Mapping[str, Environment]) -> Environment:
+    def _load_environment(self, block: ServerConfig, environments: Mapping[str, Environment]) -> Environment:
         """Return the environment of *block*; the models that it names are resolved when they are used."""
         assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
-        if (there := given.get(block.name)) is not None:
-            return there
-        asked = {
+        if (loaded := environments.get(block.name)) is not None:
+            return loaded
+        model_settings = {
             key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in block.models.items()
         }
-        return registry.load(block.part.environment, **{**block.settings, **asked})
+        return registry.load(block.part.environment, **{**block.settings, **model_settings})
 
     def _plays(self, block: ServerConfig, players: Mapping[str, Model]) -> bool:
-        return block.kind == MODELS and (block.name in self._here or block.name in players)
+        return block.kind == MODELS and (block.name in self._local_servers or block.name in players)
 
     def _choose_model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
-        if not self.environments and block.name in self._here and _needs_rows(block):
+        if not self.environments and block.name in self._local_servers and _needs_rows(block):
             raise UsageError(
                 f"{_get_model_server_name(block)} answers for the environments that are served with it, and there is "
                 "none; name them, as in gymsdk serve math --role model"
@@ -213,11 +213,15 @@ class ServerBuilder:
         return Peers(self._services[name].id, url, token=self._token)
 
     def _build_agent_app(self, block: ServerConfig, urls: Urls) -> App:
-        its = _get_reference(block, RESOURCES_REF)
+        resources_name = _get_reference(block, RESOURCES_REF)
         # Rows are played in this process if possible. For clients with session cookies, tools are called over HTTP.
-        tools = RemoteEnvironment(urls[its], its, token=self._token or "") if its in urls else None
+        tools = (
+            RemoteEnvironment(urls[resources_name], resources_name, token=self._token or "")
+            if resources_name in urls
+            else None
+        )
         return agent.create_app(
-            self._get_load_balancer(its),
+            self._get_load_balancer(resources_name),
             self._get_model_for(block),
             resources=tools,
             name=block.name,
@@ -245,7 +249,9 @@ class ServerBuilder:
 
     def _get_load_balancer(self, name: str) -> LoadBalancer:
         if name not in self._load_balancers:
-            own = LocalInstance(self._services[name].id, self.environments[name]) if name in self._here else None
+            own = (
+                LocalInstance(self._services[name].id, self.environments[name]) if name in self._local_servers else None
+            )
             self._load_balancers[name] = LoadBalancer(name, self._instances, local=own, token=self._token)
         return self._load_balancers[name]
 

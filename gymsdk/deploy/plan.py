@@ -115,15 +115,20 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
     listed = list(blocks)
     asking = [each for each in listed if each.place != DEFAULT_PLACE] or listed
     return list(
-        dict.fromkeys([*(each.name for each in listed), *(its for each in asking for its in each.refers.values())])
+        dict.fromkeys(
+            [
+                *(each.name for each in listed),
+                *(resources_name for each in asking for resources_name in each.refers.values()),
+            ]
+        )
     )
 
 
 def find_missing_servers(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
     """Return the agents and environment servers that *services* lack, except those in *expected*."""
-    there = [_build_remote_config(each) for each in services]
-    names = {*expected, *(each.name for each in there)}
-    return tuple(each for each in complete_servers(Deployment(servers=tuple(there))) if each.name not in names)
+    running = [_build_remote_config(each) for each in services]
+    names = {*expected, *(each.name for each in running)}
+    return tuple(each for each in complete_servers(Deployment(servers=tuple(running))) if each.name not in names)
 
 
 def _build_remote_config(service: Service) -> ServerConfig:
@@ -175,13 +180,13 @@ def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:
 
 
 def _build_environment_server(agent: ServerConfig) -> ServerConfig:
-    its = agent.refers.get(RESOURCES_REF)
+    resources_name = agent.refers.get(RESOURCES_REF)
     name = (
-        get_environment_server_name(its)
-        if its and agent.name == get_agent_name(its)
+        get_environment_server_name(resources_name)
+        if resources_name and agent.name == get_agent_name(resources_name)
         else get_environment_server_name(agent.name)
     )
-    refers = {AGENT_REF: agent.name} | ({RESOURCES_REF: its} if its else {})
+    refers = {AGENT_REF: agent.name} | ({RESOURCES_REF: resources_name} if resources_name else {})
     return ServerConfig(
         name=name,
         kind=ENVIRONMENTS,
@@ -192,8 +197,8 @@ def _build_environment_server(agent: ServerConfig) -> ServerConfig:
 
 
 def _get_model_reference(agent: ServerConfig) -> dict[str, str]:
-    asked = agent.refers.get(MODEL_REF)
-    return {MODEL_REF: asked} if asked else {}
+    model_name = agent.refers.get(MODEL_REF)
+    return {MODEL_REF: model_name} if model_name else {}
 
 
 def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
@@ -204,10 +209,10 @@ def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
             places[each.name] = number
 
     def key(block: ServerConfig) -> tuple[bool, int, int]:
-        its = block.name if block.kind == RESOURCES else block.refers.get(RESOURCES_REF, "")
+        resources_name = block.name if block.kind == RESOURCES else block.refers.get(RESOURCES_REF, "")
         return (
             block.kind == MODELS,
-            places.get(its, len(places)),
+            places.get(resources_name, len(places)),
             (RESOURCES, AGENTS, ENVIRONMENTS, MODELS).index(block.kind),
         )
 
@@ -336,14 +341,10 @@ def _find_errors(
 ) -> Iterable[SettingError]:
 
     if isinstance(block.part, ResourcesServerConfig):
-        there = block.part.environment in known
-        return (
-            _find_environment_errors(
-                block.part.environment, {**block.settings, **_build_referenced_models(block, players)}
-            )
-            if there
-            else ()
-        )
+        if block.part.environment not in known:
+            return ()
+        settings = {**block.settings, **_build_referenced_models(block, players)}
+        return _find_environment_errors(block.part.environment, settings)
     return _find_model_errors(block.part) if isinstance(block.part, ModelServerConfig) else ()
 
 

@@ -114,20 +114,20 @@ async def serve(
     options = await resolve_head(options, deployment, safety)
     listed = list(environments)
     blocks = plan_servers(listed, model, settings or {}, options, deployment)
-    here = select_servers_here(blocks, options, safety)
+    local_servers = select_servers_here(blocks, options, safety)
     assembly = ServerBuilder(
         blocks,
-        here,
+        local_servers,
         environments={each.name: each for each in listed if isinstance(each, Environment)},
-        players=_choose_models(model, here, options),
+        players=_choose_models(model, local_servers, options),
         ttl=options.ttl,
         sessions=options.sessions,
         budget=options.budget,
         token=safety.token,
         capture=options.capture,
     )
-    wanted = list_expected_services(here if options.head else blocks, options, with_model=model is not None)
-    runner = _build_runner(assembly, blocks, here, options, safety, wanted)
+    expected = list_expected_services(local_servers if options.head else blocks, options, with_model=model is not None)
+    runner = _build_runner(assembly, blocks, local_servers, options, safety, expected)
     # A separate task enters and exits all contexts: the caller may leave this context in another task.
     task = asyncio.ensure_future(runner.run())
     try:
@@ -167,9 +167,9 @@ def select_servers_here(
     blocks: Iterable[ServerConfig], options: Options, security: Security
 ) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
-    here = plan.select_local(blocks, role=options.role, only=options.only)
-    options.check(security.token, *(each.host for each in here if each.host is not None))
-    return here
+    local_servers = plan.select_local(blocks, role=options.role, only=options.only)
+    options.check(security.token, *(each.host for each in local_servers if each.host is not None))
+    return local_servers
 
 
 def plan_servers(
@@ -240,9 +240,11 @@ def leaves_model_to_others(deployment: Deployment | None) -> bool:
     return deployment is not None and bool(deployment.servers or deployment.head.given)
 
 
-def _choose_models(model: str | Model | None, here: Iterable[ServerConfig], options: Options) -> dict[str, Model]:
+def _choose_models(
+    model: str | Model | None, local_servers: Iterable[ServerConfig], options: Options
+) -> dict[str, Model]:
     """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
-    if model is None or not (options.role == "agent" or any(each.name == POLICY_SERVER for each in here)):
+    if model is None or not (options.role == "agent" or any(each.name == POLICY_SERVER for each in local_servers)):
         return {}
     return {POLICY_SERVER: models.model(model) if isinstance(model, str) else model}
 
@@ -255,10 +257,10 @@ def _set_port(block: ServerConfig, options: Options) -> ServerConfig:
 def _build_runner(
     assembly: ServerBuilder,
     blocks: Sequence[ServerConfig],
-    here: Sequence[ServerConfig],
+    local_servers: Sequence[ServerConfig],
     options: Options,
     security: Security,
-    wanted: Sequence[str],
+    expected: Sequence[str],
 ) -> ServerRunner:
     lasting: dict[str, AbstractAsyncContextManager[Any]] = {
         f"the lifespan of environment {name!r}": each for name, each in assembly.environments.items()
@@ -268,7 +270,7 @@ def _build_runner(
         head_url=options.head,
         advertise=options.advertise_host,
         loads=assembly.get_loads,
-        expected=wanted,
+        expected=expected,
         at=options.sockets.get("head_server"),
         supplied=partial(
             assembly.build_supplied,
@@ -280,7 +282,7 @@ def _build_runner(
     )
     return ServerRunner(
         assembly.build_specs(
-            {each.name: at for each in here if (at := get_inherited_socket(each, options)) is not None}
+            {each.name: at for each in local_servers if (at := get_inherited_socket(each, options)) is not None}
         ),
         host=options.host,
         port=options.port,

@@ -93,20 +93,20 @@ def run_in_thread(work: Work, name: str) -> Work:
     """
 
     async def run(up: asyncio.Event, over: asyncio.Event) -> None:
-        here, there = asyncio.get_running_loop(), asyncio.new_event_loop()
-        there_over = asyncio.Event()
-        task = there.create_task(_run_and_report(work, partial(_call, here, up.set), there_over))
+        caller_loop, thread_loop = asyncio.get_running_loop(), asyncio.new_event_loop()
+        thread_over = asyncio.Event()
+        task = thread_loop.create_task(_run_and_report(work, partial(_call, caller_loop, up.set), thread_over))
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        target = partial(contextvars.copy_context().run, _run, there, task, ended)
+        target = partial(contextvars.copy_context().run, _run, thread_loop, task, ended)
         threading.Thread(target=target, name=name, daemon=True).start()
         waiting: asyncio.Future[Any] = asyncio.wrap_future(ended)
         ending: asyncio.Future[Any] = asyncio.ensure_future(over.wait())
         try:
             await asyncio.wait([waiting, ending], return_when="FIRST_COMPLETED")
-            _call(there, there_over.set)
+            _call(thread_loop, thread_over.set)
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            _call(there, task.cancel)
+            _call(thread_loop, task.cancel)
             raise
         finally:
             ending.cancel()
@@ -232,9 +232,9 @@ class AutoStarter(Generic[P]):
             await asyncio.gather(*(each.stop(self._stop_seconds) for each in self._tasks))
 
     async def _start_missing(self) -> None:
-        there = [each for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
+        running = [each for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
         expected = {*self._registry.expected_servers, *self._failed}
-        for part in self._choose([*self._services, *there], expected) if there else ():
+        for part in self._choose([*self._services, *running], expected) if running else ():
             try:
                 await self._start(part)
             except GymsdkError as error:

@@ -222,7 +222,7 @@ class Slot:
         self._turn, self._closed, self.rollout = 0, False, None
         info: Info = {"tools": [], "seed": seed, "task_id": id}
         try:
-            seen, info["tools"] = await self._open(runner, task, seed, id)
+            observation, info["tools"] = await self._open(runner, task, seed, id)
         except EpisodeError as error:
             error.stage = error.stage or "reset"
             runner.result = error
@@ -230,7 +230,7 @@ class Slot:
         except BaseException:
             await self.close()
             raise
-        return seen, info
+        return observation, info
 
     def parse_action(self, action: Any) -> list[Item]:
         """Parse an *action* into output items; raises `ResetNeeded`, or `UsageError` if the action is invalid."""
@@ -254,13 +254,17 @@ class Slot:
         if last:
             runner.limit_turns(self._turn)
         try:
-            seen, reward = await self._apply(runner, items)
+            observation, reward = await self._apply(runner, items)
             if runner.is_over:
                 self.rollout = await self._judge(runner)
         except BaseException:
             await self.close()
             raise
-        return self._build_final_step(self.rollout, seen, reward) if self.rollout else (seen, reward, False, False, {})
+        return (
+            self._build_final_step(self.rollout, observation, reward)
+            if self.rollout
+            else (observation, reward, False, False, {})
+        )
 
     async def step(self, action: Any) -> StepResult:
         """Parse and apply one turn."""
@@ -319,13 +323,13 @@ class Slot:
         if not closed:
             await runner.close()
 
-    def _build_final_step(self, rollout: Rollout, seen: Any, reward: float) -> StepResult:
+    def _build_final_step(self, rollout: Rollout, observation: Any, reward: float) -> StepResult:
         info: Info = {"outcome": rollout.outcome, "ended": rollout.ended}
         if rollout.verdict is None:
-            return seen, nan, False, True, info | {"failure": _dump_failure(rollout)}
+            return observation, nan, False, True, info | {"failure": _dump_failure(rollout)}
         info |= {"verdict": rollout.verdict.model_dump(mode="json"), "reward_components": dict(rollout.components)}
         done = rollout.ended == "done"
-        return seen, reward + rollout.verdict.reward, done, not done, info
+        return observation, reward + rollout.verdict.reward, done, not done, info
 
 
 @contextmanager
@@ -416,8 +420,8 @@ class Slots:
 
 
 async def _reset_slot(slot: Slot, start: EpisodeStart) -> StepResult:
-    seen, info = await slot.reset(start.task, seed=start.seed, id=start.id)
-    return seen, *RESET_REWARD_AND_FLAGS, info
+    observation, info = await slot.reset(start.task, seed=start.seed, id=start.id)
+    return observation, *RESET_REWARD_AND_FLAGS, info
 
 
 async def _gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -135,7 +135,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
             tokenizer=tokenizer,
             budget=build_budget(turns=_limit_turns(turns, max_episode_steps), tools=tools, seconds=seconds),
         )
-        self._seen: list[Any] = [None] * self.num_envs
+        self._observations: list[Any] = [None] * self.num_envs
         self._printers = [TranscriptPrinter(f"slot {index}: ") for index in range(self.num_envs)]
         self._lock = ExclusiveLock()
         self._set_up(env_config, [None] * self.num_envs)
@@ -161,13 +161,19 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
             UsageError: The seed or an option is invalid.
         """
         with self._lock.hold(self._rebuild_after_fork):
-            asked = parse_slot_resets(self.num_envs, seed, options)
-            if new := [str(index) for index, seen in enumerate(self._seen) if seen is None and index not in asked]:
+            resets = parse_slot_resets(self.num_envs, seed, options)
+            if new := [
+                str(index)
+                for index, observation in enumerate(self._observations)
+                if observation is None and index not in resets
+            ]:
                 raise UsageError(f"options['reset_mask'] leaves out slot {', '.join(new)}, which was never reset")
-            dealt = {index: self._slots.choose_episode(index, *wish) for index, wish in asked.items()}
+            dealt = {
+                index: self._slots.choose_episode(index, *reset_options) for index, reset_options in resets.items()
+            }
             self.closed = False
-            seen, *_, infos = self._batch(slot.run(self._slots.play({}, dealt)))
-            return seen, infos
+            observation, *_, infos = self._batch(slot.run(self._slots.play({}, dealt)))
+            return observation, infos
 
     def step(self, actions: Any) -> BatchedStepResult:
         """Apply one turn in each slot.
@@ -183,11 +189,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
             UsageError: An action is invalid. No slot plays then.
         """
         with self._lock.hold(self._rebuild_after_fork):
-            given = list_values(actions, self.num_envs)
+            action_list = list_values(actions, self.num_envs)
             # Parsed before the next tasks are drawn: after an invalid action, the repeated step draws the same tasks.
             over = dict.fromkeys(self._slots.find_finished() if self._mode is AutoresetMode.NEXT_STEP else ())
             actions = self._slots.parse_actions(
-                {index: action for index, action in enumerate(given) if index not in over}
+                {index: action for index, action in enumerate(action_list) if index not in over}
             )
             stepped = slot.run(self._slots.play(actions, {index: self._slots.choose_episode(index) for index in over}))
             return self._batch(self._reset_finished(stepped) if self._mode is AutoresetMode.SAME_STEP else stepped)
@@ -234,19 +240,19 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         """Open the next episode of each finished slot; return *stepped* with the new observations and infos."""
         self._show()
         dealt = {index: self._slots.choose_episode(index) for index in self._slots.find_finished()}
-        for index, (seen, *_, info) in slot.run(self._slots.play({}, dealt)).items():
+        for index, (observation, *_, info) in slot.run(self._slots.play({}, dealt)).items():
             last, reward, terminated, truncated, final = stepped[index]
-            stepped[index] = seen, reward, terminated, truncated, info | {"final_obs": last, "final_info": final}
+            stepped[index] = observation, reward, terminated, truncated, info | {"final_obs": last, "final_info": final}
         return stepped
 
     def _batch(self, stepped: Mapping[int, StepResult]) -> BatchedStepResult:
         self._show()
-        for index, (seen, *_) in stepped.items():
-            self._seen[index] = seen
+        for index, (observation, *_) in stepped.items():
+            self._observations[index] = observation
         skipped: StepResult = None, *RESET_REWARD_AND_FLAGS, {}
         _, *columns, infos = zip(*(stepped.get(index, skipped) for index in range(self.num_envs)), strict=True)
         rewards, terminations, truncations = map(np.array, columns)
-        return build_object_array(self._seen), rewards, terminations, truncations, merge_infos(infos)
+        return build_object_array(self._observations), rewards, terminations, truncations, merge_infos(infos)
 
     def _show(self) -> None:
         if self.render_mode == "human":

@@ -58,10 +58,10 @@ def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields
 
 
-def _split_base_urls(given: object) -> object:
-    if isinstance(given, str) or (isinstance(given, (list, tuple)) and all(isinstance(each, str) for each in given)):
-        return tls.split_addresses(given) or None
-    return given
+def _split_base_urls(value: object) -> object:
+    if isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)):
+        return tls.split_addresses(value) or None
+    return value
 
 
 class ModelOptions(BaseModel):

@@ -220,7 +220,7 @@ class CircuitBreaker:
 
     def __init__(self, *, scored: int = 0) -> None:
         self._scored = scored
-        self._gone = 0
+        self._unavailable_count = 0
         self._failed = 0
 
     def record(self, rollout: Rollout) -> None:
@@ -228,12 +228,12 @@ class CircuitBreaker:
         failure = rollout.failure
         if failure is None:
             self._scored += 1
-            self._gone = 0
+            self._unavailable_count = 0
             return
-        self._gone = self._gone + 1 if failure.kind in UNAVAILABLE_KINDS else 0
+        self._unavailable_count = self._unavailable_count + 1 if failure.kind in UNAVAILABLE_KINDS else 0
         self._failed = self._failed + 1 if failure.stage == "model" or failure.kind in SERVER_ERROR_KINDS else 0
-        if self._gone >= MAX_UNAVAILABLE_IN_A_ROW:
-            raise _build_model_lost(self._gone, failure)
+        if self._unavailable_count >= MAX_UNAVAILABLE_IN_A_ROW:
+            raise _build_model_lost(self._unavailable_count, failure)
         if not self._scored and self._failed >= MAX_FAILURES_BEFORE_FIRST_SCORE:
             raise _build_model_lost(self._failed, failure)
 

@@ -205,26 +205,26 @@ def build_profile(
     maxima: Mapping[int, float] | None = None,
 ) -> Profile:
     """Profile the lines of a run; *maxima* are the best possible rewards by task, 1 by default."""
-    seen = _LineTotals()
+    totals = _LineTotals()
     for line in scored:
-        seen.add(line)
-    groups = _group_rewards(seen.rollouts)
+        totals.add(line)
+    groups = _group_rewards(totals.rollouts)
     found = Profile(
         environment=environment,
         model=model,
         tasks=len(groups),
         repeats=max(map(len, groups), default=0),
-        scored=len(seen.rollouts),
+        scored=len(totals.rollouts),
         maximum=max((maxima or {}).values(), default=1.0),
         failures=dict(Counter(line["_ng_failure_class"] for line in failed).most_common()),
-        reward=compute_interval(list(map(fmean, groups)), observations=len(seen.rollouts)) if groups else None,
-        flat=compute_zero_variance_share(seen.rollouts),
-        rewards=build_histogram(each.reward for each in seen.rollouts),
-        bands={str(band): count for band, count in count_bands(seen.rollouts, maxima=maxima).items()},
-        passes=compute_pass_intervals(seen.rollouts),
-        grading=_compute_grading_quantiles(seen.grading),
-        tokens=seen.tokens / seen.calls if seen.calls else None,
-        turns=seen.turns / len(seen.rollouts) if seen.rollouts else None,
+        reward=compute_interval(list(map(fmean, groups)), observations=len(totals.rollouts)) if groups else None,
+        flat=compute_zero_variance_share(totals.rollouts),
+        rewards=build_histogram(each.reward for each in totals.rollouts),
+        bands={str(band): count for band, count in count_bands(totals.rollouts, maxima=maxima).items()},
+        passes=compute_pass_intervals(totals.rollouts),
+        grading=_compute_grading_quantiles(totals.grading),
+        tokens=totals.tokens / totals.calls if totals.calls else None,
+        turns=totals.turns / len(totals.rollouts) if totals.rollouts else None,
     )
     return found.model_copy(update={"verdict": summarize_profile(found)})
 
@@ -236,10 +236,10 @@ def _group_rewards(rollouts: Iterable[ScoredRollout]) -> list[list[float]]:
     return list(groups.values())
 
 
-def _compute_grading_quantiles(spent: list[float]) -> dict[str, float]:
-    if len(spent) < 2:  # noqa: PLR2004  # quantiles need two values
-        return {"p50": spent[0], "p99": spent[0]} if spent else {}
-    cuts = quantiles(spent, n=100, method="inclusive")
+def _compute_grading_quantiles(durations: list[float]) -> dict[str, float]:
+    if len(durations) < 2:  # noqa: PLR2004  # quantiles need two values
+        return {"p50": durations[0], "p99": durations[0]} if durations else {}
+    cuts = quantiles(durations, n=100, method="inclusive")
     return {"p50": cuts[49], "p99": cuts[98]}
 
 

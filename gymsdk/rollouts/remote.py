@@ -67,8 +67,8 @@ def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rol
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"
         ) from error
-    asked = {"id": job.id, "environment": job.environment, "row": job.row, "seed": seed, "repeat": job.repeat}
-    return found.model_copy(update=asked)
+    identity = {"id": job.id, "environment": job.environment, "row": job.row, "seed": seed, "repeat": job.repeat}
+    return found.model_copy(update=identity)
 
 
 def _read_own(body: Row, job: Job) -> Rollout:
@@ -102,14 +102,14 @@ def _read_play(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
             f"the server's rollout has no Response object: {str(response)[:MAX_EXCERPT_CHARS]}", "verify"
         )
     params = {**job.row["responses_create_params"], **(body.get("responses_create_params") or {})}
-    asked = len(list(responses.iter_turn_spans(response["output"])))
+    turn_count = len(list(responses.iter_turn_spans(response["output"])))
     return {
         "ended": "tokens" if responses.is_incomplete_response(response) else "done",
         "opening": _parse_input(params["input"]),
         "tools": params.get("tools") or [],
         "response": response,
-        "turns": asked,
-        "usage": {"policy": types.parse_usage(response).model_copy(update={"calls": asked})},
+        "turns": turn_count,
+        "usage": {"policy": types.parse_usage(response).model_copy(update={"calls": turn_count})},
         "timing": Timing(total=round(milliseconds, 3)),
     }
 

@@ -360,8 +360,12 @@ async def list_sessionless(servers: HeadServers, run: StoredRun, *, force: bool)
     Raises:
         UsageError: There is such a server, and *force* is not set.
     """
-    asked = dict.fromkeys(servers.get_resources_for_row(case.line, case.environment) for case in run.iter_cases())
-    unsure = [name for name in asked if _parse_mode(await servers.client.get(name, "/reverify_mode")) != STATELESS]
+    expected_names = dict.fromkeys(
+        servers.get_resources_for_row(case.line, case.environment) for case in run.iter_cases()
+    )
+    unsure = [
+        name for name in expected_names if _parse_mode(await servers.client.get(name, "/reverify_mode")) != STATELESS
+    ]
     if unsure and not force:
         named = ", ".join(map(repr, unsure))
         raise UsageError(

@@ -298,8 +298,8 @@ async def _choose_player(run: Run) -> PlayerSetup:
         return PlayerSetup(loaded, LocalPlayer(loaded, model, plan.seed, plan.budget, pace.attempts))
     loaded = {} if plan.tasks else _load_environments(plan)
     # In a thread, and once for all polls of the head: a line may be long.
-    asked = await asyncio.to_thread(_list_wanted, plan)
-    found = await fetch_servers(plan.head, lambda servers: has_agents(servers, asked))
+    wanted = await asyncio.to_thread(_list_wanted, plan)
+    found = await fetch_servers(plan.head, lambda servers: has_agents(servers, wanted))
     found.check_environments(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
     delivery = RemotePlayer(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.is_idempotent)
@@ -362,7 +362,7 @@ def _limit_concurrency(requested: int, player: Player, watch: RunReporter) -> in
 
 def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> None:
     servers = cast.served.describe() if cast.served else None
-    asked, now = (
+    settings, about = (
         build_settings(run.plan, cast.environments, servers),
         describe_start(run.plan, cast.environments.values()),
     )
@@ -374,7 +374,7 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
     if run.resume and not folder.is_begun:
         watch.log(f"{run.output} holds no run to resume; starting a new one")
     if not (run.resume and folder.is_begun):
-        folder.start(settings=asked, about={**now, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
+        folder.start(settings=settings, about={**about, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
     if changed := list_differences(folder.read_settings(), asked):
         listed = "; ".join(changed)
@@ -383,7 +383,7 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
         )
     if not folder.inputs.exists():
         raise BadOutput(f"{folder.inputs} is missing, so that the run cannot be resumed; start over with --overwrite")
-    folder.resume(now, repeats=run.plan.repeats)
+    folder.resume(about, repeats=run.plan.repeats)
 
 
 def _build_inputs(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Iterator[Row]:

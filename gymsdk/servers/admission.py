@@ -35,7 +35,7 @@ class EpisodeSlots:
     def __init__(self, slots: int, queue: int) -> None:
         self._slots = slots
         self._queue = queue
-        self._taken = 0
+        self._running = 0
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._ended = 0
         self._rate = 0.0
@@ -44,7 +44,7 @@ class EpisodeSlots:
     @property
     def taken(self) -> int:
         """The number of slots in use."""
-        return self._taken
+        return self._running
 
     @property
     def waiting(self) -> int:
@@ -65,22 +65,22 @@ class EpisodeSlots:
             self._release_slot()
 
     async def _take_slot(self) -> None:
-        if self._taken < self._slots and not self._waiting:
-            self._taken += 1
+        if self._running < self._slots and not self._waiting:
+            self._running += 1
             return
         if len(self._waiting) >= self._queue:
             sentence = f"all {self._slots} slots are taken by episodes, and {self._queue} more wait"
             raise ServerOverloaded(
                 f"{sentence}; come back later, or send fewer at once", retry_after=self._drain_time()
             )
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[granted] = None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
         try:
-            await granted
+            await waiter
         except asyncio.CancelledError:
             # A cancelled request leaves the queue, or returns the slot that it was granted meanwhile.
-            self._waiting.pop(granted, None)
-            if not granted.cancelled():
+            self._waiting.pop(waiter, None)
+            if not waiter.cancelled():
                 self._pass_on()
             raise
 
@@ -92,12 +92,12 @@ class EpisodeSlots:
     def _pass_on(self) -> None:
         """Grant a free slot to the first episode in the queue."""
         while self._waiting:
-            granted, _ = self._waiting.popitem(last=False)
+            waiter, _ = self._waiting.popitem(last=False)
             # The request may be cancelled without having run yet.
-            if not granted.done():
-                granted.set_result(None)
+            if not waiter.done():
+                waiter.set_result(None)
                 return
-        self._taken -= 1
+        self._running -= 1
 
     def _drain_time(self) -> float:
         self._measure()

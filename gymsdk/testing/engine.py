@@ -258,18 +258,18 @@ class Engine:
     async def answer(self, face: InboundApi, body: Item, fate: Fate) -> Item:
         """Return the answer to *body* in the API *face*; raises `InvalidRequest` or `Failed`."""
         request = face.parse_request(body)
-        asked = body | self._asking if self._asking else body
+        options = body | self._asking if self._asking else body
         prompt, used = build_prompt(face, body, request)
         check_request(request, where="input" if "input" in body else "messages")
         self._check_tools(request)
         room = self._compute_max_tokens(request, used)
         response = await responses.query_model_allowing_filtered(self._model, request, episode=None)
-        thoughts = face is not chat_inbound.CHAT_API or asked.get("include_reasoning") is not False
+        thoughts = face is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
         output = self._apply_limits(response["output"], request, fate)
         generation = build_generation(
             output, turn=prompt.turn(), room=room, thoughts=thoughts, parsed=not self.faults.unparsed
         )
-        return self._build_answer(face, asked, request, response | {"model": self.name}, prompt, generation, used)
+        return self._build_answer(face, options, request, response | {"model": self.name}, prompt, generation, used)
 
     def _build_answer(
         self,
