@@ -376,7 +376,7 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
     if not (run.resume and folder.is_begun):
         folder.start(settings=settings, about={**about, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
-    if changed := list_differences(folder.read_settings(), asked):
+    if changed := list_differences(folder.read_settings(), settings):
         listed = "; ".join(changed)
         raise BadOutput(
             f"the run in {run.output} differs from this command: {listed}; resume it unchanged, or use another --output"
