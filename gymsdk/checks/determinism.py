@@ -254,9 +254,6 @@ async def _compare_replay(subject: Subject, environment: Environment, script: Sc
     return None
 
 
-"""How many tasks are played, by the oracle and at random."""
-
-
 async def _check_replay(subject: Subject) -> list[Finding]:
     findings = []
     async with subject.enter_environment() as environment:

@@ -1,8 +1,8 @@
 """Check that the answer does not show in the prompt, the tools or the answers to wrong actions.
 
 The check searches in two ways, both of which avoid false alarms. Policies that reply with what a simple rule finds in
-the visible text must not earn more than chance: the prompt of a retrieval task contains parts of its answer, and still
-pays nothing to them. An answer in the prompt alone is not a leak, because a task may ask to find it there. And in
+the visible text must not earn more than chance. The prompt of a retrieval task contains parts of its answer, but such
+policies still earn nothing there. An answer in the prompt alone is not a leak, because a task may ask to find it there. And in
 places that should not depend on the answer (schemas, answers to wrong calls and wrong replies), a task's own answer
 must not appear markedly more often than in the same place of other tasks.
 """
@@ -144,28 +144,28 @@ async def _check_leaks(subject: Subject) -> list[Finding]:
             raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook")
         responses = await gather_bounded(_collect_responses(subject, environment, each) for each in views)
         attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(views, responses)], views)
-    return [*_find_earned(attempts)[:MAX_FINDINGS], *_find_betrayals(views, responses)]
+    return [*_find_profitable_rules(attempts)[:MAX_FINDINGS], *_find_leaks(views, responses)]
 
 
-def _find_earned(attempts: Sequence[Attempt]) -> list[Finding]:
+def _find_profitable_rules(attempts: Sequence[Attempt]) -> list[Finding]:
     """Return what the rules earned beyond what any reply earns, which `semantic.floor_gap` reports."""
     by_attack: defaultdict[Attack, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_attack[attempt.attack].append(attempt)
     plain = max(fmean(attempt.earned for attempt in by_attack[control]) for control in CONTROL_ATTACKS)
-    looked = [tried for attack, tried in by_attack.items() if attack not in CONTROL_ATTACKS]
+    attempts_by_rule = [rule_attempts for attack, rule_attempts in by_attack.items() if attack not in CONTROL_ATTACKS]
     return [
         finding
-        for tried in looked
-        if fmean(each.earned for each in tried) > max(plain, _compute_threshold(tried))
-        for finding in find_gain_beyond_chance(tried)
+        for rule_attempts in attempts_by_rule
+        if fmean(each.earned for each in rule_attempts) > max(plain, _compute_threshold(rule_attempts))
+        for finding in find_gain_beyond_chance(rule_attempts)
     ]
 
 
-def _compute_threshold(tried: Sequence[Attempt]) -> float:
+def _compute_threshold(rule_attempts: Sequence[Attempt]) -> float:
     """Return the mean reward that a rule must exceed if it also finds text that the task asks for."""
-    share = next((rule.share for rule in RULES if rule.name == tried[0].attack.name), 0.0)
-    return share * fmean(each.seen.claims.maximum for each in tried) - TOLERANCE
+    share = next((rule.share for rule in RULES if rule.name == rule_attempts[0].attack.name), 0.0)
+    return share * fmean(each.seen.claims.maximum for each in rule_attempts) - TOLERANCE
 
 
 def _list_schemas(view: TaskView) -> str:
@@ -232,7 +232,7 @@ def _build_rule_attack(rule: Rule, texts: dict[int, list[str]], place: int, form
     return build_reply_attack(rule.name, reply, fix=FIX_LEAK, tasks=rule.tasks)
 
 
-def _find_betrayals(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Finding]:
+def _find_leaks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Finding]:
     """Return the places in which tasks' own answers appear."""
     own_secrets = drop_shared_secrets([list_secrets(each.task, each.own, each.prompt) for each in views])
     places = {
@@ -240,10 +240,12 @@ def _find_betrayals(views: Sequence[TaskView], responses: Sequence[list[Item]]) 
         "the answer to a wrong call": [_extract_texts(items, calls=True) for items in responses],
         "the answer to a wrong reply": [_extract_texts(items, calls=False) for items in responses],
     }
-    return [finding for name, texts in places.items() for finding in _find_betrayal(views, name, texts, own_secrets)]
+    return [
+        finding for name, texts in places.items() for finding in _find_leaks_in_place(views, name, texts, own_secrets)
+    ]
 
 
-def _find_betrayal(
+def _find_leaks_in_place(
     views: Sequence[TaskView], place: str, texts: list[str], own_secrets: list[set[str]]
 ) -> list[Finding]:
     hits = [

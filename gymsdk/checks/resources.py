@@ -32,10 +32,10 @@ A resource that grows by a quarter of this number in both windows grows with eve
 """
 
 MIN_EPISODES = 8
-"""The smallest window. A smaller one would report leaks that are none."""
+"""The smallest window. A smaller one would report false leaks."""
 
 MAX_TASKS = 2
-"""How many tasks are played, by the oracle, at random and with garbage."""
+"""The number of tasks to play: by the oracle, at random, with garbage, and to every kind of end."""
 
 
 def _list_threads() -> Iterator[str]:
@@ -177,8 +177,6 @@ async def _check_process_state(subject: Subject) -> list[Finding]:
     return findings
 
 
-"""How many tasks have their episodes ended in every way."""
-
 SHORT_DEADLINE_SECONDS = 0.05
 """Seconds after which an episode is cancelled, or its deadline expires."""
 
@@ -191,7 +189,7 @@ class _CountingEnvironment:
         self.name = environment.name
         self.opened: list[Episode] = []
         self.closed: Counter[int] = Counter()
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -219,7 +217,7 @@ class _CountingEnvironment:
         try:
             await self._environment.close(episode)
         except EpisodeError as error:
-            self.complaints.append(str(error))
+            self.errors.append(str(error))
 
 
 Ending = Callable[[_CountingEnvironment, Task, Budget], Awaitable[object]]
@@ -288,7 +286,7 @@ async def _check_closing(subject: Subject) -> list[Finding]:
 
 def _list_miscounts(watched: _CountingEnvironment) -> list[str]:
     counts = [watched.closed[id(episode)] for episode in watched.opened]
-    return [f"it was closed {count} times" for count in counts if count != 1] + watched.complaints
+    return [f"it was closed {count} times" for count in counts if count != 1] + watched.errors
 
 
 MAX_BLOCKING_TASKS = 3

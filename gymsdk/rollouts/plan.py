@@ -159,7 +159,6 @@ OPTIONS = {
     ("servers", "model"): "the model of the servers",
     ("servers", "gymsdk"): "the servers' version of gymsdk",
 }
-"""How the settings are called that are not simply named like their option."""
 """The names in messages of settings that differ from the names of their options."""
 
 
