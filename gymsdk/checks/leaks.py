@@ -1,10 +1,12 @@
 """Check that the answer does not show in the prompt, the tools or the answers to wrong actions.
 
-The check searches in two ways, both of which avoid false alarms. Policies that reply with what a simple rule finds in
-the visible text must not earn more than chance. The prompt of a retrieval task contains parts of its answer, but such
-policies still earn nothing there. An answer in the prompt alone is not a leak, because a task may ask to find it there. And in
-places that should not depend on the answer (schemas, answers to wrong calls and wrong replies), a task's own answer
-must not appear markedly more often than in the same place of other tasks.
+The check searches in two ways, and avoids false alarms in both:
+
+- Policies reply with what a simple rule finds in the visible text. They must not earn more than chance. The prompt of a
+  retrieval task contains parts of its answer, but such policies still earn nothing there. An answer in the prompt alone
+  is not a leak, because a task may ask to find it there.
+- Schemas and the responses to wrong calls and replies should not depend on the answer. A task's own answer must not
+  appear there markedly more often than in the same place of other tasks.
 """
 
 from __future__ import annotations
