@@ -18,7 +18,7 @@ HEALTHY = "healthy"
 CASES = sorted(path.stem for path in FOLDER.glob("*.py"))
 BROKEN = [case for case in CASES if not case.startswith(HEALTHY)]
 SETTINGS = {"healthy_setting": {"level": 8}}
-CHEAP = (loading, loading, oracle)
+CHEAP = (loading, oracle)
 """Families of checks that cost little; every broken environment runs them too."""
 
 SELECTED = {"healthy_slow": ("runtime.episode_isolation", "semantic.floor_gap", "runtime.close_once")}

@@ -1,4 +1,7 @@
-"""Fails semantic.verifier_determinism: half of the rewards are random; the rows have no prompt."""
+"""Fails semantic.verifier_determinism (and runtime.seed_control, semantic.replayability): half of the rewards are random.
+
+The rows have no prompt.
+"""
 
 import random
 from typing import Literal
