@@ -1,4 +1,4 @@
-"""Fails semantic.verifier_determinism (and runtime.seed_control, semantic.replayability): half of the rewards are random.
+"""Fails semantic.verifier_determinism (and runtime.seed_control, semantic.replayability): many rewards are random.
 
 The rows have no prompt.
 """
