@@ -151,7 +151,7 @@ async def test_a_call_that_exceeds_its_cpu_limit_raises_budget_spent(runaway: Of
     end = await ended(runaway())
     assert isinstance(end, BudgetSpent)
     assert end.kind == "cpu_spent"
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < NEVER / 20
 
 
 async def test_a_call_that_idles_past_its_deadline_lost_its_worker() -> None:
@@ -159,7 +159,7 @@ async def test_a_call_that_idles_past_its_deadline_lost_its_worker() -> None:
     end = await ended(sleep())
     assert isinstance(end, WorkerLost)
     assert (end.kind, end.retryable) == ("worker_timeout", True)
-    assert time.monotonic() - began < 1.3
+    assert time.monotonic() - began < NEVER / 20
 
 
 async def test_runaway_calls_do_not_disturb_their_neighbours() -> None:
