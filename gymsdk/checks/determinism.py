@@ -120,13 +120,13 @@ async def draw_and_open(
 
 async def read_opening(environment: Environment, task: Task, seed: int) -> Plain:
     """Return the opening items of an episode of *task*, or its failure, as plain JSON."""
-    sitting = EpisodeRunner(environment)
+    runner = EpisodeRunner(environment)
     try:
-        return to_plain((await sitting.open(task, seed=seed)).transcript.opening)
+        return to_plain((await runner.open(task, seed=seed)).transcript.opening)
     except EpisodeError as error:
         return [{"failure": error.kind}]
     finally:
-        await sitting.close()
+        await runner.close()
 
 
 async def draw_in_new_interpreter(
@@ -326,7 +326,7 @@ async def _check_verifier(subject: Subject) -> list[Finding]:
 async def _play_right_and_wrong(
     subject: Subject, environment: Environment, task: Task
 ) -> list[tuple[Task, Play, Budget]]:
-    """Return the scored ones of a right and a wrong play of *task*."""
+    """Play *task* rightly and wrongly, and return the plays that were scored."""
     right = await subject.play_oracle(environment, task.model_copy(deep=True))
     model = RecordingModel(ScriptedModel("wrong", build_policy(WRONG_TURNS)))
     rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief_budget)

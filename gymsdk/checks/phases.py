@@ -99,20 +99,20 @@ class Performance:
     seen: Observations = field(default_factory=dict)
     answers: list[list[Item] | None] = field(default_factory=list)
     over: bool = False
-    _sitting: EpisodeRunner | None = None
+    _runner: EpisodeRunner | None = None
     _turn: int = 0
 
     async def advance(self) -> str:
         """Play the next phase (`reset`, a turn, `verify` or `close`) and return its name."""
-        if self._sitting is None:
-            self._sitting = EpisodeRunner(self.environment, self.script.budget)
-            return await self._phase("reset", self._reset(self._sitting))
-        sitting = self._sitting
-        if self._goes_on(sitting):
+        if self._runner is None:
+            self._runner = EpisodeRunner(self.environment, self.script.budget)
+            return await self._phase("reset", self._reset(self._runner))
+        runner = self._runner
+        if self._goes_on(runner):
             self._turn += 1
-            return await self._phase(f"turn {self._turn}", self._step(sitting))
-        if sitting.result is None:
-            return await self._phase("verify", self._verify(sitting))
+            return await self._phase(f"turn {self._turn}", self._step(runner))
+        if runner.result is None:
+            return await self._phase("verify", self._verify(runner))
         await self.close()
         return "close"
 
@@ -127,68 +127,68 @@ class Performance:
 
     async def play_until_verdict(self) -> Episode | None:
         """Play every turn. Return `None` if the episode failed before it could be judged."""
-        while self._sitting is None or self._goes_on(self._sitting):
+        while self._runner is None or self._goes_on(self._runner):
             await self.advance()
-        return None if self._sitting.result else self._sitting.episode
+        return None if self._runner.result else self._runner.episode
 
     async def close(self) -> None:
         """Close the episode once."""
-        if self._sitting is not None and not self.over:
+        if self._runner is not None and not self.over:
             self.over = True
-            await self._sitting.close()
+            await self._runner.close()
 
     @property
     def has_ended(self) -> bool:
         """Whether the episode ended, by itself, by a budget or by a failure."""
-        return self._sitting is not None and self._sitting.is_over
+        return self._runner is not None and self._runner.is_over
 
     @property
     def has_failed(self) -> bool:
         """Whether the episode failed."""
-        return self._sitting is not None and isinstance(self._sitting.result, EpisodeError)
+        return self._runner is not None and isinstance(self._runner.result, EpisodeError)
 
     @property
     def episode(self) -> Episode | None:
         """The episode, or `None` if it could not be opened."""
-        return self._sitting.episode if self._sitting else None
+        return self._runner.episode if self._runner else None
 
     @property
     def rollout(self) -> Rollout:
         """The rollout of the finished episode."""
-        assert self._sitting is not None, "the performance has started"
-        return self._sitting.build_rollout()
+        assert self._runner is not None, "the performance has started"
+        return self._runner.build_rollout()
 
-    def _goes_on(self, sitting: EpisodeRunner) -> bool:
-        return not sitting.is_over and self._turn < len(self.script.turns)
+    def _goes_on(self, runner: EpisodeRunner) -> bool:
+        return not runner.is_over and self._turn < len(self.script.turns)
 
     async def _phase(self, name: str, phase: Awaitable[Plain]) -> str:
         try:
             self.seen[name] = await phase
         except EpisodeError as error:
-            assert self._sitting is not None, "a phase belongs to a run"
+            assert self._runner is not None, "a phase belongs to a run"
             error.stage = error.stage or name.partition(" ")[0].replace("turn", "step")
-            self._sitting.result = error
+            self._runner.result = error
             self.seen[name] = {"failure": error.kind}
         return name
 
-    async def _reset(self, sitting: EpisodeRunner) -> Plain:
-        episode = await sitting.open(self.script.task, seed=self.script.seed)
+    async def _reset(self, runner: EpisodeRunner) -> Plain:
+        episode = await runner.open(self.script.task, seed=self.script.seed)
         view = {"opening": episode.transcript.opening, "tools": episode.tools}
         return to_plain({**view, "state": episode.state})
 
-    async def _step(self, sitting: EpisodeRunner) -> Plain:
+    async def _step(self, runner: EpisodeRunner) -> Plain:
         # The entry stays `None` if the turn fails.
         self.answers.append(None)
-        result = await sitting.apply_response(
+        result = await runner.apply_response(
             responses.build_response(list(self.script.turns[self._turn - 1]), model="script")
         )
         self.answers[-1] = result.items
-        after = sitting.episode.state if sitting.episode else None
+        after = runner.episode.state if runner.episode else None
         return to_plain({"answer": result.items, "reward": result.reward, "ended": result.ended, "state": after})
 
-    async def _verify(self, sitting: EpisodeRunner) -> Plain:
-        await sitting.verify()
-        return {"verdict": serialize_verdict(sitting.result)}
+    async def _verify(self, runner: EpisodeRunner) -> Plain:
+        await runner.verify()
+        return {"verdict": serialize_verdict(runner.result)}
 
 
 async def record_turns(subject: Subject, environment: Environment, task: Task, policy: str) -> Script | None:
