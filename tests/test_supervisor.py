@@ -163,7 +163,7 @@ async def test_one_whose_child_outlives_it_is_started_again_all_the_same() -> No
         await until(lambda: out.getvalue().count("sleeper") == 2)
         sleepers = [int(line.split()[-1]) for line in out.getvalue().splitlines() if "sleeper" in line]
         await until(lambda: is_gone(sleepers[0]))
-    # A process that was told to end, and is no child of ours, is gone once the system has come to it.
+    # The system removes a killed process that is not our child after a short time.
     await until(lambda: is_gone(sleepers[1]))
 
 

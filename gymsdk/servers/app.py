@@ -177,7 +177,7 @@ class ServerOverloaded(RequestRejected):
     """The server is full and did not start the request, so the client can send it again safely.
 
     Args:
-        sentence: What is full, and what the client can do.
+        sentence: The message: which limit is reached, and what the client can do.
         retry_after: Seconds after which a place is likely to be free.
     """
 
