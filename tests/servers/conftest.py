@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import ModuleType
@@ -11,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from gymsdk import Environment
 from gymsdk.servers import resources
 from gymsdk.servers.registry import NodeRegistry
+
+from . import app_helpers
 
 COUNTER = """
 class Start(Task):
@@ -106,35 +105,6 @@ async def close(state: Count, task: Start):
 ResourcesClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
-@asynccontextmanager
-async def app_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of *app* in this process, within the app's lifespan."""
-    transport = httpx.ASGITransport(app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://gym.test") as client,
-    ):
-        yield client
-
-
-@asynccontextmanager
-async def _serve_app(app: FastAPI) -> AsyncIterator[str]:
-    """Serve *app* on a loopback port and yield its URL."""
-    bound = socket.create_server(("127.0.0.1", 0))
-    # Accepted sockets inherit the option; without it, each response waits 40 ms for an acknowledgement.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
-    async with asyncio.TaskGroup() as group:
-        server_task = group.create_task(server.serve([bound]))
-        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for its start
-            await asyncio.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await server_task
-
-
 @pytest.fixture
 def counter(made: Callable[..., ModuleType]) -> Iterator[Callable[..., Environment]]:
     """Return a function that builds the counting environment with its settings."""
@@ -148,7 +118,7 @@ def counter(made: Callable[..., ModuleType]) -> Iterator[Callable[..., Environme
 @pytest.fixture
 def serve_app() -> Callable[[FastAPI], AbstractAsyncContextManager[str]]:
     """Return a context manager that serves an app on a loopback port and yields its URL."""
-    return _serve_app
+    return app_helpers.serve_app
 
 
 @pytest.fixture
@@ -157,7 +127,7 @@ def resources_client(counter: Callable[..., Environment]) -> ResourcesClient:
 
     @asynccontextmanager
     async def open_client(environment: Environment | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-        async with app_client(resources.create_app(environment or counter(), **options)) as client:
+        async with app_helpers.app_client(resources.create_app(environment or counter(), **options)) as client:
             yield client
 
     return open_client
