@@ -17,9 +17,8 @@ from uuid import uuid4
 
 from gymsdk import jsonl
 from gymsdk.bench import report
-from gymsdk.bench import stage as processes
 from gymsdk.bench.report import BenchResult, LoadResult, Memory, MetricsReading, compute_latency, compute_mean
-from gymsdk.bench.stage import LOAD, ProcessUsage, Stage, join_servers, start_policy, start_servers
+from gymsdk.bench.stage import LOAD, ProcessUsage, Stage, join_servers, measure_process, start_policy, start_servers
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, GymsdkError, UsageError
 from gymsdk.http import client
@@ -369,7 +368,7 @@ def _measure_cpu(stage: Stage) -> dict[str, float]:
 def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
     for name, pid in stage.pids.items():
         try:
-            yield name, processes.measure_process(pid)
+            yield name, measure_process(pid)
         except ProcessLookupError:
             raise GymsdkError(f"the process of the {name} ended under load; see its log") from None
 

@@ -127,10 +127,6 @@ def _format_field(field: dict[str, Any]) -> str:
     return f"  {field['name']}: {_shorten(field['type'], 80)}{default}{comment}"
 
 
-def _format_signature(tool: Item) -> str:
-    return str(tool.get("description", "")).partition("\n")[0]
-
-
 def _format_message(item: Item) -> str:
     from gymsdk.types import extract_text
 

@@ -190,11 +190,11 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
-    from gymsdk import concurrency as descriptors
+    from gymsdk.concurrency import count_affordable
     from gymsdk.rollouts.reverify import reverify
     from gymsdk.rollouts.tasks import AtomicRowWriter
 
-    concurrency = min(reverify_options.concurrency, descriptors.count_affordable(2))
+    concurrency = min(reverify_options.concurrency, count_affordable(2))
     rejudgements, last_report = (
         reverify(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=concurrency),
         time.monotonic(),

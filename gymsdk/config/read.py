@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from gymsdk.config import fields, sections, show
-from gymsdk.config import files as untrusted
-from gymsdk.config.files import INCLUDE_KEY, FileLoader, is_readable_by_others, read_includes
+from gymsdk.config.files import (
+    INCLUDE_KEY,
+    FileLoader,
+    check_protected_settings,
+    check_safety,
+    check_untrusted_references,
+    is_readable_by_others,
+    read_includes,
+)
 from gymsdk.config.model import (
     AGENTS,
     ENVIRONMENTS,
@@ -64,7 +71,7 @@ def load_config(
 ) -> Deployment:
     """Read the deployment in configuration files, with overrides applied.
 
-    The `env.yaml` and `.env.yaml` of the folder override the files. They must not set what the module `untrusted`
+    The `env.yaml` and `.env.yaml` of the folder override the files. They must not set what the module `files`
     lists, unless *paths* name them.
 
     Args:
@@ -244,7 +251,7 @@ def _load_files(
     found = [] if env_file else [layer for name in ENV_FILES for layer in loader.load_file(folder / name, found=True)]
     problems.raise_if_any()
     merged = reduce(merge_nodes, found, named)
-    untrusted.check_protected_settings(named, merged, problems)
+    check_protected_settings(named, merged, problems)
     return merged
 
 
@@ -279,7 +286,7 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
 
 def _check_references_before_resolving(root: Node, problems: Problems) -> None:
     """Raise the errors of untrusted references: resolving them would read environment variables."""
-    untrusted.check_untrusted_references(root, (), root, reference_problems := Problems())
+    check_untrusted_references(root, (), root, reference_problems := Problems())
     if reference_problems:
         problems.merge(reference_problems)
         problems.raise_if_any()
@@ -290,7 +297,7 @@ def _resolve(root: Node, problems: Problems) -> Node:
     unresolved = Problems()
     resolved = resolve_references(root, unresolved, absent=fields.POLICY_KEYS)
     problems.secrets |= show.find_secrets(resolved)
-    untrusted.check_safety(resolved, problems)
+    check_safety(resolved, problems)
     if unresolved:
         # Unresolved values would cause misleading errors in later checks.
         problems.merge(unresolved)

@@ -19,7 +19,7 @@ from gymnasium.wrappers import TimeLimit
 
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
-from gymsdk.gym import slot as loop
+from gymsdk.gym import slot
 from gymsdk.gym.config import EnvConfig, EpisodeStart, Tasks, build_budget, merge_settings
 from gymsdk.gym.slot import Info, Slot, StepResult
 from gymsdk.tokens.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def close_on_finalize(owner: object, close: Callable[[*Ts], Coroutine[Any, Any, 
     def end() -> None:
         _finalizers.discard(finalizer)
         if process == os.getpid():
-            loop.run_detached(close(*arguments))
+            slot.run_detached(close(*arguments))
 
     process = os.getpid()
     finalizer = weakref.finalize(owner, end)
@@ -139,7 +139,7 @@ def _close_all() -> None:
         # `detach` returns `None` if the finalizer has run.
         if alive := finalizer.detach():
             alive[1]()
-    loop.shut_down()
+    slot.shut_down()
 
 
 def is_last_step(env: gymnasium.Env[Any, Any]) -> bool:
@@ -245,7 +245,7 @@ class Env(gymnasium.Env[Any, Any]):
         with self._lock.hold(self._rebuild_after_fork):
             super().reset(seed=seed)
             dealt = self._config.choose_episode(self.np_random, seed=seed, options=options)
-            seen, info = loop.run(_open_episode(self._slot, self._config, dealt))
+            seen, info = slot.run(_open_episode(self._slot, self._config, dealt))
             self._show()
             return seen, info
 
@@ -265,7 +265,7 @@ class Env(gymnasium.Env[Any, Any]):
         """
         with self._lock.hold(self._rebuild_after_fork):
             items = self._slot.parse_action(action)
-            stepped = loop.run(self._slot.apply_action(items, last=is_last_step(self)))
+            stepped = slot.run(self._slot.apply_action(items, last=is_last_step(self)))
             self._show()
             return stepped
 
@@ -276,7 +276,7 @@ class Env(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the open episode and leave the environment; the next `reset` enters the environment again."""
         with self._lock.hold(self._rebuild_after_fork):
-            loop.run(_close_slot(self._slot, self._config))
+            slot.run(_close_slot(self._slot, self._config))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to create the environment again: a copy has no episode, and a generator in the same state."""

@@ -14,8 +14,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from gymsdk import responses
-from gymsdk.convert import chat_inbound as served
 from gymsdk.convert.api import InvalidRequest
+from gymsdk.convert.chat_inbound import parse_message, parse_tools
 from gymsdk.errors import EpisodeError, UsageError
 from gymsdk.responses import is_policy_item
 from gymsdk.types import Item, is_content, is_object_list
@@ -85,7 +85,7 @@ def _parse_message(message: Item) -> list[Item]:
         raise UsageError(f"the `tool_calls` of an action must be a list of tool calls, got {calls!r}")
     try:
         named = {number for number, call in enumerate(calls or []) if call.get("id")}
-        items = served.parse_message(message)
+        items = parse_message(message)
     except InvalidRequest as error:
         advice = (
             "the text must be a string, and each of the `tool_calls` must have a `function` with `name` and `arguments`"
@@ -184,7 +184,7 @@ def _parse_observation(observation: Any) -> list[Item]:
 
 def _parse_chat_message(message: Mapping[str, Any]) -> list[Item]:
     try:
-        return served.parse_message(dict(message))
+        return parse_message(dict(message))
     except PARSE_ERRORS as error:
         advice = "a chat message needs a `role` and a `content` that is text or a list of parts"
         raise UsageError(f"the observation cannot be read; {advice}, got {message}") from error
@@ -192,7 +192,7 @@ def _parse_chat_message(message: Mapping[str, Any]) -> list[Item]:
 
 def _parse_tools(offered: Any) -> list[Item]:
     try:
-        return served.parse_tools(offered)
+        return parse_tools(offered)
     except PARSE_ERRORS as error:
         message = f"info['tools'] must be a list of tools in the form of Chat Completions, got {offered!r}"
         raise UsageError(f"{message}; pass the info of reset() unchanged") from error

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gymsdk import concurrency as deadlines
 from gymsdk import responses, types
-from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
+from gymsdk.concurrency import CrossLoopSemaphore, get_deadline, pause_deadline
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_suggestion
 from gymsdk.http.tls import split_addresses
 from gymsdk.models.options import PROVIDERS, read_policy_variables, validate_options
@@ -139,7 +138,7 @@ class MeteredModel:
             message = f"{label} did not answer within {self._seconds:g} s"
             raise Failed(message, kind="model_timeout", retryable=True) from None
         except asyncio.CancelledError as error:
-            if deadlines.get_deadline().get_remaining_seconds():
+            if get_deadline().get_remaining_seconds():
                 raise
             # The hook ran out of time while it waited for the model: the model is at fault, not the hook or the policy.
             message = f"{label} did not answer before the deadline of the hook or tool that called it"

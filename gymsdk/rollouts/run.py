@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from gymsdk import concurrency as descriptors
 from gymsdk import jsonl
 from gymsdk.client import UnknownServer
+from gymsdk.concurrency import count_affordable, raise_open_file_limit
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget, play
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
@@ -22,8 +22,7 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
-from gymsdk.rollouts import folder as lines
-from gymsdk.rollouts.folder import RunFolder, RunProgress
+from gymsdk.rollouts.folder import TRAJECTORY, RunFolder, RunProgress, build_failed_line, build_scored_line
 from gymsdk.rollouts.jobs import (
     CircuitBreaker,
     Job,
@@ -191,13 +190,13 @@ def write_result(folder: RunFolder, played: PlayedJob, *, trajectories: bool = F
 def _keep(folder: RunFolder, played: PlayedJob, *, trajectories: bool = False) -> None:
     key, rollout = played.job.key, played.rollout
     if rollout.failure is None:
-        line = lines.build_scored_line(rollout, key, attempts=played.attempts)
+        line = build_scored_line(rollout, key, attempts=played.attempts)
         if trajectories:
             name = get_task_name(rollout.row, key[0])
-            line[lines.TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
+            line[TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
         folder.append(line)
     else:
-        folder.append(lines.build_failed_line(played.rollout, key, attempts=played.attempts), failed=True)
+        folder.append(build_failed_line(played.rollout, key, attempts=played.attempts), failed=True)
 
 
 DEFAULT_TASKS = 100
@@ -350,9 +349,9 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
 
 def _limit_concurrency(requested: int, player: Player, watch: RunReporter) -> int:
     """Return how many episodes to play concurrently: *requested*, or fewer if the limit of open files requires it."""
-    most = descriptors.count_affordable(player.connections)
+    most = count_affordable(player.connections)
     if requested > most:
-        limit = descriptors.raise_open_file_limit()
+        limit = raise_open_file_limit()
         watch.log(
             f"--concurrency {requested} needs more connections than this process may open ({limit} files); "
             f"playing {most} episodes at a time. Raise the limit with `ulimit -Hn`, or lower --concurrency"

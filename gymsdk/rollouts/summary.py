@@ -11,8 +11,7 @@ from typing import Protocol, overload
 from gymsdk import metrics
 from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.rollouts import folder as lines
-from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.folder import RunFolder, parse_rollout
 from gymsdk.rollouts.jobs import get_agent_name
 from gymsdk.types import AGENT_SUFFIX, Rollout, Row
 
@@ -112,9 +111,7 @@ class StoredRollouts(Sequence[Rollout]):
         return self._count
 
     def __iter__(self) -> Iterator[Rollout]:
-        return (
-            lines.parse_rollout(line) for line in self._read() if line["gymsdk"]["environment"] == self._environment
-        )
+        return (parse_rollout(line) for line in self._read() if line["gymsdk"]["environment"] == self._environment)
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...

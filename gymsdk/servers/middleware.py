@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from fastapi import Request
 
-from gymsdk.convert import anthropic as anthropic_stream
 from gymsdk.convert import api
+from gymsdk.convert.anthropic import build_error
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
@@ -175,12 +175,10 @@ def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> 
     """
     endpoint = ROLLOUT_PREFIX_PATTERN.sub("", path)
     if endpoint == "/v1/messages" or endpoint.startswith("/v1/messages/"):
-        return anthropic_stream.build_error(error)
+        return build_error(error)
     if not endpoint.startswith("/v1/"):
         return {"detail": error.message}
-    return (
-        anthropic_stream.build_error(error) if anthropic and not _is_openai_path(endpoint) else api.build_error(error)
-    )
+    return build_error(error) if anthropic and not _is_openai_path(endpoint) else api.build_error(error)
 
 
 def _is_openai_path(path: str) -> bool:

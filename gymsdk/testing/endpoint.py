@@ -25,7 +25,7 @@ from gymsdk.http.tls import is_loopback
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import middleware
-from gymsdk.servers import model as listing
+from gymsdk.servers.model import build_model_entry, build_model_list, find_model, is_anthropic_client
 from gymsdk.testing import engine
 from gymsdk.testing.engine import BYTES, Engine, Reasoning, build_prompt
 from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Fate, Faults, draw_fates
@@ -191,7 +191,7 @@ def build_app(
     }
     for path, (face, give) in plain.items():
         served.router.add_post(path, partial(_answer_plain, face=face, give=give))
-    entry = listing.build_model_entry(name) | {"root": name, "max_model_len": faults.context}
+    entry = build_model_entry(name) | {"root": name, "max_model_len": faults.context}
     served.router.add_get("/v1/models", partial(_models, {name: entry}))
     served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
     served.router.add_get("/metrics", partial(_metrics, metrics))
@@ -297,7 +297,7 @@ async def _convert_route_errors(request: web.Request, handler: Handler) -> web.S
 
 
 def _build_route_error(request: web.Request, error: ApiError) -> web.Response:
-    is_anthropic = listing.is_anthropic_client(request.headers)
+    is_anthropic = is_anthropic_client(request.headers)
     return build_json_response(middleware.build_error_body(request.path, error, anthropic=is_anthropic), error.status)
 
 
@@ -332,11 +332,11 @@ def _count_message_tokens(body: Item) -> Item:
 
 
 async def _models(models: dict[str, Item], _: web.Request) -> web.Response:
-    return build_json_response(listing.build_model_list(models))
+    return build_json_response(build_model_list(models))
 
 
 async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
-    status, response = listing.find_model(models, request.match_info["model"], request.headers)
+    status, response = find_model(models, request.match_info["model"], request.headers)
     return build_json_response(response, status)
 
 
