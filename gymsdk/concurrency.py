@@ -121,8 +121,7 @@ def get_loop_time_after(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-@types.coroutine
-def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Any, Any, T]:
+async def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> T:
     """Run *coroutine*, and log a warning whenever it blocks the loop for more than `MAX_LOOP_BLOCK_SECONDS`.
 
     The measure is wall-clock time, so it includes other causes that stop the thread: a garbage collection, which with
@@ -135,6 +134,12 @@ def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> Generato
     Raises:
         RuntimeError: The coroutine raised `SystemExit`.
     """
+    # Since Python 3.12, asyncio makes a task of a coroutine only, not of a generator with `types.coroutine`.
+    return await _resume_and_time(coroutine, name)
+
+
+@types.coroutine
+def _resume_and_time(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Any, Any, T]:
     resume: Callable[[Any], Any] = coroutine.send
     value: Any = None
     while True:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 
@@ -116,6 +117,12 @@ async def test_a_coroutine_that_waits_is_not_named(caplog):
 
     await warn_when_blocking(wait(), "tool 'wait'")
     assert caplog.text == ""
+
+
+async def test_a_timed_coroutine_can_become_a_task_on_every_python_version():
+    timed = warn_when_blocking(asyncio.sleep(0, "slept"), "it")
+    assert inspect.iscoroutine(timed)
+    assert await asyncio.create_task(timed) == "slept"
 
 
 async def test_a_watched_coroutine_may_catch_exceptions():
