@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.plugins.calls import STEPS_COMPONENT, add_rewards
 from gymsdk.responses import (
-    MAX_OUTPUT_CHARS,
     NOT_RUN_OUTPUT,
     build_function_call_output,
     build_response,
@@ -30,7 +27,9 @@ from gymsdk.responses import (
 )
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
+    MAX_OUTPUT_CHARS,
     Action,
+    Budget,
     EndReason,
     Episode,
     Failure,
@@ -62,25 +61,6 @@ RECORDED_RESPONSE_FIELDS = frozenset({"id", "model", "status", "incomplete_detai
 """The fields of a response that are recorded for each model call."""
 
 log = logging.getLogger("gymsdk")
-
-
-class Budget(BaseModel):
-    """The limits of one episode.
-
-    Attributes:
-        turns: The maximum number of model calls.
-        tools: The maximum number of tool calls.
-        seconds: The maximum time from the reset to the last turn.
-        output: The maximum length of one tool output in characters; longer outputs are truncated.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    turns: int = Field(default=32, ge=1)
-    tools: int = Field(default=128, ge=0)
-    seconds: float = Field(default=600.0, gt=0)
-    # Excluded from rows and run folders: it only protects a run against excessive outputs.
-    output: int = Field(default=MAX_OUTPUT_CHARS, ge=1000, exclude=True)
 
 
 async def play(

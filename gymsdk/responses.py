@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.types import (
+    MAX_OUTPUT_CHARS,
     Action,
     Content,
     Episode,
@@ -66,9 +67,6 @@ NOT_RUN_OUTPUT = '{"error":"not run: the episode is over"}'
 
 MAX_EXCERPT_CHARS = 200
 """The length of an invalid item in a message."""
-
-MAX_OUTPUT_CHARS = 4 * 2**20
-"""The default maximum length of one tool output, in characters; images and files count."""
 
 TRUNCATION_NOTE = "\n[truncated: this output has {size} characters; at most {max_chars} are shown]"
 OMITTED_PART_NOTE = "[omitted: {kind} of {size} characters; at most {max_chars} characters of one output are shown]"

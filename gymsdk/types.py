@@ -42,6 +42,9 @@ EndReason: TypeAlias = Literal["done", "turns", "tools", "tokens", "deadline"]
 Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]
 """How a rollout ended; only a scored rollout has a reward."""
 
+MAX_OUTPUT_CHARS = 4 * 2**20
+"""The default maximum length of one tool output, in characters; images and files count."""
+
 AGENT_SUFFIX = "_simple_agent"
 """The suffix that turns an environment's name into the name of its agent (`agent_ref` of a row)."""
 
@@ -556,6 +559,25 @@ def _replace_nulls(details: object) -> object:
 
 
 # Rollouts
+
+
+class Budget(BaseModel):
+    """The limits of one episode.
+
+    Attributes:
+        turns: The maximum number of model calls.
+        tools: The maximum number of tool calls.
+        seconds: The maximum time from the reset to the last turn.
+        output: The maximum length of one tool output in characters; longer outputs are truncated.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    turns: int = Field(default=32, ge=1)
+    tools: int = Field(default=128, ge=0)
+    seconds: float = Field(default=600.0, gt=0)
+    # Excluded from rows and run folders: it only protects a run against excessive outputs.
+    output: int = Field(default=MAX_OUTPUT_CHARS, ge=1000, exclude=True)
 
 
 class Failure(BaseModel):

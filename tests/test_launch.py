@@ -12,10 +12,8 @@ import pytest
 import yaml
 
 from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError
-from gymsdk.config.model import Deployment, HeadConfig, ResourcesServerConfig, ServerConfig
-from gymsdk.deploy.plan import Options
+from gymsdk.config.model import Deployment, ResourcesServerConfig, ServerConfig, Times
 from gymsdk.deploy.process import serve
-from gymsdk.deploy.runner import Times
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
 
@@ -146,14 +144,14 @@ async def test_the_agent_uses_the_environment_of_the_resources_server(
 
 @pytest.mark.slow
 async def test_an_environment_is_served_by_its_name_with_its_settings(http_client: httpx.AsyncClient) -> None:
-    async with serve(["multineedle"], settings={"multineedle": {"distractors": 17}}) as running:
+    async with serve(deployment=Deployment(environments={"multineedle": {"distractors": 17}})) as running:
         assert running.environments[0].config.distractors == 17
         assert set(running.urls) > {"multineedle", "multineedle_simple_agent"}
 
 
 async def test_each_server_can_have_a_configured_port(environment: Callable[..., Environment]) -> None:
     head, own = find_free_port(), find_free_port()
-    async with serve([environment(ASKED)], options=Options(port=head, ports={"made": own})) as running:
+    async with serve([environment(ASKED)], deployment=Deployment(port=head, server_ports={"made": own})) as running:
         assert running.head_url == f"http://127.0.0.1:{head}"
         assert running.urls["made"] == f"http://127.0.0.1:{own}"
 
@@ -162,11 +160,11 @@ async def test_each_server_can_have_a_configured_port(environment: Callable[...,
 async def test_the_ports_are_free_after_the_launch(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    options = Options(port=find_free_port(), ports={"made": find_free_port()})
+    deployment = Deployment(port=find_free_port(), server_ports={"made": find_free_port()})
     for _ in range(2):
-        async with serve([environment(ASKED)], options=options) as running:
+        async with serve([environment(ASKED)], deployment=deployment) as running:
             assert (await http_client.get(running.urls["made"])).status_code == 200
-    assert is_free(options.port)
+    assert is_free(deployment.port)
 
 
 @pytest.mark.parametrize("which", ["the head", "made"])
@@ -174,13 +172,13 @@ async def test_a_port_in_use_prevents_the_start(environment: Callable[..., Envir
     free_one, made = find_free_port(), environment(lasting())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = (
-            Options(port=port, ports={"made": free_one})
+        deployment = (
+            Deployment(port=port, server_ports={"made": free_one})
             if which == "the head"
-            else Options(port=free_one, ports={"made": port})
+            else Deployment(port=free_one, server_ports={"made": port})
         )
         with pytest.raises(UsageError, match=rf"{which} cannot listen: port {port} of 127.0.0.1 is in use; stop"):
-            async with serve([made], options=options):
+            async with serve([made], deployment=deployment):
                 pass
     assert made.plugin.tasks_seen == []  # type: ignore[attr-defined]  # defined by the test environment
     assert is_free(free_one)
@@ -189,7 +187,7 @@ async def test_a_port_in_use_prevents_the_start(environment: Callable[..., Envir
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 async def test_a_public_host_is_rejected(environment: Callable[..., Environment], host: str) -> None:
     with pytest.raises(UsageError, match="with --insecure"):
-        async with serve([environment(ASKED)], options=Options(host=host)):
+        async with serve([environment(ASKED)], deployment=Deployment(host=host)):
             pass
 
 
@@ -204,15 +202,15 @@ async def test_a_public_host_is_rejected_at_every_place_in_the_configuration(
         part=ResourcesServerConfig(environment="tool_call"),
         host="0.0.0.0" if key == "made" else None,
     )
-    head = HeadConfig(host="0.0.0.0", port=find_free_port(), given=True) if key == "head_server" else HeadConfig()
+    head_host = "0.0.0.0" if key == "head_server" else None
     with pytest.raises(UsageError, match=r"'0\.0\.0\.0' could use these servers.*with --insecure"):
-        async with serve(deployment=Deployment(servers=(block,), head=head)):
+        async with serve(deployment=Deployment(servers=(block,), head_host=head_host, port=find_free_port())):
             pass
 
 
 async def test_the_head_has_the_address_from_the_configuration(http_client: httpx.AsyncClient) -> None:
     port = find_free_port()
-    deployment = Deployment(head=HeadConfig(host="127.0.0.2", port=port, given=True))
+    deployment = Deployment(head_host="127.0.0.2", port=port)
     async with serve(["tool_call"], deployment=deployment) as running:
         served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
     assert running.head_url == f"http://127.0.0.2:{port}"
@@ -220,23 +218,23 @@ async def test_the_head_has_the_address_from_the_configuration(http_client: http
 
 
 async def test_the_oracle_model_requires_environments() -> None:
-    options = Options(role="model", head="http://127.0.0.1:9")
+    deployment = Deployment(role="model", head_url="http://127.0.0.1:9")
     with pytest.raises(UsageError, match="name them, as in gymsdk serve math --role model"):
-        async with serve(model="scripted/oracle", options=options):
+        async with serve(model="scripted/oracle", deployment=deployment):
             pass
 
 
 async def test_a_model_node_requires_a_model() -> None:
-    options = Options(role="model", head="http://127.0.0.1:9", ports={"policy_model": 9})
+    deployment = Deployment(role="model", head_url="http://127.0.0.1:9", server_ports={"policy_model": 9})
     with pytest.raises(UsageError, match="--role model has no model to serve; add one with --model"):
-        async with serve(["math"], options=options):
+        async with serve(["math"], deployment=deployment):
             pass
 
 
 async def test_a_public_host_is_accepted_with_insecure(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    async with serve([environment(ASKED)], options=Options(host="0.0.0.0", insecure=True)) as running:
+    async with serve([environment(ASKED)], deployment=Deployment(host="0.0.0.0", insecure=True)) as running:
         seen = running.head_url.replace("127.0.0.1", "localhost")
         served_config = yaml.safe_load((await http_client.get(f"{seen}/global_config_dict_yaml")).json())
         instances = (await http_client.get(f"{seen}/server_instances")).json()
@@ -248,7 +246,7 @@ async def test_a_public_host_is_accepted_with_insecure(
 async def test_loopback_has_other_names(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient, host: str
 ) -> None:
-    async with serve([environment(ASKED)], options=Options(host=host)) as running:
+    async with serve([environment(ASKED)], deployment=Deployment(host=host)) as running:
         served_config = yaml.safe_load((await http_client.get(f"{running.head_url}/global_config_dict_yaml")).json())
         assert (await http_client.get(running.urls["made"])).status_code == 200
     assert served_config["made"]["resources_servers"]["made"]["host"] == host
@@ -256,7 +254,7 @@ async def test_loopback_has_other_names(
 
 async def test_an_address_of_another_machine_is_reported(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
-        async with serve([environment(ASKED)], options=Options(host="192.0.2.1", insecure=True)):
+        async with serve([environment(ASKED)], deployment=Deployment(host="192.0.2.1", insecure=True)):
             pass
 
 
@@ -275,7 +273,7 @@ async def test_two_environments_with_one_name_are_rejected(environment: Callable
 
 async def test_a_port_for_an_unknown_server_is_rejected(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match="no server 'maed' to give a port; did you mean 'made'"):
-        async with serve([environment(ASKED)], options=Options(ports={"maed": 1})):
+        async with serve([environment(ASKED)], deployment=Deployment(server_ports={"maed": 1})):
             pass
 
 
@@ -295,43 +293,43 @@ async def test_the_context_may_exit_in_another_task(environment: Callable[..., E
 
 
 async def test_an_environment_that_hangs_at_start_is_named(environment: Callable[..., Environment]) -> None:
-    options = Options(port=find_free_port(), times=QUICK.model_copy(update={"starting": 0.2}))
+    deployment = Deployment(port=find_free_port(), times=QUICK.model_copy(update={"starting": 0.2}))
     with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not start within 0\.2 seconds"):
-        async with serve([environment(lasting("await asyncio.sleep(60)"))], options=options):
+        async with serve([environment(lasting("await asyncio.sleep(60)"))], deployment=deployment):
             pass
-    assert is_free(options.port)
+    assert is_free(deployment.port)
 
 
 async def test_the_head_reports_servers_that_are_starting(
     environment: Callable[..., Environment], http_client: httpx.AsyncClient
 ) -> None:
-    options = Options(port=find_free_port(), times=QUICK)
-    context = serve([environment(lasting("await asyncio.sleep(60)"))], options=options)
+    deployment = Deployment(port=find_free_port(), times=QUICK)
+    context = serve([environment(lasting("await asyncio.sleep(60)"))], deployment=deployment)
     opening = asyncio.create_task(context.__aenter__())
-    await wait_until(lambda: not is_free(options.port))
-    answer = await http_client.get(f"http://127.0.0.1:{options.port}/readyz")
+    await wait_until(lambda: not is_free(deployment.port))
+    answer = await http_client.get(f"http://127.0.0.1:{deployment.port}/readyz")
     opening.cancel()
     await asyncio.wait({opening})
     assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
-    assert is_free(options.port)
+    assert is_free(deployment.port)
 
 
 async def test_an_environment_that_fails_at_start_stops_all_servers(environment: Callable[..., Environment]) -> None:
-    options = Options(port=find_free_port(), times=QUICK)
+    deployment = Deployment(port=find_free_port(), times=QUICK)
     with pytest.raises(BrokenEnvironment, match="environment 'made': hook 'lifespan' raised RuntimeError: no engine"):
-        async with serve([environment(lasting("raise RuntimeError('no engine')"))], options=options):
+        async with serve([environment(lasting("raise RuntimeError('no engine')"))], deployment=deployment):
             pass
-    assert is_free(options.port)
+    assert is_free(deployment.port)
 
 
 async def test_an_environment_that_hangs_at_stop_is_abandoned_and_named(
     environment: Callable[..., Environment], caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = Options(port=find_free_port(), times=QUICK)
-    async with serve([environment(lasting(ends="await asyncio.sleep(60)"))], options=options):
+    deployment = Deployment(port=find_free_port(), times=QUICK)
+    async with serve([environment(lasting(ends="await asyncio.sleep(60)"))], deployment=deployment):
         pass
     assert "the lifespan of environment 'made' did not end within 0.3 seconds; it is left behind" in caplog.text
-    assert is_free(options.port)
+    assert is_free(deployment.port)
 
 
 SLOW = """
@@ -350,7 +348,7 @@ async def close():
 
 async def cut_short(made: Environment, http_client: httpx.AsyncClient) -> httpx.Response:
     """Return the response for an episode that is running when the servers stop."""
-    async with serve([made], options=Options(times=QUICK)) as running:
+    async with serve([made], deployment=Deployment(times=QUICK)) as running:
         agent = running.urls["made_simple_agent"]
         playing = asyncio.create_task(http_client.post(f"{agent}/run", json=ROW))
         await wait_until(lambda: made.plugin.grading)

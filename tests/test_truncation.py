@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from gymsdk import Environment, play
-from gymsdk.episode import Budget
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import truncate_output
+from gymsdk.types import Budget
 
 TALKS = """
 async def talk(length: int) -> str:

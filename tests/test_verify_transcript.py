@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from gymsdk import Environment, Rollout, Task, play, responses
-from gymsdk.episode import Budget, verify_transcript
-from gymsdk.types import Episode, Item
+from gymsdk.episode import verify_transcript
+from gymsdk.types import Budget, Episode, Item
 
 PAYING = """
 class Count(State):

@@ -56,10 +56,11 @@ def find_head(arguments: Sequence[str]) -> str:
     Raises:
         UsageError: The configuration is invalid.
     """
-    found = config.load_config([], arguments)
-    if found.token_file is not None:
-        os.environ.setdefault(TOKEN_FILE_VARIABLE, str(found.token_file))
-    return build_url(get_reachable_host(found.head.host), found.head.port, "https" if found.tls else "http")
+    deployment = config.load_config([], arguments)
+    if deployment.token_file is not None:
+        os.environ.setdefault(TOKEN_FILE_VARIABLE, str(deployment.token_file))
+    host, port = deployment.head_address
+    return build_url(get_reachable_host(host), port, "https" if deployment.tls else "http")
 
 
 def _serve(arguments: Sequence[str]) -> None:

@@ -28,11 +28,11 @@ from gymsdk.checks.phases import (
 from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Plain, Play, RecordingModel, Subject, find_difference, to_plain
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, EpisodeRunner
+from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import BrokenEnvironment, EpisodeError
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import iter_turn_spans
-from gymsdk.types import Episode, Item, Playable, Row, Task
+from gymsdk.types import Budget, Episode, Item, Playable, Row, Task
 
 INTERPRETER_SECONDS = 45.0
 """Time limit of the other interpreter."""

@@ -17,9 +17,9 @@ from gymsdk.types import Item, Playable, Rollout, Verdict
 
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
-    from gymsdk.episode import Budget
     from gymsdk.gym.env import Env
     from gymsdk.gym.vector import VectorEnv
+    from gymsdk.types import Budget
 
 START_SECONDS = 30.0
 """Seconds the server may take until it answers."""

@@ -10,10 +10,10 @@ from typing import TypeAlias, TypeVar
 from gymsdk import responses
 from gymsdk.checks.subject import Plain, RecordingModel, Subject, to_plain
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, EpisodeRunner
+from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import BadRow, EpisodeError
 from gymsdk.models.scripted import build
-from gymsdk.types import Episode, Item, Playable, Rollout, Task, Verdict, extract_text
+from gymsdk.types import Budget, Episode, Item, Playable, Rollout, Task, Verdict, extract_text
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from gymsdk.checks.report import Check, Report
     from gymsdk.checks.run import CheckRun
-    from gymsdk.episode import Budget
+    from gymsdk.types import Budget
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,10 +20,10 @@ from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Subject, perturb_generators, read_process_state, restore_process_state
 from gymsdk.concurrency import MAX_LOOP_BLOCK_SECONDS
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, play
+from gymsdk.episode import play
 from gymsdk.errors import EpisodeError
 from gymsdk.models.scripted import ScriptedModel, build, play_null
-from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
+from gymsdk.types import Action, Budget, Episode, Item, Row, Step, Task, Verdict
 
 WINDOW_EPISODES = 24
 """Episodes between two counts, and before the first one, in which pools fill and caches warm up.

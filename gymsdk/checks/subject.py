@@ -22,10 +22,10 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, play
+from gymsdk.episode import play
 from gymsdk.models.scripted import PolicyFunction, ScriptedModel, build
 from gymsdk.plugins.registry import Entry, installed, load
-from gymsdk.types import Episode, Item, Model, Rollout, Task
+from gymsdk.types import Budget, Episode, Item, Model, Rollout, Task
 
 Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
 """A value that JSON can represent."""

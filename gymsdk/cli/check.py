@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gymsdk.checks.report import Check, Result
     from gymsdk.checks.run import CheckRun
     from gymsdk.checks.subject import Subject
-    from gymsdk.episode import Budget
+    from gymsdk.types import Budget
 
 STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
@@ -81,7 +81,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
     if name is None:
         raise UsageError("name the environment to check, as in `gymsdk check math`; `gymsdk list` shows them")
     catalog.check_requirements(chosen)
-    from gymsdk.episode import Budget
+    from gymsdk.types import Budget
 
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
     environment_settings = options.parse_settings([name], settings)[name]

@@ -1,363 +1,249 @@
-"""Combine the options of `gymsdk serve` with configuration files, start the model and the servers, and serve."""
+"""Build the deployment of `gymsdk serve` from the command line and the configuration files, and serve it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
+import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.cli.options import join_base_urls, parse_pins
+from gymsdk.cli.options import join_base_urls
 from gymsdk.cli.serve import Announcer
-from gymsdk.deploy import child
-from gymsdk.deploy.plan import Role
-from gymsdk.episode import Budget
+from gymsdk.config.model import DEFAULT_HEAD_PORT, MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
+from gymsdk.deploy import child, plan
 from gymsdk.errors import UsageError
+from gymsdk.models import registry
 from gymsdk.responses import Api
-
-if TYPE_CHECKING:
-    import socket
-
-    from gymsdk.config.model import Deployment, ServerConfig
-    from gymsdk.deploy.plan import Options
-    from gymsdk.observability.logging import LogConfig
-    from gymsdk.types import Model
+from gymsdk.types import Model
 
 log = logging.getLogger("gymsdk")
 
 RAY_ADDRESS_KEY = "ray_head_node_address"
 """NeMo Gym's key for the address of a Ray cluster. gymsdk does not use it."""
 
-
-class _Options(BaseModel):
-    """Options that a server in its own process receives as JSON; errors must not show them, because of the secrets."""
-
-    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, ser_json_inf_nan="constants")
+EMPTY_MAPPING: Mapping[str, Any] = {}
 
 
-class ModelOptions(_Options):
-    """The options of the command that describe the policy's model.
+def build_model_config(
+    name: str | None,
+    *,
+    base_urls: Sequence[str],
+    api: Api | None,
+    pinned: Mapping[str, Any],
+    token_ids: bool,
+    timeout: float,
+    vllm_flags: Sequence[str] | None,
+) -> ModelServerConfig | None:
+    """Return the policy's model from the options of the command, or `None` if they name none.
 
-    Attributes:
-        pins: The values of `--pin`.
-        launch: Whether to start vLLM with the model.
-        flags: The flags for vLLM.
-        key: The API key of a vLLM that the supervisor started.
+    Args:
+        name: The name of the model.
+        base_urls: The addresses of the model's replicas.
+        api: The API of the endpoint; `None` for the provider's default.
+        pinned: The fields to set in each request.
+        token_ids: Whether to ask for token IDs.
+        timeout: The seconds that one call may take with all its retries.
+        vllm_flags: The flags for the vLLM server to start, or `None` to start none.
+
+    Raises:
+        UsageError: The options contradict each other.
     """
-
-    name: str | None
-    base_urls: tuple[str, ...]
-    api: Api | None = None
-    pins: tuple[str, ...] = ()
-    token_ids: bool = False
-    timeout: float
-    launch: bool = False
-    flags: tuple[str, ...] = ()
-    key: str | None = Field(default=None, repr=False)
-
-    def check(self) -> None:
-        """Raise `UsageError` if options contradict each other."""
-        if self.flags and not self.launch:
-            raise UsageError(f"{self.flags[0]} stands after --, where flags for vLLM belong; add --launch-vllm")
-        if not self.launch:
-            return
-        if not self.name or not self.name.startswith("vllm/") or "@http" in self.name:
+    if vllm_flags is not None:
+        if not name or not name.startswith("vllm/") or "@http" in name:
             raise UsageError("--launch-vllm needs a model from --model, as in --model vllm/Qwen/Qwen3-4B")
-        if self.base_urls:
+        if base_urls:
             raise UsageError(
                 "--launch-vllm starts a model server, and --base-url names another one; leave one of them out"
             )
-
-    def build_model(self) -> Model | None:
-        """Build the model, or return `None` if the command names none."""
-        from gymsdk.models import registry as models
-
-        if self.name is None:
-            if self.base_urls or self.pins or self.token_ids:
-                raise UsageError("--base-url, --pin and --token-ids configure a model; name the model with --model")
-            return None
-        keywords: dict[str, Any] = {"api_key": self.key} if self.key else {}
-        return models.model(
-            self.name,
-            base_url=join_base_urls(self.base_urls),
-            tokens=self.token_ids,
-            api=self.api,
-            timeout=self.timeout,
-            pinned=parse_pins(self.pins),
-            **keywords,
-        )
+    if name is None:
+        if base_urls or pinned or token_ids:
+            raise UsageError("--base-url, --pin and --token-ids configure a model; name the model with --model")
+        return None
+    return ModelServerConfig(
+        name=name,
+        options={
+            "base_url": join_base_urls(base_urls),
+            "api": api,
+            "pinned": dict(pinned),
+            "tokens": token_ids,
+            "timeout": timeout,
+        },
+    )
 
 
-class ListenOptions(_Options):
-    """The options of the command that say which servers run here, and where they listen.
+def build_deployment(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    log_options: Mapping[str, Any] = EMPTY_MAPPING,
+) -> Deployment:
+    """Build the deployment from the configuration files and the options of the command.
 
-    Attributes:
-        ports: The ports of servers other than the head, by server.
-        head: The URL of a head on another node, or `None` to run the head here.
-        only: The only server to run in this process, on the socket *socket_fd* from the supervisor.
-        supervisor: The id of the supervisor that started this process.
+    The `env.yaml` of the working folder counts as a file even if the command names none, so that no server starts
+    without the token in it.
+
+    Args:
+        files: The configuration files.
+        overrides: The `KEY=VALUE` overrides of the files.
+        options: The fields of the deployment that the command sets; `None` leaves a field to the files.
+        log_options: The fields of the deployment's `logs` that the command sets, likewise.
+
+    Raises:
+        UsageError: The files name no server, or an option is not valid.
+        BadConfig: A setting of the files is wrong.
     """
+    from gymsdk.models.options import ENV_FILES
 
-    host: str | None
-    advertise_host: str | None
-    port: int | None
-    ports: Mapping[str, int]
-    head: str | None
-    role: Role | None
-    separate: bool
-    only: str | None = None
-    socket_fd: int | None = None
-    root_path: str
-    supervisor: str = ""
-
-
-class LogOptions(_Options):
-    """The options of the command that describe the logs."""
-
-    level: str | None
-    format: str | None
-    directory: Path | None
-
-
-class ServeOptions(_Options):
-    """All options of the command. Configuration files may supply what these leave open.
-
-    Attributes:
-        settings: The settings of each environment.
-        setting_pairs: The same settings as words of `--set`.
-        max_output: The maximum length of one tool output. It is no part of a budget's JSON.
-    """
-
-    names: tuple[str, ...]
-    settings: Mapping[str, Mapping[str, Any]]
-    setting_pairs: tuple[str, ...]
-    files: tuple[Path, ...]
-    overrides: tuple[str, ...]
-    model: ModelOptions
-    listen: ListenOptions
-    token_file: Path | None
-    insecure: bool
-    tls: tuple[Path, Path] | None
-    limits: Mapping[str, int]
-    budget: Budget
-    max_output: int | None
-    ttl: float
-    sessions: int
-    mcp: bool
-    logs: LogOptions
-    profile: Path | None
-    capture: Path | None
-
-    def read_deployment(self) -> Deployment | None:
-        """Read the configuration files and overrides.
-
-        The working folder's `env.yaml` counts as such a file, so that a server does not start without the token in it.
-
-        Returns:
-            The deployment, or `None` if there are no files and no overrides.
-
-        Raises:
-            UsageError: The files name no server.
-            BadConfig: A setting is wrong.
-        """
-        from gymsdk.models.options import ENV_FILES
-
-        if not self.files and not self.overrides and not any(Path(file).exists() for file in ENV_FILES):
-            return None
+    given = {field: value for field, value in options.items() if value is not None}
+    deployment = Deployment(port=DEFAULT_HEAD_PORT)
+    if files or overrides or any(Path(file).exists() for file in ENV_FILES):
         from gymsdk.config.read import load_config
-        from gymsdk.deploy import plan
 
-        listen = self.listen
-        deployment = load_config(self.files, self.overrides, played=self.model.name is not None)
-        role = "head" if listen.only == child.HEAD_SERVER else listen.role
-        plan.check_deployment(deployment, plan.select_local(deployment.servers, role=role, only=listen.only))
-        if not (
-            deployment.servers or self.names or self.model.name or deployment.head.given or listen.role or listen.head
-        ):
-            if RAY_ADDRESS_KEY not in deployment.ignored:
-                files = ", ".join(map(str, self.files)) or "the settings"
-                raise UsageError(
-                    f"{files} names no server; `gymsdk config NAME` writes a file that serves an environment"
-                )
-            # A file that only names a cluster starts its first node, which others join.
-            deployment = deployment.model_copy(update={"head": deployment.head.model_copy(update={"given": True})})
-        if listen.port is None:
-            return deployment
-        return deployment.model_copy(update={"head": deployment.head.model_copy(update={"port": self.listen.port})})
-
-    def list_warnings(self, deployment: Deployment | None) -> Iterator[str]:
-        """Yield warnings to print before serving. A server that a supervisor starts has none."""
-        if self.listen.only is not None:
-            return
-        from gymsdk.config.show import format_exposure_warning, is_secret
-
-        keys = [pair.partition("=")[0] for pair in self.setting_pairs]
-        yield from (
-            format_exposure_warning(f"--set {key}", "a file of --config")
-            for key in keys
-            if is_secret((key.rpartition(".")[2],))
-        )
-        if deployment is not None:
-            yield from filter(None, (*deployment.notes, deployment.ignored_keys_note))
-
-    def build_options(self, deployment: Deployment | None) -> Options:
-        """Build the options of the servers. Options of the command take precedence over the files."""
-        from gymsdk.config.model import Deployment
-        from gymsdk.deploy.plan import Options
-        from gymsdk.deploy.process import HEAD
-        from gymsdk.servers.auth import Limits, Tls
-
-        config, listen = deployment or Deployment(), self.listen
-        output = {} if self.max_output is None else {"output": self.max_output}
-        tls = self.tls or ((config.tls.certificate, config.tls.key) if config.tls else None)
-        port = listen.port if listen.port is not None else config.head.port if config.head.given else HEAD
-        return Options(
-            host=listen.host or config.default_host,
-            port=port,
-            ports=dict(listen.ports),
-            advertise_host=listen.advertise_host or config.advertise_host,
-            insecure=self.insecure or config.insecure,
-            token_file=self.token_file or config.token_file,
-            tls=Tls(certificate=tls[0], key=tls[1]) if tls else None,
-            limits=Limits(**self.limits),
-            ttl=self.ttl,
-            sessions=self.sessions,
-            mcp=self.mcp,
-            budget=self.budget.model_copy(update=output),
-            role="head" if listen.only == child.HEAD_SERVER else listen.role,
-            only=None if listen.only == child.HEAD_SERVER else listen.only,
-            head=listen.head.rstrip("/") if listen.head else None,
-            sockets=self._sockets(),
-            range=(config.ports.low, config.ports.high) if config.ports.low and config.ports.high else None,
-            disallowed=config.ports.disallowed,
-            root_path=listen.root_path,
-            supervisor=listen.supervisor,
-            capture=self.capture or config.capture,
-        )
-
-    def _sockets(self) -> dict[str, socket.socket]:
-        listen = self.listen
-        if listen.socket_fd is None:
-            return {}
-        if listen.only is None:
-            raise UsageError("--fd passes a socket to the server that --only names; --separate sets both")
-        return {listen.only: child.open_socket(listen.socket_fd)}
-
-    def build_child_settings(self, only: str, socket_fd: int, head: str | None) -> bytes:
-        """Return the line with the options of the server *only* in its own process, for its standard input."""
-        update = {"only": only, "socket_fd": socket_fd, "head": head, "port": None, "separate": False}
-        listen = self.listen.model_copy(update=update)
-        settings = self.model_copy(update={"listen": listen}).model_dump(mode="json")
-        # In ASCII, because UTF-8 cannot express the bytes of a file name that are not UTF-8.
-        return json.dumps(settings).encode() + b"\n"
-
-    def build_logging(self, deployment: Deployment | None) -> LogConfig:
-        """Return the configuration of the logs."""
-        from gymsdk.observability.logging import parse_log_config
-
-        logs = deployment.logs if deployment else None
-        level = self.logs.level or (logs.level if logs else "warning")
-        log_format = self.logs.format or (logs.format if logs else "text")
-        folder = self.logs.directory or (logs.folder if logs else None)
-        server = "head" if self.listen.only == child.HEAD_SERVER else self.listen.only or "gymsdk"
-        return parse_log_config(level, log_format, folder, server=server)
+        deployment = load_config(files, overrides, played="model" in given)
+        plan.check_deployment(deployment, plan.select_local(deployment.servers, role=given.get("role")))
+        deployment = _check_for_servers(deployment, given.keys(), files)
+    logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
+    return Deployment.model_validate(dict(deployment) | given | {"logs": logs})
 
 
-def serve_until_stopped(options: ServeOptions, announce: Announcer) -> None:
+def _check_for_servers(deployment: Deployment, given: Collection[str], files: Sequence[Path]) -> Deployment:
+    """Return *deployment*; raise `UsageError` if neither the files nor the *given* options name anything to serve."""
+    if deployment.servers or deployment.head_host or {"environments", "model", "role", "head_url"} & set(given):
+        return deployment
+    if RAY_ADDRESS_KEY not in deployment.ignored:
+        sources = ", ".join(map(str, files)) or "the settings"
+        raise UsageError(f"{sources} names no server; `gymsdk config NAME` writes a file that serves an environment")
+    # A file that only names a cluster starts its first node, which others join.
+    return deployment.model_copy(update={"head_host": deployment.host})
+
+
+def list_warnings(deployment: Deployment, setting_pairs: Sequence[str]) -> list[str]:
+    """Return the warnings to print before serving.
+
+    Args:
+        deployment: The deployment.
+        setting_pairs: The values of `--set`.
+    """
+    from gymsdk.config.show import format_exposure_warning, is_secret
+
+    keys = [pair.partition("=")[0] for pair in setting_pairs]
+    exposed = [
+        format_exposure_warning(f"--set {key}", "a file of --config")
+        for key in keys
+        if is_secret((key.rpartition(".")[2],))
+    ]
+    return [*exposed, *filter(None, (*deployment.notes, deployment.ignored_keys_note))]
+
+
+def serve_as_child(name: str, socket_fd: int) -> None:
+    """Serve one server of a deployment in this process, as its supervisor asks.
+
+    Args:
+        name: The name of the server, for the process list; the deployment on standard input names it, too.
+        socket_fd: The descriptor of the listening socket.
+    """
+    deployment = child.read_deployment(socket_fd)
+    logs = deployment.logs.model_copy(update={"server": "head" if name == child.HEAD_SERVER else name})
+    sockets = {deployment.only or name: child.open_socket(socket_fd)}
+    announce = Announcer(json=False, tries=False)
+    serve_until_stopped(deployment.model_copy(update={"logs": logs}), announce, sockets=sockets)
+
+
+def serve_until_stopped(
+    deployment: Deployment,
+    announce: Announcer,
+    *,
+    separate: bool = False,
+    sockets: Mapping[str, socket.socket] = EMPTY_MAPPING,
+) -> None:
     """Serve until a signal arrives.
 
     Args:
-        options: The options of the command.
+        deployment: The deployment.
         announce: Prints the addresses once the servers are ready.
+        separate: Whether each server runs in its own process.
+        sockets: The sockets that the supervisor passes to this process.
     """
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
     from gymsdk.observability.logging import log_to
     from gymsdk.tracing import profile_to_directory
 
-    options.model.check()
-    deployment = options.read_deployment()
-    for warning in options.list_warnings(deployment):
-        typer.echo(warning, err=True)
-    log_config = options.build_logging(deployment)
-    profile = options.profile or (deployment.profile if deployment else None)
-    warnings = nullcontext() if log_config.takes_stderr else show_warnings()
+    warnings = nullcontext() if deployment.logs.takes_stderr else show_warnings()
     try:
         # The output of an environment's code must not mix with the JSON line for programs.
-        with warnings, log_to(log_config), profile_to_directory(profile), redirect_stdout(sys.stderr):
-            work = _serve_deployment(options, deployment, log_config, announce)
-            run_until_signal(work, quiet=options.listen.only is not None)
+        with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile), redirect_stdout(sys.stderr):
+            work = _serve_deployment(deployment, announce, separate=separate, sockets=sockets)
+            run_until_signal(work, quiet=deployment.only is not None)
     except Stopped as stop:
         # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
         raise typer.Exit(0 if announce.ready else stop.code) from None
 
 
 async def _serve_deployment(
-    options: ServeOptions, deployment: Deployment | None, log_config: LogConfig, announce: Announcer
+    deployment: Deployment, announce: Announcer, *, separate: bool, sockets: Mapping[str, socket.socket]
 ) -> None:
     from gymsdk.deploy import process_guard
     from gymsdk.http import client
 
-    if options.listen.socket_fd is not None and not process_guard.IS_AVAILABLE:
+    if sockets and not process_guard.IS_AVAILABLE:
         process_guard.watch_parent()
     try:
-        async with _start_engine(options.model, options.insecure, deployment) as model:
-            # Built here for separate servers too: a wrong option is reported once, before any process starts.
-            built = model.build_model()
-            if options.listen.separate:
-                await _serve_separately(options.model_copy(update={"model": model}), deployment, log_config, announce)
+        async with _start_vllm(deployment) as started:
+            if started.model is not None:
+                # Built here for separate servers too: a wrong option is reported once, before any process starts.
+                registry.model(started.model.name, **started.model.options)
+            if separate:
+                await _serve_separately(started, announce)
             else:
-                await _serve_in_process(options, deployment, built, announce)
+                await _serve_in_process(started, announce, sockets)
     finally:
         await client.aclose()
 
 
 @asynccontextmanager
-async def _start_engine(
-    model: ModelOptions, insecure: bool, deployment: Deployment | None
-) -> AsyncIterator[ModelOptions]:
-    """Yield the options of the policy's model. With --launch-vllm, run vLLM as long as the context is open."""
-    if not model.launch:
-        yield model
+async def _start_vllm(deployment: Deployment) -> AsyncIterator[Deployment]:
+    """Yield the deployment with the address of its model. With --launch-vllm, run vLLM while the context is open."""
+    model = deployment.model
+    if deployment.vllm_flags is None or model is None:
+        yield deployment
         return
     from gymsdk.deploy.vllm import launch_vllm
     from gymsdk.deploy.vllm_command import Launch
 
-    name = (model.name or "").removeprefix("vllm/")
-    start_seconds = deployment.readiness if deployment and deployment.readiness else 600.0
-    launch = Launch(name=name, flags=model.flags, insecure=insecure, ending=5.0, starting=start_seconds)
+    launch = Launch(
+        name=model.name.removeprefix("vllm/"),
+        flags=deployment.vllm_flags,
+        insecure=deployment.insecure,
+        ending=5.0,
+        starting=deployment.readiness or 600.0,
+    )
     async with launch_vllm(launch) as engine:
-        key = engine.key.get_secret_value() if engine.key else None
-        yield model.model_copy(update={"base_urls": (engine.url,), "key": key, "launch": False, "flags": ()})
+        key = {"api_key": engine.key.get_secret_value()} if engine.key else {}
+        options = {**model.options, "base_url": engine.url, **key}
+        update = {"model": model.model_copy(update={"options": options}), "vllm_flags": None}
+        yield deployment.model_copy(update=update)
 
 
-async def _serve_in_process(
-    options: ServeOptions, deployment: Deployment | None, model: Model | None, announce: Announcer
-) -> None:
+async def _serve_in_process(deployment: Deployment, announce: Announcer, sockets: Mapping[str, socket.socket]) -> None:
     from gymsdk.cli.process import open_scratch_folder
     from gymsdk.deploy.process import serve
 
     with open_scratch_folder() if announce.tries else nullcontext() as folder:
-        async with serve(
-            options.names,
-            model=model,
-            settings=options.settings,
-            options=options.build_options(deployment),
-            deployment=deployment,
-        ) as running:
-            if options.listen.only is None:
-                policy = options.model.name or running.model
+        async with serve(deployment=deployment, sockets=sockets) as running:
+            if deployment.only is None:
+                policy = deployment.model.name if deployment.model else running.model
                 await announce(running.head_url, running.services, policy, folder, running.environments)
             announce.ready = True
-            check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, options.listen.only))
+            check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, deployment.only))
             try:
                 await running.wait_for_end()
             finally:
@@ -366,32 +252,26 @@ async def _serve_in_process(
 
 async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None:
     """Warn if the engine behind the policy's model server does not answer yet; the servers are ready without it."""
-    from gymsdk.config.model import POLICY_SERVER
-
     find_trouble = getattr(model, "trouble", None)
     if find_trouble is not None and only in {None, POLICY_SERVER} and (trouble := await find_trouble()):
         log.warning("%s", trouble)
 
 
-async def _serve_separately(
-    options: ServeOptions, deployment: Deployment | None, log_config: LogConfig, announce: Announcer
-) -> None:
-    from gymsdk.deploy.process import DEFAULT, leaves_model_to_others, plan_servers, resolve_head, select_servers_here
+async def _serve_separately(deployment: Deployment, announce: Announcer) -> None:
+    from gymsdk.deploy.process import find_head, plan_servers, select_servers_here
     from gymsdk.deploy.separate import serve_separately
 
-    listen = options.listen.model_copy(update={"supervisor": secrets.token_hex(8)})
-    options = options.model_copy(update={"listen": listen})
-    plan = options.build_options(deployment)
-    safety = plan.get_security()
-    plan = await resolve_head(plan, deployment, safety)
-    blocks = plan_servers(options.names, options.model.name, options.settings, plan, deployment)
-    local_servers = select_servers_here(blocks, plan, safety)
-    # A node whose head runs elsewhere starts no default model.
-    if not (options.model.name or leaves_model_to_others(deployment) or plan.head or plan.role):
-        options = options.model_copy(update={"model": options.model.model_copy(update={"name": DEFAULT})})
-    prefix_lines = not (log_config.takes_stderr and log_config.format == "json")
+    security = plan.get_security(deployment)
+    deployment, sockets = await find_head(deployment, security)
+    blocks = plan_servers(deployment, deployment.environments)
+    # The processes receive all servers, so that they need not plan them again.
+    deployment = deployment.model_copy(
+        update={"servers": blocks, "environments": {}, "supervisor": secrets.token_hex(8)}
+    )
+    local_servers = select_servers_here(blocks, deployment, security)
+    prefix_lines = not (deployment.logs.takes_stderr and deployment.logs.format == "json")
     async with serve_separately(
-        local_servers, options.build_child_settings, options=plan, security=safety, prefix_lines=prefix_lines
+        local_servers, deployment=deployment, sockets=sockets, security=security, prefix_lines=prefix_lines
     ) as running:
         await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
         await running.wait_for_end()
@@ -399,7 +279,5 @@ async def _serve_separately(
 
 def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:
     """Return the name of the model behind the policy's model server, or an empty string if there is none."""
-    from gymsdk.config.model import ModelServerConfig
-
-    parts = [block.part for block in blocks if block.kind == "responses_api_models"]
+    parts = [block.part for block in blocks if block.kind == MODELS]
     return parts[0].name if parts and isinstance(parts[0], ModelServerConfig) else ""

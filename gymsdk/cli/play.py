@@ -266,9 +266,10 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
 
 
 async def _play_episode(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
-    from gymsdk.episode import Budget, play
+    from gymsdk.episode import play
     from gymsdk.http import client
     from gymsdk.rollouts.jobs import compute_seed, iter_jobs
+    from gymsdk.types import Budget
 
     job = next(iter_jobs([row]))
     budget = Budget(seconds=PLAY_SECONDS)

@@ -64,9 +64,9 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         gymsdk profile math --limit 20 --repeats 4 --output profile
     """
     from gymsdk.cli.progress import choose_folder, run_rollouts
-    from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Run, RunLimits
+    from gymsdk.types import Budget
 
     sampled = options.parse_sampling(
         temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param

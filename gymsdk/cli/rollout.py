@@ -63,9 +63,9 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         gymsdk rollout math --model vllm/NAME --base-url http://HOST:8000/v1
     """
     from gymsdk.cli.tasks import select_dataset
-    from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import RunLimits
+    from gymsdk.types import Budget
 
     row_options = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
     has_model = model is not None or head is not None

@@ -120,11 +120,12 @@ async def build_curl_lines(environment: Environment, urls: Mapping[str, str], fo
     from functools import partial
 
     from gymsdk.concurrency import ThreadPool
-    from gymsdk.episode import Budget, play
+    from gymsdk.episode import play
     from gymsdk.errors import GymsdkError
     from gymsdk.models import scripted
     from gymsdk.rollouts.jobs import build_input_row
     from gymsdk.rollouts.tasks import get_default_split
+    from gymsdk.types import Budget
 
     try:
         tasks = environment.tasks(get_default_split(environment), seed=0)
@@ -314,7 +315,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     max_output: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=1000,
             metavar="CHARS",
             help="Limit the output of a tool call.",
             show_default="4 Mi",
@@ -398,61 +399,63 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         gymsdk serve math --model vllm/NAME --base-url http://HOST:8000/v1
         gymsdk serve --config math.yaml --separate
     """
-    from gymsdk.cli.deployment import ListenOptions, LogOptions, ModelOptions, ServeOptions, serve_until_stopped
-    from gymsdk.deploy import child, plan
-    from gymsdk.episode import Budget
+    from gymsdk.cli import deployment
 
     if only is not None and file is not None:
-        serve_until_stopped(child.read_settings(ServeOptions, file), Announcer(json=False, tries=False))
+        deployment.serve_as_child(only, file)
         return
+    from gymsdk.config.model import Limits
+    from gymsdk.deploy import plan
+    from gymsdk.http.tls import Tls
+    from gymsdk.types import Budget
+
     names, overrides, flags = _split_words(words or [])
     plan.check_names(names)
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two servers would be named {repeated[0]!r}; name each environment once")
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name an environment to serve, as in gymsdk serve math, or a configuration file with --config")
+    if flags and not launch_vllm:
+        raise UsageError(f"{flags[0]} stands after --, where flags for vLLM belong; add --launch-vllm")
     _check_listen_options(role, head, advertise_host)
     limits = {"body": max_body, "bodies": max_bodies, "connections": max_connections}
-    serve_options = ServeOptions(
-        names=names,
-        settings=options.parse_settings(names, settings),
-        setting_pairs=tuple(settings),
-        files=tuple(config),
-        overrides=overrides,
-        model=ModelOptions(
-            name=model,
-            base_urls=tuple(base_url),
+    budget = {"turns": turns, "tools": tool_calls, "seconds": deadline, "output": max_output}
+    vllm_flags = flags if launch_vllm else None
+    serve_options = {
+        "environments": options.parse_settings(names, settings) or None,
+        "model": deployment.build_model_config(
+            model,
+            base_urls=base_url,
             api=api,
-            pins=tuple(pin),
+            pinned=options.parse_pins(pin),
             token_ids=token_ids,
             timeout=timeout,
-            launch=launch_vllm,
-            flags=flags,
+            vllm_flags=vllm_flags,
         ),
-        listen=ListenOptions(
-            host=host,
-            advertise_host=advertise_host,
-            port=port,
-            ports=dict(map(_parse_server_port, server_port)),
-            head=head,
-            role=role,
-            separate=separate,
-            only=only,
-            socket_fd=file,
-            root_path=root_path,
-        ),
-        token_file=token_file,
-        insecure=insecure,
-        tls=_check_tls(tls_cert, tls_key),
-        limits={key: value for key, value in limits.items() if value is not None},
-        budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
-        max_output=max_output,
-        ttl=ttl,
-        sessions=sessions,
-        mcp=mcp,
-        logs=LogOptions(level=log_level, format=log_format, directory=log_dir),
-        profile=profile,
-        capture=capture_dir,
-    )
-    serve_until_stopped(serve_options, Announcer(json=json, tries=tries))
+        "vllm_flags": vllm_flags,
+        "host": host,
+        "port": port,
+        "head_url": head.rstrip("/") if head else None,
+        "server_ports": dict(map(_parse_server_port, server_port)),
+        "advertise_host": advertise_host,
+        "root_path": root_path,
+        "role": role,
+        "token_file": token_file,
+        "insecure": insecure or None,
+        "tls": Tls(certificate=tls_cert, key=tls_key) if _check_tls(tls_cert, tls_key) else None,
+        "limits": Limits(**{key: value for key, value in limits.items() if value is not None}),
+        "budget": Budget(**{key: value for key, value in budget.items() if value is not None}),
+        "session_ttl": ttl,
+        "max_sessions": sessions,
+        "mcp": mcp,
+        "profile": profile,
+        "capture": capture_dir,
+    }
+    log_options = {"level": log_level, "format": log_format, "directory": log_dir}
+    planned = deployment.build_deployment(config, overrides, serve_options, log_options=log_options)
+    for warning in deployment.list_warnings(planned, settings):
+        typer.echo(warning, err=True)
+    deployment.serve_until_stopped(planned, Announcer(json=json, tries=tries), separate=separate)
 
 
 def _split_words(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -483,10 +486,9 @@ def _check_listen_options(role: str | None, head: str | None, advertise_host: st
         )
 
 
-def _check_tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
-    if certificate and key:
-        return certificate, key
-    if option := "--tls-cert" if certificate else "--tls-key" if key else None:
-        other = "--tls-key" if certificate else "--tls-cert"
-        raise UsageError(f"{option} requires {other}; TLS needs both")
-    return None
+def _check_tls(certificate: Path | None, key: Path | None) -> bool:
+    """Return whether both files of TLS are given; raise `UsageError` if only one is."""
+    if (certificate is None) == (key is None):
+        return certificate is not None
+    option, other = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
+    raise UsageError(f"{option} requires {other}; TLS needs both")

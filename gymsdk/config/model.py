@@ -1,14 +1,28 @@
-"""The model of a deployment: which servers run where, as frozen data."""
+"""A deployment as frozen data: the servers, where they run and listen, who may use them, and their limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    SerializationInfo,
+)
 
 from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place
+from gymsdk.errors import UsageError
+from gymsdk.http.tls import Tls
+from gymsdk.types import Budget
 
 ServerKind: TypeAlias = Literal[
     "resources_servers", "responses_api_agents", "responses_api_models", "environment_servers"
@@ -25,6 +39,17 @@ POLICY_SERVER = "policy_model"
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HEAD_PORT = 11000
+
+DEFAULT_TTL_SECONDS = 3600.0
+"""Seconds after its last use at which a session is closed."""
+
+DEFAULT_MAX_SESSIONS = 10_000
+"""Maximum number of open sessions per environment."""
+
+MAX_BODY_BYTES = 256 * 2**20
+"""Largest request body in bytes, unless the server's limits say otherwise."""
+
+ROOT_PATH_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
 
 IMPLEMENTATIONS: dict[ServerKind, tuple[str, ...]] = {
     AGENTS: ("simple_agent", "gymnasium_agent"),
@@ -73,29 +98,60 @@ AnyPort = Annotated[int, BeforeValidator(_reject_bool), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+Role: TypeAlias = Literal["head", "resources", "agent", "model"]
+"""The kinds of servers to which a node may be restricted."""
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["text", "json"]
+
+CHILD_CONTEXT = "child"
+"""The serialization context in which settings with secrets are written, for a server in a process of its own."""
+
+
+def _serialize_secrets(value: Mapping[str, Any], info: SerializationInfo) -> dict[str, Any]:
+    return _reveal_secrets(value) if info.context == CHILD_CONTEXT else {}
+
+
+def _reveal_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _reveal_secrets(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_reveal_secrets(each) for each in value]
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+SecretSettings = Annotated[Mapping[str, Any], PlainSerializer(_serialize_secrets), Field(repr=False)]
+"""Settings that may contain keys: they are neither shown nor dumped, except for a server in a process of its own."""
+
+
 class FrozenModel(BaseModel):
-    """The base of all parts of a deployment."""
+    """The base of all parts of a deployment. Errors do not quote their input, which may contain secrets."""
 
-    model_config = ConfigDict(frozen=True)
-
-
-class HeadConfig(FrozenModel):
-    """The address of the head; *given* tells an address in the configuration from the default."""
-
-    host: str = DEFAULT_HOST
-    port: AnyPort = DEFAULT_HEAD_PORT
-    given: bool = False
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, ser_json_inf_nan="constants")
 
 
 class LogConfig(FrozenModel):
-    """The level and the format of the log, and a folder for log files."""
+    """The logs of a process.
 
-    level: Literal["debug", "info", "warning", "error"] = "warning"
-    format: Literal["text", "json"] = "text"
-    folder: Path | None = None
+    Attributes:
+        level: The lowest level that is logged.
+        format: The format of a line.
+        directory: The folder for the log file of each server; `None` for standard error.
+        server: The server named in lines that belong to no request.
+    """
+
+    level: LogLevel = "warning"
+    format: LogFormat = "text"
+    directory: Path | None = None
+    server: str = "gymsdk"
+
+    @property
+    def takes_stderr(self) -> bool:
+        """Whether standard error gets log lines in this format instead of plain warnings."""
+        return self.directory is None and (self.level, self.format) != ("warning", "text")
 
 
-class PortConfig(FrozenModel):
+class PortRange(FrozenModel):
     """The range of ports for servers without a port; without a range they use any free port."""
 
     low: Port | None = None
@@ -103,11 +159,36 @@ class PortConfig(FrozenModel):
     disallowed: tuple[Port, ...] = ()
 
 
-class TlsConfig(FrozenModel):
-    """The files with the certificate and the key of the servers."""
+class Limits(FrozenModel):
+    """Bounds on the requests of one server.
 
-    certificate: Path
-    key: Path
+    Attributes:
+        body: The largest body in bytes.
+        bodies: How many bytes the large bodies of all running requests may take in memory, over all servers of the
+            process. `None` means a quarter of the memory.
+        header: The largest size of all headers together, in bytes.
+        headers: The largest number of headers.
+        connections: The largest number of connections.
+    """
+
+    body: int = Field(MAX_BODY_BYTES, ge=1024)
+    bodies: int | None = Field(None, ge=1024)
+    header: int = Field(128 * 2**10, ge=1024)
+    headers: int = Field(256, ge=16)
+    connections: int = Field(20_000, ge=1)
+
+    def exceeds_header_limits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Return whether the headers are too many or too long."""
+        # The HTTP parser only bounds headers that arrive in several pieces.
+        return len(headers) > self.headers or sum(len(name) + len(value) for name, value in headers) > self.header
+
+
+class Times(FrozenModel):
+    """Time limits in seconds: *starting*, *grace* for requests in progress at a stop, *ending* for the rest."""
+
+    starting: float = Field(600.0, gt=0)
+    grace: float = Field(3.0, ge=0)
+    ending: float = Field(3.0, gt=0)
 
 
 class PolicyConfig(FrozenModel):
@@ -139,7 +220,7 @@ class ModelServerConfig(FrozenModel):
     """The arguments with which a model server calls `gymsdk.model(name, **options)`."""
 
     name: str
-    options: Mapping[str, Any] = Field(default={}, repr=False, exclude=True)
+    options: SecretSettings = {}
 
 
 class AgentServerConfig(FrozenModel):
@@ -162,8 +243,7 @@ class ServerConfig(FrozenModel):
         port: The port to listen on, `None` for any.
         advertise_host: The host under which other machines reach the server.
         domain: NeMo Gym's domain of the environment.
-        settings: All other settings; those of a resources server belong to its environment. They may contain keys, so
-            they are never dumped.
+        settings: All other settings; those of a resources server belong to its environment.
         refers: The name of each server that this one uses, by key: `resources_server`, `model_server` and so on.
         models: The name of the model server for each setting of the environment that names a model, such as its judge.
         datasets: The datasets of the server.
@@ -179,7 +259,7 @@ class ServerConfig(FrozenModel):
     port: AnyPort | None = None
     advertise_host: str | None = None
     domain: str | None = None
-    settings: Mapping[str, Any] = Field(default={}, repr=False, exclude=True)
+    settings: SecretSettings = {}
     refers: Mapping[str, str] = {}
     models: Mapping[str, str] = {}
     datasets: tuple[DatasetConfig, ...] = ()
@@ -200,44 +280,102 @@ class Setting(FrozenModel):
     place: Place
 
 
+def parse_root_path(value: str) -> str:
+    """Validate the path prefix under which a reverse proxy publishes the servers, and strip a trailing slash.
+
+    Raises:
+        UsageError: It is not a plain path.
+    """
+    path = value.rstrip("/")
+    if path and not ROOT_PATH_PATTERN.fullmatch(path):
+        raise UsageError(f"--root-path {value}: expected the path at which a proxy publishes the servers, such as /gym")
+    return path
+
+
 class Deployment(FrozenModel):
-    """The head and the servers to run on this node, and how to run them.
+    """The servers of this node, and how to run them: all that the command line and the configuration files decide.
 
     Attributes:
-        head: The address of the head.
-        default_host: The host of servers without one.
+        environments: The settings of environments to serve in addition to *servers*, by their names.
+        servers: The servers that the files name.
+        model: The policy's model; it replaces that of *servers*.
+        vllm_flags: The flags for the vLLM server to start with the policy's model; `None` to start none.
+        host: The host on which servers listen that name none.
+        port: The port of the head, if it runs here; 0 for any.
+        head_host: The host of the head that the files name. The servers register with a head that answers there at
+            *port*, or else start it.
+        head_url: The URL of a head on another node to register with.
+        server_ports: The ports of other servers, by name; 0 for any.
+        port_range: The ports that servers without a port may use.
         advertise_host: The host under which other machines reach the servers.
-        token_file: The file with the token that clients must send.
-        insecure: Whether servers may listen to other machines without a token.
-        tls: The certificate of the servers.
-        ports: The ports that servers may use.
-        logs: The log.
-        profile: The folder for CPU profiles.
-        capture: The folder for captured model calls.
+        root_path: The path under which a proxy shows the head, and beneath it each server by its name.
+        role: The kind of servers that run here; `None` for all.
+        only: The name of the only server that runs in this process.
+        supervisor: The ID by which the servers of one supervisor recognise each other.
+        token_file: The file with the token that clients must send; see also `GYMSDK_TOKEN_FILE`.
+        insecure: Whether other machines may use the servers without a token.
+        tls: The certificate and the key of the servers.
+        limits: The limits for requests.
+        budget: The limits of the agents' episodes.
+        session_ttl: The seconds after its last use at which a session is closed.
+        max_sessions: The maximum number of open sessions per environment.
+        mcp: Whether tools are also offered over MCP.
+        times: The time limits for start and stop.
         readiness: The seconds to wait for the endpoints of models.
-        policy: The endpoint of the policy.
-        servers: The servers.
+        logs: The logs.
+        profile: The folder for CPU profiles.
+        capture: The folder for the captured model calls of rollouts.
+        policy: The endpoint for model servers that name none.
         ignored: The place of each of NeMo Gym's keys that gymsdk ignores.
         notes: Warnings for the user.
-        settings: All resolved settings, to show to the user.
+        settings: All settings of the files, to show to the user.
     """
 
-    head: HeadConfig = HeadConfig()
-    default_host: str = DEFAULT_HOST
+    environments: Mapping[str, SecretSettings] = Field(default={}, repr=False)
+    servers: tuple[ServerConfig, ...] = ()
+    model: ModelServerConfig | None = None
+    vllm_flags: tuple[str, ...] | None = None
+    host: str = DEFAULT_HOST
+    port: AnyPort = 0
+    head_host: str | None = None
+    head_url: str | None = None
+    server_ports: Mapping[str, AnyPort] = {}
+    port_range: PortRange = PortRange()
     advertise_host: str | None = None
+    root_path: Annotated[str, AfterValidator(parse_root_path)] = ""
+    role: Role | None = None
+    only: str | None = None
+    supervisor: str = ""
     token_file: Path | None = None
     insecure: bool = False
-    tls: TlsConfig | None = None
-    ports: PortConfig = PortConfig()
+    tls: Tls | None = None
+    limits: Limits = Limits()
+    budget: Budget = Budget()
+    session_ttl: float = Field(DEFAULT_TTL_SECONDS, gt=0)
+    max_sessions: int = Field(DEFAULT_MAX_SESSIONS, gt=0)
+    mcp: bool = False
+    times: Times = Times()
+    readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
     logs: LogConfig = LogConfig()
     profile: Path | None = None
     capture: Path | None = None
-    readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
-    policy: PolicyConfig = PolicyConfig()
-    servers: tuple[ServerConfig, ...] = ()
-    ignored: Mapping[str, Place] = {}
-    notes: tuple[str, ...] = ()
-    settings: tuple[Setting, ...] = Field(default=(), repr=False)
+    policy: PolicyConfig = Field(default=PolicyConfig(), exclude=True)
+    ignored: Mapping[str, Place] = Field(default={}, exclude=True)
+    notes: tuple[str, ...] = Field(default=(), exclude=True)
+    settings: tuple[Setting, ...] = Field(default=(), repr=False, exclude=True)
+
+    def dump_for_child(self) -> bytes:
+        """Return the deployment as a line of JSON, secrets included, for the standard input of a server's process."""
+        dumped = self.model_dump(mode="json", context=CHILD_CONTEXT)
+        # A budget's own JSON, which is part of run folders, leaves out the maximum length of an output.
+        dumped["budget"]["output"] = self.budget.output
+        # In ASCII, because UTF-8 cannot express the bytes of a file name that are not UTF-8.
+        return json.dumps(dumped).encode() + b"\n"
+
+    @property
+    def head_address(self) -> tuple[str, int]:
+        """The host and the port of the head that the files name, or the default ones."""
+        return self.head_host or self.host, self.port
 
     def get_servers(self, *kinds: ServerKind) -> tuple[ServerConfig, ...]:
         """Return the servers of these *kinds*."""

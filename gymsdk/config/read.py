@@ -25,7 +25,6 @@ from gymsdk.config.model import (
     RESOURCES,
     SERVER_KINDS,
     Deployment,
-    HeadConfig,
     ServerConfig,
     ServerKind,
     find_kind,
@@ -185,8 +184,8 @@ def _infer_references(server: ServerConfig, servers: Collection[ServerConfig]) -
 def check_ports(root: Node, deployment: Deployment, problems: Problems) -> None:
     """Report ports that two servers use, and ports that are disallowed."""
     used: dict[int, list[tuple[str, str]]] = {}
-    for name, host, port, place in _list_ports(root, deployment.head, deployment):
-        if port in deployment.ports.disallowed:
+    for name, host, port, place in _list_ports(root, deployment):
+        if port in deployment.port_range.disallowed:
             problems.add(place, f"{name} has port {port}, which disallowed_ports forbids; choose another")
         for other, other_host in used.setdefault(port, []):
             if host == other_host or {host, other_host} & WILDCARD_HOSTS:
@@ -194,14 +193,15 @@ def check_ports(root: Node, deployment: Deployment, problems: Problems) -> None:
         used[port].append((name, host))
 
 
-def _list_ports(root: Node, head: HeadConfig, deployment: Deployment) -> Iterator[tuple[str, str, int, Place]]:
+def _list_ports(root: Node, deployment: Deployment) -> Iterator[tuple[str, str, int, Place]]:
     """Yield name, host, port and place of every server with a port."""
-    if head.port:
-        yield "head_server", head.host, head.port, root.place_of(("head_server", "port"))
+    head_host, head_port = deployment.head_address
+    if head_port:
+        yield "head_server", head_host, head_port, root.place_of(("head_server", "port"))
     for server in deployment.servers:
         if server.port:
             place = root.place_of((server.name, server.kind, server.implementation, "port"))
-            yield server.name, server.host or deployment.default_host, server.port, place
+            yield server.name, server.host or deployment.host, server.port, place
 
 
 def _to_mapping(config: Mapping[str, Any]) -> Any:

@@ -25,21 +25,20 @@ from gymsdk.config.model import (
     AnyPort,
     DatasetConfig,
     Deployment,
-    HeadConfig,
     LogConfig,
     ModelServerConfig,
     PolicyConfig,
     Port,
-    PortConfig,
+    PortRange,
     ResourcesServerConfig,
     ServerConfig,
     ServerKind,
-    TlsConfig,
     resolve_environment_name,
 )
 from gymsdk.config.servers import normalize_base_urls, read_model_server, translate_judge_settings
 from gymsdk.config.yaml import KeyPath, Node, Place, Problems, format_key_path, to_plain
 from gymsdk.errors import format_suggestion
+from gymsdk.http.tls import Tls
 
 HEAD_SERVER_KEY = "head_server"
 HEAD_SERVER_FIELDS = ("host", "port")
@@ -47,8 +46,14 @@ HEAD_SERVER_FIELDS = ("host", "port")
 MIN_PORT, MAX_PORT = 1024, 65535
 """The default ends of the range of ports."""
 
-COPIED_KEYS = ("default_host", "advertise_host", "token_file", "insecure")
-"""The keys that are fields of a deployment."""
+DEPLOYMENT_FIELDS = {
+    "host": "default_host",
+    "advertise_host": "advertise_host",
+    "token_file": "token_file",
+    "insecure": "insecure",
+    "readiness": "model_endpoint_readiness_timeout_seconds",
+}
+"""The fields of a deployment with the value of a key."""
 
 MCP_KEY = "expose_tools_over_mcp"
 LISTEN_KEYS = ("host", "port", "advertise_host", "domain")
@@ -119,19 +124,18 @@ class _DeploymentReader:
 
     def read(self) -> Deployment:
         switches = self._validate(_Switches, self._values, {}) or _Switches()
-        values = {key: self._values[key] for key in COPIED_KEYS if key in self._values}
-        if switches.use_absolute_ip and "default_host" not in values:
-            values["default_host"] = _get_own_address()
-        readiness_key = "model_endpoint_readiness_timeout_seconds"
-        if readiness_key in self._values:
-            values["readiness"] = self._values[readiness_key]
+        values = {field: self._values[key] for field, key in DEPLOYMENT_FIELDS.items() if key in self._values}
+        if switches.use_absolute_ip and "host" not in values:
+            values["host"] = _get_own_address()
         values |= self._read_path("token_file")
         values |= {"profile": self._read_profile(switches), "capture": self._read_capture(switches)}
-        deployment = self._validate(Deployment, values, {"readiness": readiness_key}) or Deployment()
+        deployment = self._validate(Deployment, values, DEPLOYMENT_FIELDS) or Deployment()
+        head_host, port = self._read_head(deployment.host)
         parts = {
-            "head": self._read_head(deployment.default_host),
+            "head_host": head_host,
+            "port": port,
             "tls": self._read_tls(),
-            "ports": self._read_ports(),
+            "port_range": self._read_port_range(),
             "logs": self._read_logs(),
             "policy": PolicyConfig(
                 base_urls=normalize_base_urls(switches.policy_base_url),
@@ -144,23 +148,24 @@ class _DeploymentReader:
     def _validate(self, model: type[Any], values: dict[str, Any], keys: dict[str, str]) -> Any:
         return validate_fields(model, values, keys=keys, root=self._root, path=(), problems=self._problems)
 
-    def _read_head(self, default_host: str) -> HeadConfig:
+    def _read_head(self, default_host: str) -> tuple[str | None, int]:
+        """Return the host of the head, `None` if no file names a head, and its port."""
         node = self._root.get(HEAD_SERVER_KEY)
         if node is None or node.value is None:
-            return HeadConfig(host=default_host)
+            return None, DEFAULT_HEAD_PORT
         if not node.is_mapping:
             self._problems.add(node.place, "head_server must hold host and port, as in head_server: {port: 11000}")
-            return HeadConfig(host=default_host)
+            return None, DEFAULT_HEAD_PORT
         for key, child in node.children.items():
             if key not in {*HEAD_SERVER_FIELDS, "num_workers"}:
                 hint = format_suggestion(key, HEAD_SERVER_FIELDS, "it has host and port")
                 self._problems.add(child.place, f"head_server has no setting {key!r}{hint}")
-        given = read_fields(node, {key: key for key in HEAD_SERVER_FIELDS})
+        values = read_fields(node, {key: key for key in HEAD_SERVER_FIELDS})
         keys = {key: f"{HEAD_SERVER_KEY}.{key}" for key in HEAD_SERVER_FIELDS}
-        found = self._validate(_Head, {"host": default_host, "port": DEFAULT_HEAD_PORT} | given, keys)
-        return HeadConfig(host=found.host, port=found.port, given=True) if found else HeadConfig(host=default_host)
+        head = self._validate(_Head, {"host": default_host, "port": DEFAULT_HEAD_PORT} | values, keys)
+        return (head.host, head.port) if head else (None, DEFAULT_HEAD_PORT)
 
-    def _read_tls(self) -> TlsConfig | None:
+    def _read_tls(self) -> Tls | None:
         keys = {"certificate": "tls_certificate", "key": "tls_key"}
         paths = {field: self._folder / str(self._values[key]) for field, key in keys.items() if key in self._values}
         if len(paths) == 1:
@@ -168,9 +173,9 @@ class _DeploymentReader:
             [missing] = (key for key in keys.values() if key != present)
             place = self._root.place_of((present,))
             self._problems.add(place, f"{present} is given without {missing}; TLS needs both, give {missing} too")
-        return TlsConfig(**paths) if len(paths) == len(keys) else None
+        return Tls(**paths) if len(paths) == len(keys) else None
 
-    def _read_ports(self) -> PortConfig:
+    def _read_port_range(self) -> PortRange:
         found = self._validate(_Range, self._values, {}) or _Range()
         low, high = found.port_range_low, found.port_range_high
         if low is not None and high is not None and low > high:
@@ -179,14 +184,14 @@ class _DeploymentReader:
         # A missing end is set to the first or last port for normal users; disallowed ports need a range, too.
         if (low, high) != (None, None) or found.disallowed_ports:
             low, high = MIN_PORT if low is None else low, MAX_PORT if high is None else high
-        return PortConfig(low=low, high=high, disallowed=found.disallowed_ports)
+        return PortRange(low=low, high=high, disallowed=found.disallowed_ports)
 
     def _read_logs(self) -> LogConfig:
         folder_key = "log_dir" if "log_dir" in self._values else "nemo_gym_log_dir"
-        keys = {"level": "log_level", "format": "log_format", "folder": folder_key}
+        keys = {"level": "log_level", "format": "log_format", "directory": folder_key}
         values = {field: self._values[key] for field, key in keys.items() if key in self._values}
         values |= {"level": str(values["level"]).lower()} if "level" in values else {}
-        found: LogConfig | None = self._validate(LogConfig, values | self._read_path(folder_key, "folder"), keys)
+        found: LogConfig | None = self._validate(LogConfig, values | self._read_path(folder_key, "directory"), keys)
         return found or LogConfig()
 
     def _read_profile(self, switches: _Switches) -> Path | None:

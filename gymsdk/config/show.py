@@ -220,16 +220,17 @@ def _list_values(node: Node, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Plac
 
 
 def _list_defaults(deployment: Deployment) -> Iterator[tuple[KeyPath, Any]]:
-    yield ("head_server", "host"), deployment.head.host
-    yield ("head_server", "port"), deployment.head.port
-    yield ("default_host",), deployment.default_host
+    head_host, head_port = deployment.head_address
+    yield ("head_server", "host"), head_host
+    yield ("head_server", "port"), head_port
+    yield ("default_host",), deployment.host
     yield ("insecure",), deployment.insecure
     yield ("log_level",), deployment.logs.level
     yield ("log_format",), deployment.logs.format
     yield ("model_endpoint_readiness_timeout_seconds",), deployment.readiness
     for server in deployment.servers:
         path = (server.name, server.kind, server.implementation)
-        yield (*path, "host"), server.host or deployment.default_host
+        yield (*path, "host"), server.host or deployment.host
         yield (*path, "port"), 0
         for key, name in server.refers.items():
             yield (*path, key, "name"), name

@@ -6,7 +6,6 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import SecretStr, ValidationError
@@ -18,6 +17,7 @@ from gymsdk.config.model import (
     MODELS,
     RESOURCES,
     AgentServerConfig,
+    Deployment,
     ModelServerConfig,
     ResourcesServerConfig,
     ServerConfig,
@@ -28,10 +28,10 @@ from gymsdk.deploy.node import compute_loads
 from gymsdk.deploy.plan import AGENT_REF, MODEL_REF, RESOURCES_REF
 from gymsdk.deploy.runner import ServerSpec
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import redact_url
 from gymsdk.models import registry as models
+from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS
 from gymsdk.models.registry import ReferencedModel
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.plugins import registry
@@ -46,12 +46,15 @@ from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
 from gymsdk.servers.routing import App
 from gymsdk.testing import oracle
-from gymsdk.types import Model
+from gymsdk.types import Budget, Model
 
 DOMAINS = frozenset(
     {"math", "coding", "agent", "knowledge", "instruction_following", "long_context", "safety", "games"}
 )
 """The domains that NeMo Gym's configuration knows; any other environment is in the domain `other`."""
+
+TIMEOUT_MARGIN_SECONDS = 15.0
+"""How much longer an agent waits for a model server than the server waits for the model, to get its error message."""
 
 Urls: TypeAlias = Mapping[str, str]
 """The URLs of the servers and of the head, by name."""
@@ -67,36 +70,27 @@ class ServerBuilder:
 
     Args:
         blocks: All servers of the deployment.
-        here: The servers of this process.
+        local_servers: The servers of this process.
         environments: Environments that exist already, by the name of their server.
-        players: Models that exist already, by the name of their server.
-        ttl: Seconds after its last use at which a session is closed.
-        sessions: The most open sessions per environment.
-        budget: The limits of the agents' episodes.
+        existing_models: Models that exist already, by the name of their server.
+        deployment: The limits of the servers.
         token: The token that the servers require and send.
-        capture: The folder for the captured model calls of rollouts.
     """
 
-    def __init__(  # noqa: PLR0913  # each is an option of the servers
+    def __init__(
         self,
         blocks: Sequence[ServerConfig],
         local_servers: Sequence[ServerConfig],
         *,
         environments: Mapping[str, Environment],
-        players: Mapping[str, Model],
-        ttl: float,
-        sessions: int,
-        budget: Budget,
+        existing_models: Mapping[str, Model],
+        deployment: Deployment,
         token: SecretStr | None = None,
-        capture: Path | None = None,
     ) -> None:
         self._blocks = {each.name: each for each in blocks}
         self._local_servers = {each.name: each for each in local_servers}
-        self._ttl = ttl
-        self._sessions = sessions
-        self._budget = budget
+        self._deployment = deployment
         self._token = token
-        self._capture = capture
         self._head = ""
         self._metrics = {each.name: ServerMetrics(each.name) for each in local_servers}
         self._instances = InstanceDirectory(self._build_snapshot)
@@ -104,7 +98,11 @@ class ServerBuilder:
             each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()
         }
         self._services = {each.name: self._build_service(each) for each in local_servers}
-        self.models = {each.name: self._choose_model(each, players) for each in blocks if self._plays(each, players)}
+        self.models = {
+            each.name: self._choose_model(each, existing_models)
+            for each in blocks
+            if self._needs_model(each, existing_models)
+        }
         self._load_balancers: dict[str, LoadBalancer] = {}
         self._incomplete: set[str] = set()
 
@@ -169,17 +167,17 @@ class ServerBuilder:
         }
         return registry.load(block.part.environment, **{**block.settings, **model_settings})
 
-    def _plays(self, block: ServerConfig, players: Mapping[str, Model]) -> bool:
-        return block.kind == MODELS and (block.name in self._local_servers or block.name in players)
+    def _needs_model(self, block: ServerConfig, existing: Mapping[str, Model]) -> bool:
+        return block.kind == MODELS and (block.name in self._local_servers or block.name in existing)
 
-    def _choose_model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
+    def _choose_model(self, block: ServerConfig, existing: Mapping[str, Model]) -> Model:
         if not self.environments and block.name in self._local_servers and _needs_rows(block):
             raise UsageError(
                 f"{_get_model_server_name(block)} answers for the environments that are served with it, and there is "
                 "none; name them, as in gymsdk serve math --role model"
             )
-        player = players.get(block.name) or build_model(block)
-        return oracle.prepare_model(player, [*self.environments.values()])
+        model = existing.get(block.name) or build_model(block)
+        return oracle.prepare_model(model, [*self.environments.values()])
 
     def _build_service(self, block: ServerConfig) -> Service:
         fields = get_row_fields(block, self.environments.get(block.name))
@@ -201,8 +199,8 @@ class ServerBuilder:
         return resources.create_app(
             self.environments[block.name],
             name=block.name,
-            ttl=self._ttl,
-            max_sessions=self._sessions,
+            ttl=self._deployment.session_ttl,
+            max_sessions=self._deployment.max_sessions,
             with_mcp=block.part.mcp,
             metrics=self._metrics[block.name],
             peers=self._get_peers(block.name),
@@ -245,7 +243,8 @@ class ServerBuilder:
 
     def _get_capturing_model(self, name: str) -> Model:
         model = self.models[name]
-        return model if self._capture is None else CapturingModel(model, name, self._capture)
+        folder = self._deployment.capture
+        return model if folder is None else CapturingModel(model, name, folder)
 
     def _get_load_balancer(self, name: str) -> LoadBalancer:
         if name not in self._load_balancers:
@@ -263,14 +262,24 @@ class ServerBuilder:
         """Return the model of the model server *name*: the object in this process, or a client of the server."""
         if name in self.models:
             return self._get_capturing_model(name)
-        return RemoteModel(name, self._instances, headers=partial(credentials.build_auth_headers, self._token))
+        headers = partial(credentials.build_auth_headers, self._token)
+        return RemoteModel(name, self._instances, seconds=self._get_model_timeout(name), headers=headers)
+
+    def _get_model_timeout(self, name: str) -> float:
+        """Return the seconds to wait for the model server *name*: a little longer than the server waits itself."""
+        block = self._blocks.get(name)
+        if block is None or not isinstance(block.part, ModelServerConfig):
+            return DEFAULT_TIMEOUT_SECONDS
+        return float(block.part.options.get("timeout", DEFAULT_TIMEOUT_SECONDS)) + TIMEOUT_MARGIN_SECONDS
 
     def _get_budget(self, block: ServerConfig) -> Budget:
         """Return the budget of an agent: its own limits, and the general ones for the rest."""
         part = block.part
         assert isinstance(part, AgentServerConfig), "the part of what plays"
         limits = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
-        return self._budget.model_copy(update={key: value for key, value in limits.items() if value is not None})
+        return self._deployment.budget.model_copy(
+            update={key: value for key, value in limits.items() if value is not None}
+        )
 
 
 def get_row_fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a server in its own process inherits from its supervisor: its settings on standard input, and its socket.
+"""What a server in its own process inherits from its supervisor: the deployment on standard input, and its socket.
 
 Every user of the machine can read the arguments and the environment of a process, so that neither holds a setting.
 """
@@ -10,11 +10,9 @@ import os
 import select
 import socket
 import time
-from typing import TypeVar
-
-from pydantic import BaseModel
 
 from gymsdk.concurrency import ListeningSocket
+from gymsdk.config.model import Deployment
 from gymsdk.errors import GymsdkError, UsageError
 
 HEAD_SERVER = "head_server"
@@ -23,23 +21,20 @@ HEAD_SERVER = "head_server"
 CONFIG_WAIT_SECONDS = 60.0
 """Seconds that the supervisor may take to write the configuration line."""
 
-Settings = TypeVar("Settings", bound=BaseModel)
 
-
-def read_settings(model: type[Settings], file: int) -> Settings:
-    """Read the settings that the supervisor writes to standard input, beside the listening socket *file*.
+def read_deployment(file: int) -> Deployment:
+    """Read the deployment that the supervisor writes to standard input, beside the listening socket *file*.
 
     Args:
-        model: The type of the settings; it must not show its input in errors, which may hold secrets.
         file: The descriptor of the socket.
 
     Raises:
         UsageError: No listening socket is open under the number *file*.
-        GymsdkError: Standard input does not hold the settings.
+        GymsdkError: Standard input does not hold a deployment.
     """
     open_socket(file).detach()
     try:
-        return model.model_validate(json.loads(read_config_line()))
+        return Deployment.model_validate(json.loads(read_config_line()))
     except ValueError:
         raise GymsdkError(
             "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"

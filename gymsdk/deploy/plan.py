@@ -6,10 +6,9 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import SecretStr
 
 from gymsdk import credentials
 from gymsdk.config.model import (
@@ -22,29 +21,24 @@ from gymsdk.config.model import (
     Deployment,
     ModelServerConfig,
     ResourcesServerConfig,
+    Role,
     ServerConfig,
     ServerKind,
 )
 from gymsdk.config.read import find_judge_servers
 from gymsdk.config.yaml import DEFAULT_PLACE
-from gymsdk.deploy.runner import Times
-from gymsdk.episode import Budget
+from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
 from gymsdk.http.tls import is_loopback
-from gymsdk.servers import auth, resources
-from gymsdk.servers.auth import Limits, Security, Tls
+from gymsdk.servers import auth
+from gymsdk.servers.auth import Security
 from gymsdk.servers.environment import NAME_SUFFIX
 from gymsdk.servers.listener import bind_socket_in_range
-from gymsdk.servers.middleware import parse_prefix
 from gymsdk.servers.reports import Service
 from gymsdk.types import AGENT_SUFFIX
 
 if TYPE_CHECKING:
-    from gymsdk.config.model import Deployment, ModelServerConfig, ServerConfig
     from gymsdk.types import Model
-
-Role: TypeAlias = Literal["head", "resources", "agent", "model"]
-"""The kinds of servers to which a node may be restricted."""
 
 ROLES: Mapping[Role, frozenset[ServerKind]] = {
     "head": frozenset(),
@@ -219,85 +213,36 @@ def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
     return key
 
 
-class Options(BaseModel):
-    """How to serve: addresses, limits, and which servers run in this process.
-
-    Attributes:
-        host: The host on which the servers listen.
-        port: The port of the head; 0 for any.
-        ports: The ports of other servers by name; 0 for any.
-        advertise_host: The host under which other machines reach the servers.
-        insecure: Whether other machines may use the servers without a token.
-        token_file: The file with the token that clients must send; see also GYMSDK_TOKEN_FILE.
-        tls: The certificate and key of the servers.
-        limits: Limits for requests.
-        ttl: Seconds after its last use at which a session is closed.
-        sessions: The most open sessions per environment.
-        mcp: Whether tools are also offered over MCP.
-        budget: The limits of the agents' episodes.
-        times: Time limits for start and stop.
-        role: The kind of servers that run in this process.
-        only: The name of the only server that runs in this process.
-        head: The URL of the head to register with.
-        sockets: Sockets that are bound already, by the name of the server; `head_server` is the head.
-        range: The ports for servers without a fixed port.
-        disallowed: Ports of the range that are not used.
-        root_path: The path under which a proxy shows the head, and beneath it each server by its name.
-        supervisor: The ID by which the servers of one supervisor recognise each other.
-        capture: The folder for the captured model calls of rollouts.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    host: str = "127.0.0.1"
-    port: int = Field(0, ge=0, le=65535)
-    ports: dict[str, Annotated[int, Field(ge=0, le=65535)]] = {}
-    advertise_host: str | None = None
-    insecure: bool = False
-    token_file: Path | None = None
-    tls: Tls | None = None
-    limits: Limits = Limits()
-    ttl: float = Field(resources.DEFAULT_TTL_SECONDS, gt=0)
-    sessions: int = Field(resources.DEFAULT_MAX_SESSIONS, gt=0)
-    mcp: bool = False
-    budget: Budget = Budget()
-    times: Times = Times()
-    role: Role | None = None
-    only: str | None = None
-    head: str | None = None
-    sockets: dict[str, socket.socket] = {}
-    range: tuple[int, int] | None = None
-    disallowed: tuple[int, ...] = ()
-    root_path: Annotated[str, AfterValidator(parse_prefix)] = ""
-    supervisor: str = ""
-    capture: Path | None = None
-
-    def get_security(self) -> Security:
-        """Return the security settings; raises `UsageError` if they are insecure or a file is invalid."""
-        token = credentials.get_process_token(self.token_file)
-        self.check(token, self.host)
-        if self.tls is not None:
-            self.tls.create_ssl_context()
-        return Security(token=token, tls=self.tls, limits=self.limits)
-
-    def check(self, token: SecretStr | None, *hosts: str) -> None:
-        """Raise `UsageError` if other machines reach one of *hosts* and no *token* is required."""
-        for host in hosts:
-            auth.check_exposure(host, token, insecure=self.insecure or auth.is_insecure_allowed())
+def get_security(deployment: Deployment) -> Security:
+    """Return the security settings of the servers; raises `UsageError` if they are insecure or a file is invalid."""
+    token = credentials.get_process_token(deployment.token_file)
+    check_exposure(deployment, token, deployment.host)
+    if deployment.tls is not None:
+        deployment.tls.create_ssl_context()
+    return Security(token=token, tls=deployment.tls, limits=deployment.limits)
 
 
-def get_inherited_socket(block: ServerConfig, options: Options) -> socket.socket | None:
+def check_exposure(deployment: Deployment, token: SecretStr | None, *hosts: str) -> None:
+    """Raise `UsageError` if other machines reach one of *hosts* and no *token* is required."""
+    for host in hosts:
+        auth.check_exposure(host, token, insecure=deployment.insecure or auth.is_insecure_allowed())
+
+
+def find_socket(
+    block: ServerConfig, deployment: Deployment, sockets: Mapping[str, socket.socket]
+) -> socket.socket | None:
     """Return the bound socket of a server, or one in the port range; `None` if any port will do or one is fixed."""
-    if block.name in options.sockets or block.port or options.range is None:
-        return options.sockets.get(block.name)
-    host = options.host if block.host is None else block.host
-    return bind_socket_in_range(host, *options.range, but=options.disallowed, what=block.name)
+    low, high = deployment.port_range.low, deployment.port_range.high
+    if block.name in sockets or block.port or low is None or high is None:
+        return sockets.get(block.name)
+    host = deployment.host if block.host is None else block.host
+    return bind_socket_in_range(host, low, high, but=deployment.port_range.disallowed, what=block.name)
 
 
-def get_head_url_for_servers(options: Options) -> str | None:
+def get_head_host(deployment: Deployment, sockets: Mapping[str, socket.socket]) -> str | None:
     """Return the host for servers that the head starts: other machines must reach them if they reach the head."""
-    at = options.sockets.get("head_server")
-    return str(at.getsockname()[0]) if at is not None and is_loopback(options.host) else None
+    at = sockets.get(HEAD_SERVER)
+    return str(at.getsockname()[0]) if at is not None and is_loopback(deployment.host) else None
 
 
 SettingError: TypeAlias = tuple[tuple[str, ...], str]

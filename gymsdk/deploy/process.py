@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 from gymsdk import credentials
@@ -16,13 +18,13 @@ from gymsdk.client import VERSION_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
+from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.plan import (
     RESOURCES_REF,
-    Options,
+    find_socket,
     get_agent_name,
     get_environment_server_name,
-    get_head_url_for_servers,
-    get_inherited_socket,
+    get_head_host,
 )
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
@@ -37,9 +39,7 @@ from gymsdk.types import Model
 
 __all__ = [
     "DEFAULT",
-    "HEAD",
     "POLICY_SERVER",
-    "Options",
     "RunningServers",
     "get_agent_name",
     "get_environment_server_name",
@@ -47,11 +47,11 @@ __all__ = [
     "serve",
 ]
 
-HEAD = 11000
-"""The default port of a head."""
-
 DEFAULT = "scripted/oracle"
 """The default model of the policy."""
+
+EMPTY_DEPLOYMENT = Deployment()
+EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
 RESERVED_KEYS = frozenset(
     {
@@ -92,48 +92,46 @@ async def serve(
     environments: Iterable[str | Environment] = (),
     *,
     model: str | Model | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    options: Options | None = None,
-    deployment: Deployment | None = None,
+    deployment: Deployment = EMPTY_DEPLOYMENT,
+    sockets: Mapping[str, socket.socket] = EMPTY_MAPPING,
 ) -> AsyncIterator[RunningServers]:
-    """Serve *environments* with *model* while the context is open.
+    """Serve the environments and servers of *deployment*, and *environments*, while the context is open.
 
     Args:
-        environments: Names of installed environments, or `Environment` objects.
-        model: The policy's model, or its name; by default the scripted oracle if there is no *deployment*.
-        settings: Settings by environment.
-        options: Addresses, limits, and which servers run in this process.
-        deployment: Further servers, from the configuration files.
+        environments: Names of installed environments, or `Environment` objects, to serve in addition.
+        model: The policy's model, or its name, instead of the deployment's. By default, the scripted oracle plays if
+            the deployment names no servers.
+        deployment: The servers, their addresses and limits, and which of them run in this process.
+        sockets: Sockets that are bound already, by the name of the server; `head_server` is the head.
 
     Raises:
         UsageError: The servers cannot be served as requested; none has been started.
         GymsdkError: A server does not start. All others have been stopped.
     """
-    options = options or Options()
-    safety = options.get_security()
-    options = await resolve_head(options, deployment, safety)
-    listed = list(environments)
-    blocks = plan_servers(listed, model, settings or {}, options, deployment)
-    local_servers = select_servers_here(blocks, options, safety)
-    assembly = ServerBuilder(
+    security = plan.get_security(deployment)
+    deployment, sockets = await find_head(deployment, security, sockets)
+    listed = [*deployment.environments, *environments]
+    model_config = ModelServerConfig(name=_get_name(model)) if model is not None else deployment.model
+    blocks = plan_servers(deployment.model_copy(update={"model": model_config}), listed)
+    local_servers = select_servers_here(blocks, deployment, security)
+    builder = ServerBuilder(
         blocks,
         local_servers,
         environments={each.name: each for each in listed if isinstance(each, Environment)},
-        players=_choose_models(model, local_servers, options),
-        ttl=options.ttl,
-        sessions=options.sessions,
-        budget=options.budget,
-        token=safety.token,
-        capture=options.capture,
+        existing_models=_choose_models(model, model_config, local_servers, deployment),
+        deployment=deployment,
+        token=security.token,
     )
-    expected = list_expected_services(local_servers if options.head else blocks, options, with_model=model is not None)
-    runner = _build_runner(assembly, blocks, local_servers, options, safety, expected)
+    expected = list_expected_services(
+        local_servers if deployment.head_url else blocks, deployment, with_model=model_config is not None
+    )
+    runner = _build_runner(builder, blocks, local_servers, deployment, sockets, security, expected)
     # A separate task enters and exits all contexts: the caller may leave this context in another task.
     task = asyncio.ensure_future(runner.run())
     try:
         await runner.wait_until_up(task)
-        served = tuple(assembly.environments.values())
-        yield RunningServers(runner.head_url, tuple(runner.services), served, assembly.models.get(POLICY_SERVER), task)
+        served = tuple(builder.environments.values())
+        yield RunningServers(runner.head_url, tuple(runner.services), served, builder.models.get(POLICY_SERVER), task)
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -141,72 +139,74 @@ async def serve(
         task.result()
 
 
-async def resolve_head(options: Options, deployment: Deployment | None, security: Security) -> Options:
-    """Return *options* with the head that *deployment* names: its URL if it answers, else a socket to serve it here.
+async def find_head(
+    deployment: Deployment, security: Security, sockets: Mapping[str, socket.socket] = EMPTY_MAPPING
+) -> tuple[Deployment, Mapping[str, socket.socket]]:
+    """Find the head that *deployment* names.
+
+    Returns:
+        The deployment with the URL of the head if it answers, and the sockets with one to serve it here if not.
 
     Raises:
         GymsdkError: The head is on another machine, and does not answer in time.
     """
-    if deployment is None or not deployment.head.given or options.head or "head_server" in options.sockets:
-        return options
-    host, port = deployment.head.host, deployment.head.port
-    if not port or options.role == "head":
-        return options
+    host, port = deployment.head_host, deployment.port
+    if host is None or deployment.head_url or HEAD_SERVER in sockets or not port or deployment.role == "head":
+        return deployment, sockets
     if is_local_host(host):
-        options.check(security.token, host)
+        plan.check_exposure(deployment, security.token, host)
     headers = partial(credentials.build_auth_headers, security.token)
     # A head with a fixed address listens only there, unless the servers listen on all interfaces.
-    listen = options.host if options.host in WILDCARD_HOSTS else None
+    listen = deployment.host if deployment.host in WILDCARD_HOSTS else None
     at = await bind_head(host, port, scheme=security.scheme, listen=listen, headers=headers)
     if at is None:
-        return options.model_copy(update={"head": build_url(host, port, security.scheme)})
-    return options.model_copy(update={"sockets": {**options.sockets, "head_server": at}})
+        return deployment.model_copy(update={"head_url": build_url(host, port, security.scheme)}), sockets
+    return deployment, {**sockets, HEAD_SERVER: at}
 
 
 def select_servers_here(
-    blocks: Iterable[ServerConfig], options: Options, security: Security
+    blocks: Iterable[ServerConfig], deployment: Deployment, security: Security
 ) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
-    local_servers = plan.select_local(blocks, role=options.role, only=options.only)
-    options.check(security.token, *(each.host for each in local_servers if each.host is not None))
+    local_servers = plan.select_local(blocks, role=deployment.role, only=deployment.only)
+    plan.check_exposure(deployment, security.token, *(each.host for each in local_servers if each.host is not None))
     return local_servers
 
 
-def plan_servers(
-    environments: Iterable[str | Environment],
-    model: str | Model | None,
-    settings: Mapping[str, Mapping[str, Any]],
-    options: Options,
-    deployment: Deployment | None,
-) -> tuple[ServerConfig, ...]:
-    """Return all servers of the deployment, in this process or another, with their ports; raises `UsageError`."""
-    added = [_build_resources_server(each, settings, options) for each in environments]
-    if deployment is not None and options.mcp:
+def plan_servers(deployment: Deployment, environments: Iterable[str | Environment]) -> tuple[ServerConfig, ...]:
+    """Return all servers of the deployment, in this process or another, with their ports.
+
+    Args:
+        deployment: The deployment.
+        environments: The names of the environments to serve in addition to the deployment's servers, or the objects.
+
+    Raises:
+        UsageError: The servers contradict each other or the other settings.
+    """
+    added = [_build_resources_server(each, deployment) for each in environments]
+    if deployment.mcp:
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
-    player = _build_model_server(
-        model, joined=options.head is not None or options.role is not None, deployment=deployment
-    )
-    blocks = plan.complete_servers(deployment or Deployment(), *added, player=player)
+    blocks = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
     names = [each.name for each in blocks]
     for name in names:
         if names.count(name) > 1 or name in RESERVED_KEYS:
             raise UsageError(f"two servers would be named {name!r}; leave out one of the environments of that name")
-    if options.role == "model" and not any(each.kind == MODELS for each in blocks):
+    if deployment.role == "model" and not any(each.kind == MODELS for each in blocks):
         raise UsageError("--role model has no model to serve; add one with --model, as in --model scripted/oracle")
-    for name in options.ports:
+    for name in deployment.server_ports:
         if name not in names:
             raise UsageError(
                 f"no server {name!r} to give a port{format_suggestion(name, names, f'there are {_list_names(names)}')}"
             )
-    if options.only is not None and options.only not in names:
-        raise UsageError(f"no server {options.only!r}; the servers are {_list_names(names)}")
-    return tuple(_set_port(each, options) for each in blocks)
+    if deployment.only is not None and deployment.only not in {*names, HEAD_SERVER}:
+        raise UsageError(f"no server {deployment.only!r}; the servers are {_list_names(names)}")
+    return tuple(_set_port(each, deployment) for each in blocks)
 
 
-def list_expected_services(blocks: Iterable[ServerConfig], options: Options, *, with_model: bool) -> list[str]:
+def list_expected_services(blocks: Iterable[ServerConfig], deployment: Deployment, *, with_model: bool) -> list[str]:
     """Return the names of the servers without which *blocks* cannot produce rollouts."""
     # An agent in the same process as its model needs no model server.
-    spared = {POLICY_SERVER} if with_model and options.role == "agent" else set()
+    spared = {POLICY_SERVER} if with_model and deployment.role == "agent" else set()
     return [name for name in plan.list_referenced_servers(blocks) if name not in spared]
 
 
@@ -219,84 +219,85 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _build_resources_server(
-    environment: str | Environment, settings: Mapping[str, Mapping[str, Any]], options: Options
-) -> ServerConfig:
+def _get_name(model: str | Model) -> str:
+    return model if isinstance(model, str) else get_policy_name(model)
+
+
+def _build_resources_server(environment: str | Environment, deployment: Deployment) -> ServerConfig:
     name = environment if isinstance(environment, str) else environment.name
-    return plan.build_resources_server(name, settings.get(name), mcp=options.mcp)
+    return plan.build_resources_server(name, deployment.environments.get(name), mcp=deployment.mcp)
 
 
-def _build_model_server(
-    model: str | Model | None, *, joined: bool, deployment: Deployment | None
-) -> ModelServerConfig | None:
-    """Return the policy's model, or `None` if another process may serve it."""
-    if model is not None:
-        return ModelServerConfig(name=model if isinstance(model, str) else get_policy_name(model))
-    return None if joined or leaves_model_to_others(deployment) else ModelServerConfig(name=DEFAULT)
-
-
-def leaves_model_to_others(deployment: Deployment | None) -> bool:
-    """Return whether *deployment* decides which models there are: settings alone do not."""
-    return deployment is not None and bool(deployment.servers or deployment.head.given)
+def _choose_policy(deployment: Deployment) -> ModelServerConfig | None:
+    """Return the policy's model, or `None` if the files or another node decide which model there is."""
+    if deployment.model is not None:
+        return deployment.model
+    decided_elsewhere = deployment.servers or deployment.head_host or deployment.head_url or deployment.role
+    return None if decided_elsewhere else ModelServerConfig(name=DEFAULT)
 
 
 def _choose_models(
-    model: str | Model | None, local_servers: Iterable[ServerConfig], options: Options
+    model: str | Model | None,
+    config: ModelServerConfig | None,
+    local_servers: Iterable[ServerConfig],
+    deployment: Deployment,
 ) -> dict[str, Model]:
     """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
-    if model is None or not (options.role == "agent" or any(each.name == POLICY_SERVER for each in local_servers)):
+    if config is None or not (deployment.role == "agent" or any(each.name == POLICY_SERVER for each in local_servers)):
         return {}
+    if model is None:
+        return {POLICY_SERVER: models.model(config.name, **config.options)}
     return {POLICY_SERVER: models.model(model) if isinstance(model, str) else model}
 
 
-def _set_port(block: ServerConfig, options: Options) -> ServerConfig:
-    port = options.ports.get(block.name, block.port or 0)
+def _set_port(block: ServerConfig, deployment: Deployment) -> ServerConfig:
+    port = deployment.server_ports.get(block.name, block.port or 0)
     return block.model_copy(update={"port": port})
 
 
 def _build_runner(
-    assembly: ServerBuilder,
+    builder: ServerBuilder,
     blocks: Sequence[ServerConfig],
     local_servers: Sequence[ServerConfig],
-    options: Options,
+    deployment: Deployment,
+    sockets: Mapping[str, socket.socket],
     security: Security,
     expected: Sequence[str],
 ) -> ServerRunner:
-    lasting: dict[str, AbstractAsyncContextManager[Any]] = {
-        f"the lifespan of environment {name!r}": each for name, each in assembly.environments.items()
+    contexts: dict[str, AbstractAsyncContextManager[Any]] = {
+        f"the lifespan of environment {name!r}": each for name, each in builder.environments.items()
     }
-    lasting |= {f"the oracle of {name!r}": each for name, each in assembly.models.items() if isinstance(each, Oracle)}
-    known = HeadConnection(
-        head_url=options.head,
-        advertise=options.advertise_host,
-        loads=assembly.get_loads,
+    contexts |= {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
+    connection = HeadConnection(
+        head_url=deployment.head_url,
+        advertise=deployment.advertise_host,
+        loads=builder.get_loads,
         expected=expected,
-        at=options.sockets.get("head_server"),
+        at=sockets.get(HEAD_SERVER),
         supplied=partial(
-            assembly.build_supplied,
-            place=partial(get_inherited_socket, options=options),
-            host=get_head_url_for_servers(options),
+            builder.build_supplied,
+            place=partial(find_socket, deployment=deployment, sockets=sockets),
+            host=get_head_host(deployment, sockets),
         ),
-        path=options.root_path,
-        supervisor=options.supervisor,
+        path=deployment.root_path,
+        supervisor=deployment.supervisor,
     )
+    bound = {each.name: find_socket(each, deployment, sockets) for each in local_servers}
     return ServerRunner(
-        assembly.build_specs(
-            {each.name: at for each in local_servers if (at := get_inherited_socket(each, options)) is not None}
-        ),
-        host=options.host,
-        port=options.port,
-        contexts=lasting,
-        extra_config=_describe_head(assembly, blocks) | _describe_capture(options),
-        times=options.times,
+        builder.build_specs({name: at for name, at in bound.items() if at is not None}),
+        host=deployment.host,
+        port=deployment.port,
+        contexts=contexts,
+        extra_config=_describe_head(builder, blocks) | _describe_capture(deployment),
+        times=deployment.times,
         security=security,
-        connection=known,
+        connection=connection,
     )
 
 
-def _describe_head(assembly: ServerBuilder, blocks: Sequence[ServerConfig]) -> dict[str, Any]:
+def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> dict[str, Any]:
     """Return the entries of the head's configuration that are not servers."""
-    playing = assembly.models.get(POLICY_SERVER)
+    playing = builder.models.get(POLICY_SERVER)
     # OmegaConf would read these character sequences as a missing value or a reference.
     name = re.sub(r"\?\?\?|\$\{", "", get_policy_name(playing) if playing is not None else _get_model_name(blocks))
     servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
@@ -304,11 +305,11 @@ def _describe_head(assembly: ServerBuilder, blocks: Sequence[ServerConfig]) -> d
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
 
 
-def _describe_capture(options: Options) -> dict[str, Any]:
+def _describe_capture(deployment: Deployment) -> dict[str, Any]:
     """Return where NeMo Gym's collector finds the captured model calls."""
-    if options.capture is None:
+    if deployment.capture is None:
         return {}
-    return {"observability_enabled": True, "model_call_capture_dir": str(options.capture.absolute())}
+    return {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
 
 
 def _get_model_name(blocks: Sequence[ServerConfig]) -> str:

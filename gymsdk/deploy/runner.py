@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from gymsdk import credentials
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS, raise_open_file_limit
+from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import Node
 from gymsdk.errors import GymsdkError
@@ -265,16 +264,6 @@ class AutoStarter(Generic[P]):
         broken = [each for each in self._tasks if each.task.done()]
         if broken and not over.is_set():
             raise broken[0].describe_failure()
-
-
-class Times(BaseModel):
-    """Time limits in seconds: *starting*, *grace* for requests in progress at a stop, *ending* for the rest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    starting: float = Field(600.0, gt=0)
-    grace: float = Field(3.0, ge=0)
-    ending: float = Field(3.0, gt=0)
 
 
 @dataclass(frozen=True, slots=True)

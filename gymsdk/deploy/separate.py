@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from gymsdk import credentials
-from gymsdk.config.model import ServerConfig
+from gymsdk.config.model import Deployment, ServerConfig, Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import Node
-from gymsdk.deploy.plan import Options, get_inherited_socket
-from gymsdk.deploy.runner import BackgroundTask, Times
+from gymsdk.deploy.plan import find_socket
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
@@ -61,19 +61,18 @@ class Sockets:
 @asynccontextmanager
 async def serve_separately(
     blocks: Sequence[ServerConfig],
-    build_settings: Callable[[str, int, str | None], bytes],
     *,
-    options: Options,
+    deployment: Deployment,
+    sockets: Mapping[str, socket.socket],
     security: Security,
     prefix_lines: bool = True,
 ) -> AsyncIterator[SeparateServers]:
-    """Serve each of *blocks* in its own process while the context is open, with a head unless *options* name one.
+    """Serve each of *blocks* in its own process while the context is open, with a head unless there is one already.
 
     Args:
-        blocks: The servers.
-        build_settings: Returns the line that a server reads from standard input (`deploy.child`), given the server's
-            name, the descriptor of its socket, and the head's URL, which is `None` for the head itself.
-        options: Addresses, limits and time limits.
+        blocks: The servers to run here.
+        deployment: The deployment with all its servers; each process receives it on standard input (`deploy.child`).
+        sockets: Sockets that are bound already, by the name of the server; `head_server` is the head.
         security: The security settings.
         prefix_lines: Whether to put the name of its server in front of each line of the output.
 
@@ -81,67 +80,68 @@ async def serve_separately(
         UsageError: A port is not available.
         GymsdkError: A server does not start.
     """
-    with ExitStack() as sockets:
-        sockets_by_role = _bind_sockets(blocks, options, security, sockets)
+    with ExitStack() as stack:
+        sockets_by_role = _bind_sockets(blocks, deployment, sockets, security, stack)
         ended = asyncio.Event()
         supervisor = Supervisor(
-            _build_process_specs(sockets_by_role, build_settings),
-            seconds=_compute_stop_seconds(options.times),
+            _build_process_specs(sockets_by_role, deployment),
+            seconds=_compute_stop_seconds(deployment.times),
             last=HEAD_NODE_ID,
             prefix_lines=prefix_lines,
             ended=ended.set,
         )
-        node = _build_node(sockets_by_role, supervisor, options, security, ended)
-        services = tuple(_build_service(each, sockets_by_role.servers[each.name], options, security) for each in blocks)
+        node = _build_node(sockets_by_role, supervisor, deployment, security, ended)
+        services = tuple(
+            _build_service(each, sockets_by_role.servers[each.name], deployment, security) for each in blocks
+        )
         running = asyncio.ensure_future(supervisor.run())
         beating = BackgroundTask(node.description, node.run)
         try:
-            await _wait_until_ready(running, sockets_by_role.by_name, supervisor, beating, options.times, security)
+            await _wait_until_ready(running, sockets_by_role.by_name, supervisor, beating, deployment.times, security)
             # Sent again now that the processes run: the head learns which of them it can have restarted.
             await node.send_heartbeats()
             yield SeparateServers(sockets_by_role.head_url, services, supervisor, running)
         finally:
-            await beating.stop(options.times.ending)
+            await beating.stop(deployment.times.ending)
             running.cancel()
             await asyncio.wait({running})
     if not running.cancelled():
         running.result()
 
 
-def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, security: Security, sockets: ExitStack) -> Sockets:
-    """Bind the sockets of all servers, and trust the servers' own certificate, while *sockets* are open."""
-    at = None if options.head else sockets.enter_context(_bind_head(options))
-    head_url = options.head or (
-        build_url(socket_host(at, options.host), socket_port(at), security.scheme) if at else ""
-    )
-    sockets_by_role = Sockets(
-        head_url, at, {each.name: sockets.enter_context(_bind_server(each, options)) for each in blocks}
-    )
+def _bind_sockets(
+    blocks: Sequence[ServerConfig],
+    deployment: Deployment,
+    bound: Mapping[str, socket.socket],
+    security: Security,
+    stack: ExitStack,
+) -> Sockets:
+    """Bind the sockets of all servers, and trust the servers' own certificate, while *stack* is open."""
+    head: socket.socket | None = None
+    head_url = deployment.head_url or ""
+    if not head_url:
+        head = bound.get(HEAD_SERVER) or bind_socket(deployment.host, deployment.port, what="the head")
+        stack.enter_context(head)
+        head_url = build_url(socket_host(head, deployment.host), socket_port(head), security.scheme)
+    servers: dict[str, socket.socket] = {}
+    for each in blocks:
+        at = find_socket(each, deployment, bound)
+        at = at or bind_socket(each.host or deployment.host, each.port or 0, what=each.name)
+        servers[each.name] = stack.enter_context(at)
+    sockets_by_role = Sockets(head_url, head, servers)
     if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.
         for one in sockets_by_role.by_name.values():
-            sockets.enter_context(tls.trust_own_certificate(one.getsockname()[0], security.tls.certificate))
+            stack.enter_context(tls.trust_own_certificate(one.getsockname()[0], security.tls.certificate))
     return sockets_by_role
 
 
-def _bind_head(options: Options) -> socket.socket:
-    return options.sockets.get(HEAD_SERVER) or bind_socket(options.host, options.port, what="the head")
-
-
-def _bind_server(block: ServerConfig, options: Options) -> socket.socket:
-    return get_inherited_socket(block, options) or bind_socket(
-        block.host or options.host, block.port or 0, what=block.name
-    )
-
-
-def _build_process_specs(
-    sockets_by_role: Sockets, build_settings: Callable[[str, int, str | None], bytes]
-) -> list[ProcessSpec]:
-    def build_spec(name: str, only: str, at: socket.socket, head: str | None) -> ProcessSpec:
-        file = at.fileno()
-        command = [sys.executable, "-m", "gymsdk", "serve", "--only", only, "--fd", str(file)]
-        settings = build_settings(only, file, head)
-        return ProcessSpec(name, command, at, settings, max_start_attempts=MAX_START_ATTEMPTS)
+def _build_process_specs(sockets_by_role: Sockets, deployment: Deployment) -> list[ProcessSpec]:
+    def build_spec(name: str, only: str, at: socket.socket, head_url: str | None) -> ProcessSpec:
+        command = [sys.executable, "-m", "gymsdk", "serve", "--only", only, "--fd", str(at.fileno())]
+        # The head of a child is decided: `head_url`, or the child itself.
+        child = deployment.model_copy(update={"only": only, "head_url": head_url, "head_host": None})
+        return ProcessSpec(name, command, at, child.dump_for_child(), max_start_attempts=MAX_START_ATTEMPTS)
 
     head = [build_spec(HEAD_NODE_ID, HEAD_SERVER, sockets_by_role.head, None)] if sockets_by_role.head else []
     return [
@@ -151,7 +151,7 @@ def _build_process_specs(
 
 
 def _build_node(
-    sockets_by_role: Sockets, supervisor: Supervisor, options: Options, security: Security, wake: asyncio.Event
+    sockets_by_role: Sockets, supervisor: Supervisor, deployment: Deployment, security: Security, wake: asyncio.Event
 ) -> Node:
     """Return the node that reports exits to the head, and restarts servers at the head's request."""
     return Node(
@@ -161,13 +161,13 @@ def _build_node(
         restart=supervisor.restart,
         restarts=supervisor.pids,
         headers=partial(credentials.build_auth_headers, security.token),
-        supervisor=options.supervisor,
+        supervisor=deployment.supervisor,
         wake=wake,
     )
 
 
-def _build_service(block: ServerConfig, at: socket.socket, options: Options, security: Security) -> Service:
-    host = block.advertise_host or options.advertise_host or block.host or options.host
+def _build_service(block: ServerConfig, at: socket.socket, deployment: Deployment, security: Security) -> Service:
+    host = block.advertise_host or deployment.advertise_host or block.host or deployment.host
     return Service(
         name=block.name,
         kind=block.kind,

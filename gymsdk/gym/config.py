@@ -19,12 +19,11 @@ from pydantic import ValidationError
 from gymsdk import errors, jsonl
 from gymsdk.concurrency import DEFAULT_STAGE_SECONDS
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.errors import BadConfig, BadRow, UnknownSplit, UsageError, format_suggestion
 from gymsdk.gym.codecs import Codec, build_codec
 from gymsdk.plugins import registry
 from gymsdk.tokens.tokenizer import Tokenizer
-from gymsdk.types import Row, Task
+from gymsdk.types import Budget, Row, Task
 
 MAX_LISTED_TASKS = 1_000_000
 """How many tasks of a split are listed and drawn from, if the split does not depend on the seed: it may be endless."""

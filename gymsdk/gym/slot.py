@@ -19,13 +19,13 @@ from gymnasium.utils import seeding
 
 from gymsdk.convert import chat
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, EpisodeRunner
+from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.gym import spaces
 from gymsdk.gym.codecs import Codec
 from gymsdk.gym.config import EnvConfig, EpisodeStart
 from gymsdk.gym.spaces import PARSE_ERRORS
-from gymsdk.types import Episode, Item, Rollout, Task
+from gymsdk.types import Budget, Episode, Item, Rollout, Task
 
 T = TypeVar("T")
 

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict
+
 from gymsdk.errors import Failed, UsageError
 
 CA_FILE_VARIABLE = "GYMSDK_CA_FILE"
@@ -141,3 +143,46 @@ def _convert_read_errors(file: Path) -> Iterator[None]:
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or str(error)
         raise UsageError(f"the certificates in {file} cannot be read ({reason}); give a PEM file") from None
+
+
+class Tls(BaseModel):
+    """The PEM files for TLS.
+
+    Attributes:
+        certificate: The server's certificate, with its chain.
+        key: The private key.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    certificate: Path
+    key: Path
+
+    def create_ssl_context(self) -> ssl.SSLContext:
+        """Create the SSL context.
+
+        Raises:
+            UsageError: The files do not exist, do not belong together, or the key needs a password.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        for file in (self.certificate, self.key):
+            if not file.is_file():
+                raise UsageError(f"the file {file} does not exist; --tls-cert and --tls-key name PEM files")
+        try:
+            # Without a callback, OpenSSL would ask for the password on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password=_reject_password)
+        except _PasswordRequired:
+            raise UsageError(f"the key in {self.key} needs a password; use a key without one") from None
+        except (OSError, ssl.SSLError) as error:
+            reason = getattr(error, "reason", None) or error.strerror or error
+            files = f"the certificate {self.certificate} and the key {self.key}"
+            raise UsageError(f"{files} cannot be used ({reason}); use PEM files that belong together") from None
+        return context
+
+
+class _PasswordRequired(Exception):
+    """The private key needs a password."""
+
+
+def _reject_password() -> str:
+    raise _PasswordRequired

@@ -18,6 +18,9 @@ from gymsdk.errors import BadModelOption, format_suggestion
 from gymsdk.http import tls
 from gymsdk.responses import Api, ReasoningFormat
 
+DEFAULT_TIMEOUT_SECONDS = 600.0
+"""The seconds that one call of a model may take with all its retries, by default."""
+
 ENV_FILES = ("env.yaml", ".env.yaml")
 """The files that are read from the working folder without being named. Their OmegaConf resolvers do not run."""
 
@@ -92,7 +95,7 @@ class ModelOptions(BaseModel):
     api_key: SecretStr | None = None
     apart: bool = False
     api: Api | None = None
-    timeout: float = Field(600.0, gt=0)
+    timeout: float = Field(DEFAULT_TIMEOUT_SECONDS, gt=0)
     retries: int = Field(4, ge=0)
     wait: float = Field(0.5, ge=0)
     max_answer: int = Field(MAX_ANSWER_BYTES, ge=1024)

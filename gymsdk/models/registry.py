@@ -14,7 +14,7 @@ from gymsdk import responses, types
 from gymsdk.concurrency import CrossLoopSemaphore, get_deadline, pause_deadline
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_suggestion
 from gymsdk.http.tls import split_addresses
-from gymsdk.models.options import PROVIDERS, read_policy_variables, validate_options
+from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, PROVIDERS, read_policy_variables, validate_options
 from gymsdk.responses import Api
 from gymsdk.types import Episode, Item, Model
 
@@ -33,7 +33,7 @@ def model(
     *,
     base_url: str | Sequence[str] | None = None,
     api: Api | None = None,
-    timeout: float = 600.0,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
     api_key: str | SecretStr | None = None,
     **options: Any,
 ) -> Model:

@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeAlias, get_args
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal, TextIO, TypeAlias
 
 from gymsdk import jsonl, tracing
+from gymsdk.config.model import LogConfig
 from gymsdk.errors import UsageError
 from gymsdk.tracing import LogContext, get_file_stem
 
@@ -129,53 +128,6 @@ class _Listener(QueueListener):
         done = threading.Event()
         self.records.put(done)
         return done.wait(seconds)
-
-
-class LogConfig(BaseModel):
-    """The logging options of a process.
-
-    Attributes:
-        level: The lowest level that is logged.
-        format: The format of a line.
-        directory: Where each server gets a log file; standard error if `None`.
-        server: The server named in lines that belong to no request.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    level: LogLevel = "warning"
-    format: LogFormat = "text"
-    directory: Path | None = None
-    server: str = "gymsdk"
-
-    @property
-    def takes_stderr(self) -> bool:
-        """Whether standard error gets log lines in this format instead of plain warnings."""
-        return self.directory is None and (self.level, self.format) != ("warning", "text")
-
-    @property
-    def cli_options(self) -> list[str]:
-        """The command line options that configure another process in the same way."""
-        folder = [] if self.directory is None else ["--log-dir", str(self.directory)]
-        return ["--log-level", self.level, "--log-format", self.format, *folder]
-
-
-def parse_log_config(level: str, format: str, directory: Path | None = None, *, server: str = "gymsdk") -> LogConfig:
-    """Validate the logging options of the command line.
-
-    Args:
-        level: The lowest level that is logged.
-        format: `text` or `json`.
-        directory: The directory of log files.
-        server: The server named in lines that belong to no request.
-
-    Raises:
-        UsageError: The level or the format is unknown.
-    """
-    for option, value, choices in (("level", level, get_args(LogLevel)), ("format", format, get_args(LogFormat))):
-        if value not in choices:
-            raise UsageError(f"--log-{option} {value}: must be one of {', '.join(choices)}")
-    return LogConfig.model_validate({"level": level, "format": format, "directory": directory, "server": server})
 
 
 @contextmanager

@@ -17,12 +17,11 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk.environment import Environment, is_model_field
-from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api
 from gymsdk.rollouts.tasks import get_default_split
-from gymsdk.types import Row
+from gymsdk.types import Budget, Row
 
 UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments"})
 """Fields that are not compared as they are: addresses may change, the others are compared by their content."""

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from gymsdk import client, credentials, jsonl, responses, types
 from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownServer
-from gymsdk.episode import Budget
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.backoff import add_jitter
@@ -32,7 +31,7 @@ from gymsdk.rollouts.jobs import (
     get_agent_name,
     play_with_retries,
 )
-from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row, Timing
+from gymsdk.types import AGENT_SUFFIX, Budget, Item, Rollout, Row, Timing
 
 UNPROCESSABLE_STATUS = 422
 """The HTTP status that means: the row is invalid."""

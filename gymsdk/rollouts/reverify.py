@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 from gymsdk import client, episode, jsonl, responses
 from gymsdk.client import RemoteVerdict, is_gymsdk_result
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
@@ -24,7 +23,7 @@ from gymsdk.rollouts.folder import FILES, RESULT_FIELDS, TRAJECTORY, strip_resul
 from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name, get_environment_name
 from gymsdk.rollouts.remote import HeadServers, Wanted, convert_to_server_error, has_all
 from gymsdk.rollouts.tasks import SAMPLE
-from gymsdk.types import EndReason, Item, Row, build_agent_reference
+from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference
 
 if TYPE_CHECKING:
     from gymsdk.http.client import HttpResponse

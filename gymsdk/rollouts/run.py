@@ -15,7 +15,7 @@ from gymsdk import jsonl
 from gymsdk.client import UnknownServer
 from gymsdk.concurrency import count_affordable, raise_open_file_limit
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, play
+from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
 from gymsdk.http import client
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -53,7 +53,7 @@ from gymsdk.rollouts.tasks import (
     read_splits,
 )
 from gymsdk.rollouts.trajectory import build_trajectory, get_task_name
-from gymsdk.types import Failure, Model, Playable, Rollout, Row
+from gymsdk.types import Budget, Failure, Model, Playable, Rollout, Row
 
 
 class Player(Protocol):

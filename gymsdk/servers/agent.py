@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, types
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, play
+from gymsdk.episode import play
 from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.http import client
 from gymsdk.jsonl import dump_json
@@ -49,6 +49,7 @@ from gymsdk.types import (
     AGENT_SUFFIX,
     UNMASKED_FIELDS,
     Action,
+    Budget,
     Episode,
     Failure,
     Item,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.http import client
 from gymsdk.http.client import Cookies
 from gymsdk.servers.app import RequestRejected, ServerOverloaded
@@ -101,7 +102,11 @@ class AgentSessions:
     """
 
     def __init__(
-        self, *, ttl: float = 3600.0, max_sessions: int = 10_000, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        ttl: float = DEFAULT_TTL_SECONDS,
+        max_sessions: int = DEFAULT_MAX_SESSIONS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ttl = ttl
         self._cap = max_sessions

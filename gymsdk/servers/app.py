@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gymsdk import tracing
+from gymsdk.config.model import MAX_BODY_BYTES
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http import bodies
 from gymsdk.http.client import NOT_STARTED_HEADER
@@ -30,9 +31,6 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.limits import HEAVY_BODY_BYTES, LARGE_BODY_BYTES, body_budget, default_body_budget
 from gymsdk.servers.routing import Receive, RoutingMiddleware, Scope, Send
 from gymsdk.types import Item, Task
-
-MAX_BODY_BYTES = 256 * 2**20
-"""Largest request body in bytes, unless the server's limits say otherwise."""
 
 BODY_LIMIT_KEY = "gymsdk.max_body_bytes"
 """Key of the request scope under which the listener stores the largest allowed body in bytes."""

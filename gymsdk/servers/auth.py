@@ -6,19 +6,18 @@ import hmac
 import os
 import re
 import secrets
-import ssl
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from gymsdk import credentials
+from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
-from gymsdk.http.tls import is_loopback
+from gymsdk.http.tls import Tls, is_loopback
 from gymsdk.jsonl import dump_json
-from gymsdk.servers import app, middleware, routing
+from gymsdk.servers import middleware, routing
 from gymsdk.servers.app import HEALTH_PATHS, json_response
 from gymsdk.servers.reports import INSTANCE_ID_PATTERN, Scheme
 from gymsdk.servers.routing import App, Receive, Scope, Send
@@ -49,12 +48,6 @@ UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 
 TOKEN_PATTERN = re.compile(rf"(?:(?P<instance>{INSTANCE_ID_PATTERN})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
 """Tokens that name a session, now or in the past; placeholder tokens do not match."""
-
-MAX_HEADER_BYTES = 128 * 2**10
-
-MAX_HEADERS = 256
-
-MAX_CONNECTIONS = 20_000
 
 
 class AuthMiddleware:
@@ -211,75 +204,6 @@ async def _send_broken(send: Send) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 500, "headers": headers})
     await send({"type": "http.response.body", "body": dump_json({"detail": BROKEN_MESSAGE})})
-
-
-class Limits(BaseModel):
-    """Bounds on the requests of one server.
-
-    Attributes:
-        body: The largest body in bytes.
-        bodies: How many bytes the large bodies of all running requests may take in memory, over all servers of the
-            process. `None` means a quarter of the memory.
-        header: The largest size of all headers together, in bytes.
-        headers: The largest number of headers.
-        connections: The largest number of connections.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    body: int = Field(app.MAX_BODY_BYTES, ge=1024)
-    bodies: int | None = Field(None, ge=1024)
-    header: int = Field(MAX_HEADER_BYTES, ge=1024)
-    headers: int = Field(MAX_HEADERS, ge=16)
-    connections: int = Field(MAX_CONNECTIONS, ge=1)
-
-    def exceeds_header_limits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Return whether the headers are too many or too long."""
-        # The HTTP parser only bounds headers that arrive in several pieces.
-        return len(headers) > self.headers or sum(len(name) + len(value) for name, value in headers) > self.header
-
-
-class Tls(BaseModel):
-    """The PEM files for TLS.
-
-    Attributes:
-        certificate: The server's certificate, with its chain.
-        key: The private key.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    certificate: Path
-    key: Path
-
-    def create_ssl_context(self) -> ssl.SSLContext:
-        """Create the SSL context.
-
-        Raises:
-            UsageError: The files do not exist, do not belong together, or the key needs a password.
-        """
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        for file in (self.certificate, self.key):
-            if not file.is_file():
-                raise UsageError(f"the file {file} does not exist; --tls-cert and --tls-key name PEM files")
-        try:
-            # Without a callback, OpenSSL would ask for the password on the terminal.
-            context.load_cert_chain(self.certificate, self.key, password=_reject_password)
-        except _PasswordRequired:
-            raise UsageError(f"the key in {self.key} needs a password; use a key without one") from None
-        except (OSError, ssl.SSLError) as error:
-            reason = getattr(error, "reason", None) or error.strerror or error
-            files = f"the certificate {self.certificate} and the key {self.key}"
-            raise UsageError(f"{files} cannot be used ({reason}); use PEM files that belong together") from None
-        return context
-
-
-class _PasswordRequired(Exception):
-    """The private key needs a password."""
-
-
-def _reject_password() -> str:
-    raise _PasswordRequired
 
 
 class Security(BaseModel):

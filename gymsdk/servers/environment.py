@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk import tracing
-from gymsdk.episode import Budget
 from gymsdk.errors import UsageError
 from gymsdk.jsonl import is_finite_number
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -34,7 +33,7 @@ from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.middleware import cancel_on_disconnect
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
 from gymsdk.servers.routing import rollout_id_of
-from gymsdk.types import Failure, Item, Model, Playable, Rollout, Row
+from gymsdk.types import Budget, Failure, Item, Model, Playable, Rollout, Row
 
 MAX_FAILURE_CHARS = 2000
 """Longest reason of a failure, in characters."""

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 from gymsdk import responses, tracing
 from gymsdk.environment import Environment
 from gymsdk.episode import (
-    Budget,
     EpisodeRunner,
     JudgedEpisode,
     TurnResult,
@@ -26,7 +25,7 @@ from gymsdk.responses import NOT_RUN_OUTPUT
 from gymsdk.servers.app import RequestRejected
 from gymsdk.servers.requests import RowRequest, limit_budget, parse_task, play_without_nulls
 from gymsdk.servers.sessions import Session, SessionOrigin, SessionStore, find_session, is_judged
-from gymsdk.types import EndReason, Episode, Item, Row, Transcript
+from gymsdk.types import Budget, EndReason, Episode, Item, Row, Transcript
 
 JUDGED_WITHOUT_MESSAGE = "The response was judged without the session."
 MISMATCH_ADVICE = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from fastapi import Request
 from gymsdk.convert import api
 from gymsdk.convert.anthropic import build_error
 from gymsdk.convert.api import ApiError
-from gymsdk.errors import UsageError
 from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
 from gymsdk.servers import routing
 from gymsdk.servers.app import CLIENT_CLOSED_REQUEST, RequestRejected, json_response
@@ -29,8 +27,6 @@ UNKNOWN_HOST_MESSAGE = (
 FOREIGN_ORIGIN_MESSAGE = "web pages of {name!r} may not send requests to this server"
 NOT_JSON_MESSAGE = "a web page must send JSON as application/json"
 
-
-PREFIX_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
 
 T = TypeVar("T")
 
@@ -95,18 +91,6 @@ def _hostname_of(url: str) -> str:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
         return ""
-
-
-def parse_prefix(value: str) -> str:
-    """Validate the path prefix under which a reverse proxy publishes the servers, and strip a trailing slash.
-
-    Raises:
-        UsageError: It is not a plain path.
-    """
-    path = value.rstrip("/")
-    if path and not PREFIX_PATTERN.fullmatch(path):
-        raise UsageError(f"--root-path {value}: expected the path at which a proxy publishes the servers, such as /gym")
-    return path
 
 
 def server_prefix(path: str, name: str | None) -> str:

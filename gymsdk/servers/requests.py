@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymsdk import errors, tracing
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -26,7 +25,7 @@ from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.servers.app import RequestRejected
 from gymsdk.servers.routing import ID_PATTERN
-from gymsdk.types import EndReason, Item, Playable, Row, Task, extract_text
+from gymsdk.types import Budget, EndReason, Item, Playable, Row, Task, extract_text
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 

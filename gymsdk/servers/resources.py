@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
 
+from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, JudgedEpisode
+from gymsdk.episode import JudgedEpisode
 from gymsdk.errors import Unscorable
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics
@@ -41,10 +42,10 @@ from gymsdk.servers.requests import (
     parse_row_request,
 )
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
-from gymsdk.types import UNMASKED_FIELDS, Item, Row
+from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
 
-DEFAULT_TTL_SECONDS, DEFAULT_MAX_SESSIONS, SWEEP_SECONDS = 3600.0, 10_000, 15.0
-"""Seconds that a session lasts after its last use; how many sessions may be open; seconds between two sweeps."""
+SWEEP_SECONDS = 15.0
+"""Seconds between two searches for sessions to close."""
 
 CLOSE_SECONDS = 30.0
 """Seconds within which all sessions must close when the server stops."""

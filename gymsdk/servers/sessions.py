@@ -14,6 +14,7 @@ from typing import Any
 
 from gymsdk import responses
 from gymsdk.concurrency import INTERRUPTS
+from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.jsonl import parse_json
@@ -77,8 +78,8 @@ class SessionStore:
     def __init__(
         self,
         *,
-        ttl: float = 3600.0,
-        max_sessions: int = 10_000,
+        ttl: float = DEFAULT_TTL_SECONDS,
+        max_sessions: int = DEFAULT_MAX_SESSIONS,
         instance: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

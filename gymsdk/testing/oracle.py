@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from gymsdk import jsonl
 from gymsdk.concurrency import ThreadPool
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, EpisodeRunner, build_request
+from gymsdk.episode import EpisodeRunner, build_request
 from gymsdk.errors import BadRow, Failed, GymsdkError, UnknownSplit
 from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
@@ -24,7 +24,7 @@ from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import get_input_items, iter_turn_spans
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.rollouts.tasks import Environments, Sourced, check_one_source, read_file, read_splits
-from gymsdk.types import Episode, Item, Model, Row
+from gymsdk.types import Budget, Episode, Item, Model, Row
 
 DEFAULT_MAX_ROWS = 10_000
 """How many rows are read by default."""

@@ -18,6 +18,7 @@ from gymsdk import Model, ServerClient, testing
 from gymsdk.bench.load import LoadPlan, Recording, record_rollouts, run_load
 from gymsdk.bench.report import count_requests_between, read_metrics
 from gymsdk.bench.stage import SERVERS, Stage, join_servers
+from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
@@ -32,7 +33,7 @@ def _sums(installed: Callable[..., Path]) -> None:
 
 @asynccontextmanager
 async def staged(model: str | Model = "scripted/oracle", **settings: Any) -> AsyncIterator[Stage]:
-    async with process.serve(["sums"], model=model, settings={"sums": settings}) as running:
+    async with process.serve(model=model, deployment=Deployment(environments={"sums": settings})) as running:
         yield await join_servers(running.head_url)
 
 

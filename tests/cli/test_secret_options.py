@@ -12,18 +12,30 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from conftest import SUMS
+from pydantic import SecretStr
 
 from cli.conftest import Start
-from gymsdk.cli.deployment import ListenOptions, LogOptions, ModelOptions, ServeOptions
+from gymsdk import model
+from gymsdk.config.model import (
+    AgentServerConfig,
+    Deployment,
+    Limits,
+    LogConfig,
+    ModelServerConfig,
+    PortRange,
+    ResourcesServerConfig,
+    ServerConfig,
+    Times,
+)
 from gymsdk.deploy import child
-from gymsdk.episode import Budget
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
+from gymsdk.http.tls import Tls
+from gymsdk.types import Budget
 
 OFFLOADED = SUMS.replace("from gymsdk import ", "from gymsdk import offload, ").replace(
     "@hookimpl\nasync def verify",
@@ -48,63 +60,91 @@ def replace_stdin(line: bytes) -> Iterator[None]:
         os.close(original)
 
 
-def options(**given: Any) -> ServeOptions:
-    """The options of a command that gives as many of them as possible."""
-    model = ModelOptions(
-        name="vllm/x",
-        base_urls=("http://127.0.0.1:9/v1?key=hush",),
-        api="responses",
-        pins=("user=hush",),
-        token_ids=True,
-        timeout=math.inf,
-        key="hush",
-    )
-    listen = ListenOptions(
-        host="127.0.0.1",
-        advertise_host="here",
-        port=0,
-        ports={"a=1": 7},
-        head="http://127.0.0.1:8",
-        role="resources",
-        separate=True,
-        root_path="/p",
-        supervisor="one",
-    )
-    whole = {
-        "names": ("sums",),
-        "settings": {"sums": {"key": "hush", "list": [1, None, 2**80]}},
-        "setting_pairs": ("key=hush", "list=[1, null]"),
-        "files": (Path("a b.yaml"),),
-        "overrides": ("policy_api_key=a\nb", "~x"),
-        "model": model,
-        "listen": listen,
-        "token_file": Path("token"),
-        "insecure": True,
-        "tls": (Path("cert"), Path("key")),
-        "limits": {"body": 2048},
-        "budget": Budget(turns=2, tools=3, seconds=4.5),
-        "max_output": 1500,
-        "ttl": 9.5,
-        "sessions": 3,
-        "mcp": True,
-        "logs": LogOptions(level="info", format="json", directory=Path("logs")),
-        "profile": Path("profile"),
-        "capture": Path("capture"),
-    }
-    return ServeOptions.model_validate(whole | given)
+FULL_DEPLOYMENT = Deployment(
+    environments={"sums": {"key": "hush", "list": [1, None, 2**80]}},
+    servers=(
+        ServerConfig(
+            name="judge",
+            kind="responses_api_models",
+            implementation="vllm_model",
+            part=ModelServerConfig(name="vllm/y", options={"api_key": "hush", "pinned": {"user": ["hush"]}}),
+            settings={"return_token_id_information": True},
+        ),
+        ServerConfig(
+            name="sums",
+            kind="resources_servers",
+            implementation="sums",
+            part=ResourcesServerConfig(environment="sums", mcp=True),
+            settings={"key": "hush", "deep": {"headers": [{"token": "hush"}]}},
+            models={"judge": "judge"},
+        ),
+        ServerConfig(
+            name="sums_simple_agent",
+            kind="responses_api_agents",
+            implementation="simple_agent",
+            part=AgentServerConfig(turns=3),
+            refers={"resources_server": "sums", "model_server": "policy_model"},
+        ),
+    ),
+    model=ModelServerConfig(
+        name="vllm/x", options={"base_url": "http://127.0.0.1:9/v1?key=hush", "timeout": math.inf, "api": None}
+    ),
+    host="127.0.0.2",
+    port=7,
+    head_host="127.0.0.3",
+    head_url="http://127.0.0.1:8",
+    server_ports={"a=1": 7},
+    port_range=PortRange(low=5000, high=6000, disallowed=(5001,)),
+    advertise_host="here",
+    root_path="/p",
+    role="resources",
+    only="sums",
+    supervisor="one",
+    token_file=Path("token"),
+    insecure=True,
+    tls=Tls(certificate=Path("cert"), key=Path("key")),
+    limits=Limits(body=2048),
+    budget=Budget(turns=2, tools=3, seconds=4.5, output=1500),
+    session_ttl=9.5,
+    max_sessions=3,
+    mcp=True,
+    times=Times(starting=2.5),
+    readiness=1.5,
+    logs=LogConfig(level="info", format="json", directory=Path("logs\udce9"), server="sums"),
+    profile=Path("profile"),
+    capture=Path("capture"),
+)
+"""A deployment that differs from the default in all fields that a server needs."""
+
+SHOWN_ONLY = {"vllm_flags", "policy", "ignored", "notes", "settings"}
+"""The fields that only the supervisor uses."""
 
 
-def test_a_separate_server_gets_all_options_but_those_that_only_its_supervisor_reads() -> None:
-    own = options()
+def test_a_separate_server_receives_every_field_of_its_deployment() -> None:
+    default = Deployment()
+    same = {name for name in Deployment.model_fields if getattr(FULL_DEPLOYMENT, name) == getattr(default, name)}
+    assert same == SHOWN_ONLY, "give FULL_DEPLOYMENT a value for each new field"
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        file = listener.fileno()
-        with replace_stdin(own.build_child_settings("sums", file, "http://127.0.0.1:7")):
-            received = child.read_settings(ServeOptions, file)
+        with replace_stdin(FULL_DEPLOYMENT.dump_for_child()):
+            received = child.read_deployment(listener.fileno())
         # The server can use the socket.
         assert listener.getsockname()[1] > 0
-    changed = {"only": "sums", "socket_fd": file, "head": "http://127.0.0.1:7", "port": None, "separate": False}
-    assert received == own.model_copy(update={"listen": own.listen.model_copy(update=changed)})
-    assert received.model_copy(update={"listen": own.listen}).build_options(None).budget.output == 1500
+    assert received == FULL_DEPLOYMENT
+    assert received.budget.output == 1500
+
+
+def test_a_secret_of_a_file_reaches_a_separate_server() -> None:
+    model = ModelServerConfig(name="vllm/x", options={"api_key": SecretStr("hush")})
+    line = Deployment(model=model).dump_for_child()
+    with socket.create_server(("127.0.0.1", 0)) as listener, replace_stdin(line):
+        received = child.read_deployment(listener.fileno())
+    assert received.model is not None
+    assert received.model.options == {"api_key": "hush"}
+
+
+def test_a_deployment_is_shown_and_dumped_without_secrets() -> None:
+    assert "hush" not in repr(FULL_DEPLOYMENT)
+    assert "hush" not in FULL_DEPLOYMENT.model_copy(update={"model": None}).model_dump_json()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +160,7 @@ def test_invalid_secret_options_end_the_server_with_a_message_that_does_not_quot
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, replace_stdin(line):
         with pytest.raises(GymsdkError, match=message) as caught:
-            child.read_settings(ServeOptions, listener.fileno())
+            child.read_deployment(listener.fileno())
         assert "hush" not in str(caught.value)
 
 
@@ -229,10 +269,9 @@ async def test_a_secret_key_is_sent_to_the_model() -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        model = ModelOptions(name="vllm/x", base_urls=(url,), timeout=30.0, key="hush-key").build_model()
-        assert model is not None
+        policy = model("vllm/x", base_url=url, timeout=30.0, api_key="hush-key")
         with pytest.raises(Failed):
-            await model.respond({"input": "hello"})
+            await policy.respond({"input": "hello"})
     await client.aclose()
     assert all(b"Authorization: Bearer hush-key" in each for each in headers)
     assert headers

@@ -41,7 +41,7 @@ def test_nemo_rls_settings_reach_every_replica_with_token_ids() -> None:
     assert part.options["base_url"] == ("http://10.0.0.1:3000/v1", "http://10.0.0.2:3000/v1")
     assert part.options["api_key"].get_secret_value() == "dummy_key"
     assert part.options["tokens"] is True
-    assert (deployment.head.port, deployment.ports.low, deployment.ports.high, deployment.default_host) == (
+    assert (deployment.port, deployment.port_range.low, deployment.port_range.high, deployment.host) == (
         5123,
         5000,
         5999,
@@ -56,7 +56,7 @@ def test_nemo_rls_settings_reach_every_replica_with_token_ids() -> None:
 
 def test_references_in_an_omegaconf_configuration_are_resolved() -> None:
     mapping = OmegaConf.create(NEMO_RL | {"node": "10.0.0.9", "default_host": "${node}"})
-    assert load_config_mapping(mapping).default_host == "10.0.0.9"
+    assert load_config_mapping(mapping).host == "10.0.0.9"
 
 
 def test_verls_settings_extend_the_block_of_the_built_in_file() -> None:
@@ -84,7 +84,7 @@ def test_a_mapping_overrides_the_environment(write: Write, monkeypatch: pytest.M
     deployment = load_config_mapping(NEMO_RL)
     assert deployment.policy.base_urls[0] == "http://10.0.0.1:3000/v1"
     assert deployment.policy.model_name == "Qwen/Qwen3-4B"
-    assert deployment.default_host == "10.0.0.1"
+    assert deployment.host == "10.0.0.1"
 
 
 def test_a_named_env_file_replaces_the_one_of_the_folder(write: Write) -> None:

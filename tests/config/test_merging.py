@@ -75,8 +75,8 @@ def test_merging_keeps_the_later_mapping_and_the_other_keys_of_the_earlier_one(e
 def test_overrides_join_mappings_delete_keys_and_replace_lists(write: Write) -> None:
     write("a.yaml", "disallowed_ports: [1, 2]\nlog_dir: logs\nhead_server: {host: 127.0.0.2, port: 5}\n")
     deployment = load_config(["a.yaml"], ["disallowed_ports=[3]", "~log_dir", "++head_server={port: 6}"])
-    assert (deployment.ports.disallowed, deployment.logs.folder) == ((3,), None)
-    assert (deployment.head.host, deployment.head.port) == ("127.0.0.2", 6)
+    assert (deployment.port_range.disallowed, deployment.logs.directory) == ((3,), None)
+    assert deployment.head_address == ("127.0.0.2", 6)
 
 
 @pytest.mark.parametrize("override", ["nothing", "=1", "a..b=1", "+a.b={x:1}", "a=[1", "~log_level"])
@@ -105,7 +105,7 @@ def test_a_deleted_mapping_is_removed_or_replaced(write: Write) -> None:
     write("a.yaml", "math: {resources_servers: {math: {port: 7001}}}\nhead_server: {host: 127.0.0.9, port: 5}\n")
     write("b.yaml", "math: {_delete_key: true}\nhead_server: {_delete_key: true, port: 6}\n")
     deployment = load_config(["a.yaml", "b.yaml"])
-    assert (deployment.servers, deployment.head.host, deployment.head.port) == ((), "127.0.0.1", 6)
+    assert (deployment.servers, deployment.head_address) == ((), ("127.0.0.1", 6))
 
 
 def test_inheriting_from_itself_or_a_missing_key_is_reported(read_errors: ReadErrors) -> None:

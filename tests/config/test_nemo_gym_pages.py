@@ -46,7 +46,7 @@ def test_the_coordinator_serves_its_resources_at_its_own_address(write: Write) -
     write("coordinator-config.yaml", COORDINATOR)
     deployment = load_config([], ["+config_paths=[coordinator-config.yaml]"])
     [block] = deployment.servers
-    assert (deployment.head.host, deployment.head.port, deployment.head.given) == ("192.168.1.100", 11000, True)
+    assert (deployment.head_host, deployment.port) == ("192.168.1.100", 11000)
     assert (block.name, block.kind, block.host, block.port) == (
         "example_resources",
         "resources_servers",
@@ -101,7 +101,7 @@ def test_the_arguments_of_the_remote_server_set_host_and_head(write: Write) -> N
     deployment = load_config(
         [], ["+config_paths=[production_config.yaml]", "+default_host=0.0.0.0", "+head_server.port=8000"]
     )
-    assert (deployment.default_host, deployment.head.host, deployment.head.port) == ("0.0.0.0", "0.0.0.0", 8000)
+    assert (deployment.host, deployment.head_host, deployment.port) == ("0.0.0.0", "0.0.0.0", 8000)
     assert deployment.servers[0].domain == "math"
 
 

@@ -18,7 +18,7 @@ MATH = "math:\n  resources_servers:\n    math:\n      entrypoint: app.py\n"
 
 def test_without_files_all_settings_have_defaults() -> None:
     deployment = load_config()
-    assert (deployment.head.host, deployment.head.port, deployment.head.given) == ("127.0.0.1", 11000, False)
+    assert (deployment.head_address, deployment.head_host) == (("127.0.0.1", 11000), None)
     assert (deployment.servers, deployment.insecure, deployment.token_file, deployment.readiness) == (
         (),
         False,
@@ -30,7 +30,7 @@ def test_without_files_all_settings_have_defaults() -> None:
 
 def test_a_deployment_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        load_config().default_host = "0.0.0.0"  # type: ignore[misc]  # the test needs a forbidden assignment
+        load_config().host = "0.0.0.0"  # type: ignore[misc]  # the test needs a forbidden assignment
 
 
 def test_the_settings_of_a_deployment_are_read(write: Write, folder: Path) -> None:
@@ -59,8 +59,16 @@ model_endpoint_readiness_timeout_seconds: 0
     )
     assert deployment.tls is not None
     assert (deployment.tls.certificate, deployment.tls.key) == (folder / "cert.pem", folder / "key.pem")
-    assert (deployment.ports.low, deployment.ports.high, deployment.ports.disallowed) == (5000, 5999, (5001,))
-    assert (deployment.logs.level, deployment.logs.format, deployment.logs.folder) == ("debug", "json", folder / "logs")
+    assert (deployment.port_range.low, deployment.port_range.high, deployment.port_range.disallowed) == (
+        5000,
+        5999,
+        (5001,),
+    )
+    assert (deployment.logs.level, deployment.logs.format, deployment.logs.directory) == (
+        "debug",
+        "json",
+        folder / "logs",
+    )
     assert (deployment.profile, deployment.readiness, tuple(deployment.ignored)) == (folder / "profiles/today", 0, ())
 
 
@@ -173,7 +181,7 @@ def test_a_port_range_with_one_end_gets_a_default_for_the_other(
     write: Write, text: str, expected: tuple[object, object]
 ) -> None:
     write("a.yaml", text + "\n")
-    deployment = load_config(["a.yaml"]).ports
+    deployment = load_config(["a.yaml"]).port_range
     assert (deployment.low, deployment.high) == expected
 
 

@@ -77,13 +77,13 @@ def test_a_named_file_may_set_everything(write: Write) -> None:
     deployment = load_config(["env.yaml"])
     assert deployment.policy.api_key is not None
     assert deployment.policy.api_key.get_secret_value() == SECRET
-    assert (deployment.insecure, deployment.default_host, deployment.logs.folder) == (True, "0.0.0.0", Path(SECRET))
+    assert (deployment.insecure, deployment.host, deployment.logs.directory) == (True, "0.0.0.0", Path(SECRET))
 
 
 def test_the_command_line_may_set_settings_that_the_file_may_not_set(write: Write) -> None:
     write("env.yaml", "log_level: error\n")
     deployment = load_config([], ["insecure=true", "default_host=0.0.0.0"])
-    assert (deployment.insecure, deployment.default_host, deployment.logs.level) == (True, "0.0.0.0", "error")
+    assert (deployment.insecure, deployment.host, deployment.logs.level) == (True, "0.0.0.0", "error")
 
 
 def test_harmless_settings_of_an_untrusted_file_are_read(write: Write) -> None:
@@ -95,7 +95,7 @@ def test_harmless_settings_of_an_untrusted_file_are_read(write: Write) -> None:
     )
     deployment = load_config()
     assert (deployment.policy.base_urls, deployment.policy.model_name) == (("http://engine:8000/v1",), "m")
-    assert (deployment.default_host, deployment.head.port, deployment.insecure) == ("127.0.0.2", 1, False)
+    assert (deployment.host, deployment.port, deployment.insecure) == ("127.0.0.2", 1, False)
     assert list_settings(deployment)["token_file"] == ("t.txt", "env.yaml:7")
 
 

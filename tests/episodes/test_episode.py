@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from gymsdk import Environment, Message, Step, Task, hookimpl, play, responses
-from gymsdk.episode import Budget
 from gymsdk.responses import NOT_RUN_OUTPUT
+from gymsdk.types import Budget
 
 from .environments import Log, Notebook, Paying, Slow, notes, outputs
 

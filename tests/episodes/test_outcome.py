@@ -19,8 +19,8 @@ from gymsdk import (
     play,
     responses,
 )
-from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
+from gymsdk.types import Budget
 
 from .environments import Log, Notebook, Slow
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from gymsdk import Environment, hookimpl, play, responses
-from gymsdk.episode import Budget
 from gymsdk.models.scripted import build
+from gymsdk.types import Budget
 
 from .environments import Log, Notebook, note, notes, outputs
 

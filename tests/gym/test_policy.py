@@ -12,13 +12,13 @@ import pytest
 from episodes.environments import Notebook, Paying
 
 from gymsdk import Environment, Failed, Task, UsageError, load, model, play, responses
-from gymsdk.episode import Budget
 from gymsdk.errors import UnknownEnvironment
 from gymsdk.gym.env import Env
 from gymsdk.gym.policy import Policy, rollout
 from gymsdk.gym.spaces import Turn
 from gymsdk.gym.vector import VectorEnv
 from gymsdk.testing.endpoint import build_app, serve
+from gymsdk.types import Budget
 
 CODEC_NAMES = ("math", "multineedle", "tool_call")
 TASKS = [Task.ask(f"Note {number}.", number=number) for number in range(3)]

@@ -12,8 +12,8 @@ import pytest
 
 from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses, types
 from gymsdk.concurrency import Deadline, ThreadPool, get_loop_time_after
-from gymsdk.episode import Budget
 from gymsdk.plugins.calls import HookRunner, run_stage
+from gymsdk.types import Budget
 
 SECONDS = 1.0
 """A deadline that only hanging code exceeds."""

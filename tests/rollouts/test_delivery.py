@@ -15,15 +15,15 @@ from fastapi.responses import JSONResponse, Response
 
 from gymsdk import ServerClient
 from gymsdk.client import UnknownServer
+from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
-from gymsdk.episode import Budget
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http.client import Retry
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.rollouts.run import Run, RunLimits, execute
-from gymsdk.types import Row
+from gymsdk.types import Budget, Row
 from rollouts.conftest import NemoGymServers, RecordingProgress, read_comparable, read_lines, reply_four, serve_app
 
 Tasks = Callable[..., Path]
@@ -55,7 +55,7 @@ def _is_missing(out: Path) -> bool:
 async def test_servers_give_the_same_rollouts_as_this_process(tmp_path: Path, model: str) -> None:
     plan = {"limit": 4, "repeats": 2, "seed": 3, "sampling": {"temperature": 0.5}}
     figures = [await _run(tmp_path / "here", environments=ALL, model=model, **plan)]
-    async with process.serve(ALL, settings=ALL, model=model) as running:
+    async with process.serve(deployment=Deployment(environments=ALL), model=model) as running:
         figures.append(await _run(tmp_path / "there", environments=ALL, head=running.head_url, **plan))
         rows = {"tasks": tmp_path / "here" / "inputs.jsonl", "seed": 3}
         figures.append(await _run(tmp_path / "rows", head=running.head_url, **rows))
@@ -71,7 +71,7 @@ async def test_servers_give_the_same_rollouts_as_this_process(tmp_path: Path, mo
 @pytest.mark.slow
 async def test_failures_of_gymsdk_servers_keep_their_stage_and_kind(out: Path, tmp_path: Path, tasks: Tasks) -> None:
     settings = {"sums": {"breaks": [4]}}
-    async with process.serve(["sums"], settings=settings, model="scripted/null") as running:
+    async with process.serve(deployment=Deployment(environments=settings), model="scripted/null") as running:
         await _run(out, head=running.head_url, tasks=tasks())
     await _run(tmp_path / "here", environments=settings, model="scripted/null", tasks=tasks())
     there, here = (read_lines(folder / "failures.jsonl")[0] for folder in (out, tmp_path / "here"))

@@ -6,9 +6,8 @@ import pytest
 
 from gymsdk import Rollout, Step, Verdict, hookimpl, jsonl, play
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.rollouts import folder
-from gymsdk.types import Failure
+from gymsdk.types import Budget, Failure
 
 
 class Graded(Verdict):

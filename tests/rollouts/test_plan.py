@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gymsdk import load
-from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 from gymsdk.rollouts.plan import (
     Plan,
@@ -21,6 +20,7 @@ from gymsdk.rollouts.plan import (
     describe_start,
     list_differences,
 )
+from gymsdk.types import Budget
 
 PLAN = Plan(environments={"sums": {}}, model="scripted/oracle")
 

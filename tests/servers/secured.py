@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from gymsdk import Environment
-from gymsdk.deploy.runner import ServerRunner, ServerSpec, Times
+from gymsdk.config.model import Times
+from gymsdk.deploy.runner import ServerRunner, ServerSpec
 from gymsdk.http import client
 from gymsdk.models import registry as models
 from gymsdk.servers import agent, resources

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from gymsdk import Environment, Task, responses
-from gymsdk.deploy.plan import Options
+from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
 from gymsdk.servers import app as served_app
@@ -27,7 +27,7 @@ SERVERS = ("counter", "counter_simple_agent", "counter_environment_server", "pol
 
 @pytest.fixture
 async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningServers]:
-    async with serve([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
+    async with serve([counter()], model="scripted/null", deployment=Deployment(mcp=True)) as servers:
         yield servers
     await http.aclose()
 

@@ -14,14 +14,13 @@ import pytest
 from fastapi import FastAPI, Response
 
 from gymsdk import Environment, Failed, Model, Task, play, responses
-from gymsdk.episode import Budget
 from gymsdk.http import client as jars
 from gymsdk.http.client import Retry
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, resources
 from gymsdk.servers.agent_sessions import AgentSessions, OpenAgentSession
 from gymsdk.servers.remote import RemoteEnvironment
-from gymsdk.types import Episode, Item
+from gymsdk.types import Budget, Episode, Item
 
 from .app_helpers import app_client, serve_app
 

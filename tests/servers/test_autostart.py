@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.deploy.plan import Options
+from gymsdk.config.model import Deployment, PortRange
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
 from gymsdk.http import client
@@ -48,7 +48,7 @@ async def names(head_url: str) -> set[str]:
 @pytest.mark.slow
 async def test_missing_servers_that_cannot_start_are_logged_once_and_the_rest_is_started(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"):
-        async with serve([], options=Options(role="head")) as running:
+        async with serve([], deployment=Deployment(role="head")) as running:
             for number, services in enumerate(INCOMPLETE.values()):
                 await register(running.head_url, f"n{number}", *services)
             await wait_until(
@@ -72,7 +72,7 @@ async def test_missing_servers_that_cannot_start_are_logged_once_and_the_rest_is
 async def test_a_head_without_free_ports_reports_it_and_starts_servers_once_one_is_free(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"), socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        async with serve([], options=Options(role="head", range=(port, port))) as running:
+        async with serve([], deployment=Deployment(role="head", port_range=PortRange(low=port, high=port))) as running:
             await register(running.head_url, "n", resources("lamps"))
             await wait_until(lambda: "'lamps_simple_agent', and it cannot run here" in caplog.text, 60)
             assert await names(running.head_url) == set()

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gymsdk import load
+from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
-from gymsdk.deploy.plan import Options
 from gymsdk.http import client as http
 from gymsdk.rollouts.jobs import build_input_row
 
@@ -35,7 +35,7 @@ def _calls(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_a_flat_row_returns_its_trajectory_and_its_model_calls_are_captured(tmp_path: Path) -> None:
-    async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
+    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             line = (await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())).json()
             config = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
@@ -64,7 +64,7 @@ async def test_an_episode_returns_the_agents_observations(tmp_path: Path) -> Non
     task_input = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
     ids = {"episode_id": {"rollout_id": "r1", "attempt": 2}}
     body = ids | {"task": {"task_id": {"taskset": NAME, "task_id": "7"}, "task_input": task_input}}
-    async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
+    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=body)
         await http.aclose()
@@ -78,7 +78,7 @@ async def test_an_episode_returns_the_agents_observations(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_path: Path) -> None:
-    async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
+    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/null") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):
                 await client.post(running.urls["policy_model"] + path, json={"input": "hello"})
@@ -95,7 +95,7 @@ async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
 ) -> None:
     monkeypatch.setattr("gymsdk.servers.model.MAX_WRITE_SECONDS", 0.2)
     path = tmp_path / "3-1.capture.jsonl"
-    async with process.serve([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
+    async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/null") as running:
         # Another process that holds a lock on the file blocks every writer, as a hanging disk does.
         with path.open("ab") as locked:
             fcntl.flock(locked.fileno(), fcntl.LOCK_EX)

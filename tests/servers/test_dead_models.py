@@ -10,10 +10,9 @@ import pytest
 
 from gymsdk import Config, Environment, Episode, Model, Task, hookimpl, model, play
 from gymsdk import responses as wire
-from gymsdk.episode import Budget
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
-from gymsdk.types import Item
+from gymsdk.types import Budget, Item
 
 from .app_helpers import app_client, serve_app
 

@@ -11,7 +11,7 @@ import pytest
 
 from gymsdk import Environment, Task
 from gymsdk.concurrency import MAX_OPEN_FILES, raise_open_file_limit
-from gymsdk.deploy.plan import Options
+from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
 from gymsdk.servers import listener
@@ -22,7 +22,7 @@ ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 
 @pytest.fixture
 async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningServers]:
-    async with serve([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
+    async with serve([counter()], model="scripted/null", deployment=Deployment(mcp=True)) as servers:
         yield servers
     await http.aclose()
 

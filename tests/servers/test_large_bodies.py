@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 
 from gymsdk import Environment
+from gymsdk.config.model import Limits
 from gymsdk.servers import app
-from gymsdk.servers.auth import Limits, Security
+from gymsdk.servers.auth import Security
 from gymsdk.servers.limits import LARGE_BODY_BYTES, body_budget
 
 from .secured import SecuredServers, serve_secured

@@ -9,8 +9,9 @@ from contextlib import suppress
 import pytest
 
 from gymsdk import Environment
+from gymsdk.config.model import Limits
 from gymsdk.servers import listener
-from gymsdk.servers.auth import Limits, Security
+from gymsdk.servers.auth import Security
 
 from .secured import SecuredServers, serve_secured
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.observability.logging import FLUSH_SECONDS, LogConfig, LogHandler, LogRelay
+from gymsdk.config.model import LogConfig
+from gymsdk.observability.logging import FLUSH_SECONDS, LogHandler, LogRelay
 
 
 class SlowStream(io.StringIO):
@@ -126,7 +127,8 @@ def test_logging_does_not_wait_and_reports_dropped_lines(monkeypatch: pytest.Mon
 FORKING = """
 import logging, os, sys, warnings
 from pathlib import Path
-from gymsdk.observability.logging import FLUSH_SECONDS, LogConfig, log_to
+from gymsdk.config.model import LogConfig
+from gymsdk.observability.logging import FLUSH_SECONDS, log_to
 
 warnings.simplefilter("ignore", DeprecationWarning)
 with log_to(LogConfig(level="info", directory=Path(sys.argv[1]))):

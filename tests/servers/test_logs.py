@@ -19,10 +19,10 @@ import pytest
 from fastapi import FastAPI, Request
 
 from gymsdk import UsageError
+from gymsdk.config.model import LogConfig
 from gymsdk.http import client as http
 from gymsdk.models.registry import model
-from gymsdk.observability.logging import LogConfig, LogHandler, log_to
-from gymsdk.observability.logging import parse_log_config as asked_for
+from gymsdk.observability.logging import LogHandler, log_to
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent
 from gymsdk.servers.app import create_app as bare
@@ -36,11 +36,13 @@ PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
 SERVE_SCRIPT = """
 import asyncio, json, sys
 from pathlib import Path
+from gymsdk.config.model import Deployment, LogConfig
 from gymsdk.deploy.process import serve
-from gymsdk.observability.logging import LogConfig, log_to
+from gymsdk.observability.logging import log_to
 
 async def main():
-    async with serve(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
+    deployment = Deployment(environments={"sums": {"key": sys.argv[2]}})
+    async with serve(model="scripted/null", deployment=deployment) as running:
         print(json.dumps({"head": running.head_url, **running.urls}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -256,7 +258,8 @@ def test_a_log_file_of_another_user_is_reported_at_once(tmp_path: Path):
 @pytest.mark.slow
 def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
     source = (
-        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
+        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.config.model import LogConfig\n"
+        "from gymsdk.observability.logging import log_to\n"
         "with log_to(LogConfig(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
         "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
     )
@@ -285,15 +288,8 @@ def test_the_default_options_change_nothing():
     assert (list(log.handlers), log.level) == before
 
 
-def test_an_unknown_level_or_format_is_rejected():
-    with pytest.raises(UsageError, match="--log-level loud: must be one of debug, info, warning, error"):
-        asked_for("loud", "text")
-    with pytest.raises(UsageError, match="--log-format xml: must be one of text, json"):
-        asked_for("info", "xml")
-
-
 def test_request_lines_are_not_shown_at_warning_level(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with log_to(asked_for("info", "text", tmp_path)):
+    with log_to(LogConfig(level="info", directory=tmp_path)):
         logging.getLogger("gymsdk.requests").warning("POST /run 503")
     assert not caplog.records
     assert "POST /run 503" in (tmp_path / "gymsdk.log").read_text()
@@ -312,13 +308,8 @@ def test_an_exception_is_logged_by_place_and_type_without_its_message(tmp_path: 
 
 def test_without_a_directory_lines_go_to_standard_error():
     source = (
-        "import logging\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
+        "import logging\nfrom gymsdk.config.model import LogConfig\nfrom gymsdk.observability.logging import log_to\n"
         "with log_to(LogConfig(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
     )
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
     assert [json.loads(line)["message"] for line in io.StringIO(result.stderr)] == ["careful"]
-
-
-def test_another_process_can_be_configured_alike(tmp_path: Path):
-    options = LogConfig(level="info", format="json", directory=tmp_path).cli_options
-    assert options == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]

@@ -34,6 +34,7 @@ import asyncio, sys, time
 from types import ModuleType
 
 from gymsdk import Environment, hookimpl, Task, Transcript, Verdict
+from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
 
 module = ModuleType("busy")
@@ -48,8 +49,8 @@ async def verify(task: Task, transcript: Transcript):
 module.verify = verify
 
 async def main(head_url):
-    options = process.Options(head=head_url, role="resources")
-    async with process.serve([Environment("busy", module)], options=options) as running:
+    deployment = Deployment(head_url=head_url, role="resources")
+    async with process.serve([Environment("busy", module)], deployment=deployment) as running:
         print(running.urls["busy"], flush=True)
         await asyncio.sleep(60)
 

@@ -8,15 +8,14 @@ import httpx
 import pytest
 
 from gymsdk import UsageError
-from gymsdk.deploy.plan import Options
+from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
-from gymsdk.servers.middleware import parse_prefix
 
 
 @pytest.fixture
 async def running() -> AsyncIterator[RunningServers]:
-    async with serve(["tool_call"], options=Options(root_path="/gym/")) as running:
+    async with serve(["tool_call"], deployment=Deployment(root_path="/gym/")) as running:
         yield running
     await http.aclose()
 
@@ -45,4 +44,4 @@ async def test_its_api_documentation_finds_its_schema_there(running: RunningServ
 @pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])
 def test_an_invalid_prefix_is_rejected(given: str) -> None:
     with pytest.raises(UsageError, match="expected the path at which a proxy publishes the servers"):
-        parse_prefix(given)
+        Deployment(root_path=given)

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from gymsdk import Environment
-from gymsdk.observability.logging import LogConfig, log_to
+from gymsdk.config.model import Limits, LogConfig
+from gymsdk.observability.logging import log_to
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import routing
-from gymsdk.servers.auth import Limits, Security
+from gymsdk.servers.auth import Security
 from gymsdk.servers.routing import RejectionLog
 
 from .secured import TOKEN, SecuredServers, serve_secured

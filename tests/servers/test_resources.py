@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymsdk import Environment, responses
-from gymsdk.episode import Budget
 from gymsdk.servers import aggregates, resources
+from gymsdk.types import Budget
 
 from .nodes import metric
 

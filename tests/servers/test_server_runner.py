@@ -11,8 +11,9 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import GymsdkError
+from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.deploy.runner import HeadConnection, ServerRunner, ServerSpec, Times
+from gymsdk.deploy.runner import HeadConnection, ServerRunner, ServerSpec
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.app import create_app as bare

@@ -18,7 +18,8 @@ import pytest
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
 from gymsdk.http import client as http
 from gymsdk.http import tls as trust
-from gymsdk.servers.auth import Security, Tls
+from gymsdk.http.tls import Tls
+from gymsdk.servers.auth import Security
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.reports import check_status
 

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 import gymsdk
-from gymsdk.episode import Budget
+from gymsdk.types import Budget
 
 
 async def rollouts(environment, model, split, number):
