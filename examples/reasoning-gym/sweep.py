@@ -62,7 +62,7 @@ def print_findings(found: dict[str, list[Result]]) -> None:
     """Print the findings of all generators, up to `MAX_FINDINGS` per check."""
     for name, results in found.items():
         for result in results:
-            sentences = [f"  {finding.seen}" for finding in result.findings]
+            sentences = [f"  {finding.problem}" for finding in result.findings]
             if sentences:
                 more = [f"  and {len(sentences) - MAX_FINDINGS} more"] if len(sentences) > MAX_FINDINGS else []
                 print("\n".join(["", f"{name}: {result.id}", *sentences[:MAX_FINDINGS], *more]))
@@ -73,7 +73,7 @@ async def main() -> None:
     chosen = sys.argv[1:] or generator_names()
     columns = checks()
     print(f"reasoning-gym {version('reasoning-gym')}, {len(chosen)} generators; columns:")
-    print("\n".join(f"  {check.id}: {check.asks}" for check in columns) + "\n")
+    print("\n".join(f"  {check.id}: {check.requirement}" for check in columns) + "\n")
     found = {name: await check_generator(name) for name in chosen}
     failed = Counter(result.id for results in found.values() for result in results if result.status == "failed")
     print("\n" + "\n".join(f"{failed[check.id]:4} fail {check.id}" for check in columns))

@@ -117,13 +117,13 @@ class Attack:
     Attributes:
         name: Completes the sentence "a policy that …".
         script: Returns the turns to play, or no turns if the attack does not apply to the task.
-        mend: How to fix an environment that rewards the attack.
+        fix: How to fix an environment that rewards the attack.
         tasks: The maximum number of tasks to try it on.
     """
 
     name: str
     script: Callable[[TaskView], Turns]
-    mend: str = ""
+    fix: str = ""
     tasks: int = 12
 
 
@@ -132,7 +132,7 @@ class Attempt:
     """An attack on one task: the turns it played in *said*, and the rollout."""
 
     attack: Attack
-    seen: TaskView
+    view: TaskView
     said: Turns
     rollout: Rollout
 
@@ -390,15 +390,15 @@ PANEL: tuple[Attack, ...] = (
     build_text_attack("says that it does not know", "I don't know.", fix=FIX_EMPTY_ANSWER, tasks=6),
     build_text_attack("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", fix=FIX_EMPTY_ANSWER, tasks=6),
     build_reply_attack(
-        "repeats the user's message", lambda seen: seen.last_message("user") or None, fix=FIX_WHOLE_ANSWER
+        "repeats the user's message", lambda view: view.last_message("user") or None, fix=FIX_WHOLE_ANSWER
     ),
     build_reply_attack(
         "repeats the system's message",
-        lambda seen: seen.last_message("system", "developer") or None,
+        lambda view: view.last_message("system", "developer") or None,
         fix=FIX_WHOLE_ANSWER,
     ),
-    build_reply_attack("repeats the whole prompt", lambda seen: seen.prompt or None, fix=FIX_WHOLE_ANSWER),
-    Attack("gives the answer of another task", lambda seen: seen.other, "compare with this task's own answer"),
+    build_reply_attack("repeats the whole prompt", lambda view: view.prompt or None, fix=FIX_WHOLE_ANSWER),
+    Attack("gives the answer of another task", lambda view: view.other, "compare with this task's own answer"),
     build_reply_attack("gives every option at once", _list_prompt_options, fix=FIX_SINGLE_ANSWER),
     *(_build_listing_attack(form) for form in ("\n".join, format_every_form)),
     *(_build_option_attack(place, which) for place, which in enumerate(ORDINALS)),
@@ -430,7 +430,7 @@ PANEL: tuple[Attack, ...] = (
     ),
     *(_build_sign_attack(sign) for sign in string.ascii_letters + string.digits),
     *(_build_expression_attack(place, form) for place in (0, -1) for form in (str, format_answer)),
-    _build_reasoning_attack("another task's answer", lambda seen: "\n".join(format_turns(seen.other))),
+    _build_reasoning_attack("another task's answer", lambda view: "\n".join(format_turns(view.other))),
     _build_reasoning_attack("every number from 0 to 200 and every option", _repeat_prompt),
     Attack("calls a tool at every turn until its turn budget ends", _call_until_budget, FIX_BUDGET_REWARD, 2),
     *(_build_tool_attack(place, times) for place in range(MAX_TOOLS) for times in (1, MAX_LISTED)),
@@ -449,9 +449,9 @@ def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:
     `STANDARD_ERRORS` standard errors.
     """
     scored = [attempt for attempt in attempts if attempt.rollout.outcome == "scored"]
-    barred = [attempt for attempt in scored if attempt.seen.claims.chance <= 0]
+    barred = [attempt for attempt in scored if attempt.view.claims.chance <= 0]
     paid = [attempt for attempt in barred if attempt.earned > TOLERANCE]
-    others = [attempt for attempt in scored if attempt.seen.claims.chance > 0]
+    others = [attempt for attempt in scored if attempt.view.claims.chance > 0]
     if paid:
         return [_build_finding(barred, max(paid, key=_compute_gain))]
     return [_build_finding(others, max(others, key=_compute_gain))] if _find_surprising(others) else []
@@ -462,7 +462,7 @@ def _find_surprising(attempts: Sequence[Attempt]) -> bool:
         return False
     lowest = min(0.0, *(attempt.earned for attempt in attempts))
     shares = fmean(_compute_share(attempt.earned, attempt, lowest) for attempt in attempts)
-    chance = fmean(_compute_share(attempt.seen.claims.chance, attempt, lowest) for attempt in attempts)
+    chance = fmean(_compute_share(attempt.view.claims.chance, attempt, lowest) for attempt in attempts)
     if shares <= chance + TOLERANCE:
         return False
     return compute_hoeffding_bound(shares, chance, len(attempts)) < SIGNIFICANCE or _find_steady(attempts)
@@ -470,14 +470,14 @@ def _find_surprising(attempts: Sequence[Attempt]) -> bool:
 
 def _find_steady(attempts: Sequence[Attempt]) -> bool:
     gains = [_compute_gain(attempt) for attempt in attempts]
-    crumbs = any(TOLERANCE < attempt.earned < attempt.seen.claims.maximum - TOLERANCE for attempt in attempts)
+    crumbs = any(TOLERANCE < attempt.earned < attempt.view.claims.maximum - TOLERANCE for attempt in attempts)
     if len(gains) < MIN_STEADY_ATTEMPTS or not crumbs:
         return False
     return fmean(gains) > STANDARD_ERRORS * stdev(gains) / math.sqrt(len(gains)) + TOLERANCE
 
 
 def _compute_share(reward: float, attempt: Attempt, lowest: float) -> float:
-    best = attempt.seen.claims.maximum - lowest
+    best = attempt.view.claims.maximum - lowest
     return min(1.0, max(0.0, (reward - lowest) / best)) if best > 0 else 1.0
 
 
@@ -493,16 +493,16 @@ def compute_hoeffding_bound(mean: float, chance: float, count: int) -> float:
 
 
 def _compute_gain(attempt: Attempt) -> float:
-    return attempt.earned - attempt.seen.claims.chance
+    return attempt.earned - attempt.view.claims.chance
 
 
 def _build_finding(attempts: Sequence[Attempt], worst: Attempt) -> Finding:
-    claims, count = worst.seen.claims, len(attempts)
-    mean, chance = fmean(each.earned for each in attempts), fmean(each.seen.claims.chance for each in attempts)
+    claims, count = worst.view.claims, len(attempts)
+    mean, chance = fmean(each.earned for each in attempts), fmean(each.view.claims.chance for each in attempts)
     tasks = "the one task tried" if count == 1 else f"{count} tasks"
     return Finding(
-        seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}; the claimed chance is"
+        problem=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}; the claimed chance is"
         f" {chance:.3g}; here it said {worst.words} and got {worst.earned:g} of {claims.maximum:g}",
-        task=describe_task(worst.seen.task),
-        mend=worst.attack.mend,
+        task=describe_task(worst.view.task),
+        fix=worst.attack.fix,
     )

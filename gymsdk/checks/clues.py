@@ -229,8 +229,8 @@ class Rule:
 
     Attributes:
         name: Completes the sentence "a policy that …".
-        finds: Returns the matches of the rule in a text.
-        undone: A pattern of prompts that ask for this decoding as the task itself. The rule does not apply to them.
+        find: Returns the matches of the rule in a text.
+        encoding_pattern: Matches the prompts whose task is this decoding itself; the rule skips them.
         tasks: How many tasks the rule is tried on.
         share: The share of the maximum reward that the rule must earn to count as a leak.
     """

@@ -48,25 +48,25 @@ sys.stdout.buffer.write(b"\\n" + result.encode())
 """
 
 MAX_ROWS = 6
-"""How many tasks of a split are compared."""
+"""The maximum number of tasks of a split to compare."""
 
 MAX_TASKS = 3
-"""How many tasks are played."""
+"""The maximum number of tasks to play."""
 
 MAX_OPENED = 2
-"""How many tasks of a split another interpreter opens."""
+"""The maximum number of tasks of a split whose episodes another interpreter opens."""
 
 MAX_SEEDS = 24
-"""How many seeds have their first task compared. One seed's first tasks, equally many, are the reference."""
+"""The number of seeds whose first tasks are compared with each other, and with as many tasks of one seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """The exit code, the standard output, and the last line of standard error."""
+    """The exit code of a program, its standard output, and the last line of its standard error."""
 
     code: int
     output: bytes
-    last: str
+    last_error_line: str
 
 
 async def run_program(
@@ -97,8 +97,8 @@ async def run_program(
     return ProcessResult(process.returncode, output, errors.decode(errors="replace").strip().rpartition("\n")[2])
 
 
-class Drawn(BaseModel):
-    """The first rows of a split, and the openings of the first of them."""
+class RowSample(BaseModel):
+    """The first rows of a split, and the opening items of the episodes of some of them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -108,14 +108,14 @@ class Drawn(BaseModel):
 
 async def draw_and_open(
     *, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int
-) -> Drawn:
+) -> RowSample:
     """Draw *count* rows of *split* in this interpreter and open the first *opened* of them."""
     from gymsdk.plugins.registry import load
 
     subject = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
     async with subject.enter_environment() as environment:
         openings = [await read_opening(environment, task, seed) for task in subject.tasks[:opened]]
-    return Drawn.model_validate({"rows": [to_plain(task.row()) for task in subject.tasks], "openings": openings})
+    return RowSample.model_validate({"rows": [to_plain(task.row()) for task in subject.tasks], "openings": openings})
 
 
 async def read_opening(environment: Environment, task: Task, seed: int) -> Plain:
@@ -131,20 +131,20 @@ async def read_opening(environment: Environment, task: Task, seed: int) -> Plain
 
 async def draw_in_new_interpreter(
     subject: Subject, split: str, *, seed: int, count: int, opened: int = 0, hash_seed: int = 1
-) -> Drawn:
+) -> RowSample:
     """Draw rows of *split* in a new interpreter.
 
     Raises:
         NotApplicable: The environment is not installed, or its settings cannot be written as JSON.
         BrokenEnvironment: The environment fails in the new interpreter.
     """
-    question = _build_request(subject, split=split, seed=seed, count=count, opened=opened)
-    hashed = {"PYTHONHASHSEED": str(hash_seed)}
-    ended = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=question, environment=hashed)
-    if ended.code:
-        raise BrokenEnvironment(f"a new process cannot draw its rows: {ended.last}")
+    request = _build_request(subject, split=split, seed=seed, count=count, opened=opened)
+    variables = {"PYTHONHASHSEED": str(hash_seed)}
+    result = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=request, environment=variables)
+    if result.code:
+        raise BrokenEnvironment(f"a new process cannot draw its rows: {result.last_error_line}")
     # The environment itself may print lines before the last one.
-    return Drawn.model_validate_json(ended.output.rpartition(b"\n")[2])
+    return RowSample.model_validate_json(result.output.rpartition(b"\n")[2])
 
 
 def _build_request(subject: Subject, **parameters: str | int) -> bytes:
@@ -157,51 +157,44 @@ def _build_request(subject: Subject, **parameters: str | int) -> bytes:
 
 
 async def _check_determinism(subject: Subject) -> list[Finding]:
-    rows = [
-        finding
-        for split in _check_splits(subject)
-        for finding in [*await _check_rows(subject, split), *_find_constant_draws(subject, split)]
-    ]
-    return rows + await _check_plays(subject)
-
-
-def _check_splits(subject: Subject) -> tuple[str, ...]:
-    return () if subject.given is not None else subject.environment.splits
+    findings: list[Finding] = []
+    # The rows of a file do not depend on a seed.
+    for split in subject.environment.splits if subject.file_tasks is None else ():
+        findings += await _check_rows(subject, split)
+        findings += _find_constant_draws(subject, split)
+    return findings + await _check_plays(subject)
 
 
 async def _check_rows(subject: Subject, split: str) -> list[Finding]:
     expected = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
-    for where, again in (
-        ("a second time", subject.make()),
-        ("after another seed", _enter_used_environment(subject, split)),
-    ):
-        if change := find_difference(expected, _draw_rows(again, split, subject.seed), "row"):
-            return [Finding(seen=f"{about} {where}: {change}")]
+    used_environment = subject.make()
+    _draw_rows(used_environment, split, subject.seed + 1)
+    for when, environment in (("a second time", subject.make()), ("after another seed", used_environment)):
+        if change := find_difference(expected, _draw_rows(environment, split, subject.seed), "row"):
+            return [Finding(problem=f"{about} {when}: {change}")]
     change = await _compare_interpreters(subject, split, expected)
     fix = "sort sets before you draw from them or print them, and seed with a string or a number, never with hash()"
-    return [Finding(seen=f"{about} in another interpreter: {change}", mend=fix)] if change else []
+    return [Finding(problem=f"{about} in another interpreter: {change}", fix=fix)] if change else []
 
 
 def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
     """Find fields that vary between tasks but are the same in the first task of every seed."""
     environment = subject.make()
-    row = [task.row() for task in draw_tasks(environment, split, subject.seed, MAX_SEEDS)]
-    opening = [task.row() for seed in range(MAX_SEEDS) for task in draw_tasks(environment, split, seed, 1)]
-    if len(opening) < MAX_SEEDS or all(each == opening[0] for each in opening):
+    rows_of_one_seed = [task.row() for task in draw_tasks(environment, split, subject.seed, MAX_SEEDS)]
+    first_rows = [task.row() for seed in range(MAX_SEEDS) for task in draw_tasks(environment, split, seed, 1)]
+    if len(first_rows) < MAX_SEEDS or all(row == first_rows[0] for row in first_rows):
         # There are too few tasks, or the split does not depend on the seed.
         return []
     fix = "if kinds of tasks alternate, let the seed choose which kind comes first"
-    return [
-        Finding(
-            seen=f"split {split!r}: {key!r} is {_list_values(opening, key)[0]!r} in the first task of every seed",
-            mend=fix,
-        )
-        for key in row[0]
-        if not is_numbering_field(key)
-        and 1 < len(_list_values(row, key)) <= MAX_SEEDS // 2
-        and len(_list_values(opening, key)) == 1
-    ]
+    findings = []
+    for key in rows_of_one_seed[0]:
+        first_values = _list_values(first_rows, key)
+        varies = 1 < len(_list_values(rows_of_one_seed, key)) <= MAX_SEEDS // 2
+        if varies and len(first_values) == 1 and not is_numbering_field(key):
+            problem = f"split {split!r}: {key!r} is {first_values[0]!r} in the first task of every seed"
+            findings.append(Finding(problem=problem, fix=fix))
+    return findings
 
 
 def _list_values(rows: list[Row], key: str) -> list[str | int | bool]:
@@ -227,13 +220,6 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
     return [to_plain(task.row()) for task in draw_tasks(environment, split, seed, MAX_ROWS)]
 
 
-def _enter_used_environment(subject: Subject, split: str) -> Environment:
-    """Return an environment that has drawn tasks with another seed before."""
-    environment = subject.make()
-    _draw_rows(environment, split, subject.seed + 1)
-    return environment
-
-
 async def _check_plays(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
@@ -250,7 +236,7 @@ async def _compare_replay(subject: Subject, environment: Environment, script: Sc
         fresh = await Performance(script, other).play_all()
     for where, second in (("again", again), ("in a new environment", fresh)):
         if change := find_difference(once, second):
-            return Finding(seen=f"{script.title}, played {where}: {change}")
+            return Finding(problem=f"{script.title}, played {where}: {change}")
     return None
 
 
@@ -261,7 +247,7 @@ async def _check_replay(subject: Subject) -> list[Finding]:
         for script in await build_scripts(subject, environment, tasks=tasks):
             async with subject.enter_environment() as other:
                 if change := await _find_difference(environment, other, script):
-                    findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {change}"))
+                    findings.append(Finding(problem=f"{script.title}, replayed in a new environment: {change}"))
     return findings
 
 
@@ -360,7 +346,7 @@ async def _find_change(environment: Environment, other: Environment, episode: Ep
     )
     first = await _ask_verify(environment, episode)
     if changed := find_difference(before, _dump_episode(episode)):
-        return Finding(seen=f"`verify` changes its arguments: {changed}", task=name, mend=FIX_MUTATION)
+        return Finding(problem=f"`verify` changes its arguments: {changed}", task=name, fix=FIX_MUTATION)
     again, once_more, anew = [await _ask_verify(copy.environment, copy) for copy in copies]
     verdicts = {
         "when one transcript is judged again": (first, again, FIX_RANDOMNESS),
@@ -374,7 +360,7 @@ async def _find_change(environment: Environment, other: Environment, episode: Ep
 def _find_verdict_difference(task: str, verdicts: dict[str, tuple[Plain, Plain, str]]) -> Finding | None:
     for when, (first, another, fix) in verdicts.items():
         if differs := find_difference(first, another):
-            return Finding(seen=f"the verdict changes {when}: {differs}", task=task, mend=fix)
+            return Finding(problem=f"the verdict changes {when}: {differs}", task=task, fix=fix)
     return None
 
 
@@ -407,32 +393,32 @@ def _dump_episode(episode: Episode) -> Plain:
 
 def _deduplicate_findings(findings: list[Finding]) -> list[Finding]:
     """Return the first finding of each kind."""
-    return list({finding.mend: finding for finding in reversed(findings)}.values())
+    return list({finding.fix: finding for finding in reversed(findings)}.values())
 
 
 CHECKS: tuple[Check, ...] = (
     Check(
         id="runtime.seed_control",
-        asks="the same seed gives the same tasks, openings, answers and verdicts",
+        requirement="the same seed gives the same tasks, openings, answers and verdicts",
         why="a run that cannot be repeated cannot be debugged, resumed or compared",
-        mend="draw everything from random.Random of the hook's `split` and `seed`, nothing from the global generators, "
+        fix="draw everything from random.Random of the hook's `split` and `seed`, nothing from the global generators, "
         "the clock or the order of a set, and keep nothing in the module between episodes",
         run=_check_determinism,
     ),
     Check(
         id="semantic.replayability",
-        asks="replaying a transcript rebuilds the same state and the same verdict",
+        requirement="replaying a transcript rebuilds the same state and the same verdict",
         why="trainers send transcripts to be graded without the episode; the host rebuilds its state by replaying "
         "the calls",
-        mend="let `reset` and `step` depend on the task, the seed and the actions alone, and keep everything that "
+        fix="let `reset` and `step` depend on the task, the seed and the actions alone, and keep everything that "
         "`verify` needs in the state or the transcript",
         run=_check_replay,
     ),
     Check(
         id="semantic.verifier_determinism",
-        asks="`verify` gives the same verdict for the same transcript, and changes nothing that it receives",
+        requirement="`verify` gives the same verdict for the same transcript, and changes nothing that it receives",
         why="a reward that changes without a reason is noise in training, and no result can be reproduced",
-        mend=FIX_RANDOMNESS,
+        fix=FIX_RANDOMNESS,
         run=_check_verifier,
     ),
 )

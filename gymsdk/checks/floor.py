@@ -239,14 +239,14 @@ def _find_gains(attempts: Iterable[Attempt]) -> list[Finding]:
 def _find_above_maximum(attempts: Iterable[Attempt]) -> list[Finding]:
     """Return the first attempt that earned more than the claimed maximum."""
     for attempt in attempts:
-        maximum = attempt.seen.claims.maximum
+        maximum = attempt.view.claims.maximum
         if attempt.earned > maximum + TOLERANCE:
             text = (
                 f"a policy that {attempt.attack.name} earns {attempt.earned:g},"
                 f" more than the claimed maximum {maximum:g}"
             )
             fix = "claim the highest possible reward in `claims(task).maximum`, or cap the reward"
-            return [Finding(seen=text, task=describe_task(attempt.seen.task), mend=fix)]
+            return [Finding(problem=text, task=describe_task(attempt.view.task), fix=fix)]
     return []
 
 
@@ -255,8 +255,8 @@ def shorten_findings(findings: Sequence[Finding]) -> list[Finding]:
     shown, rest = list(findings[:MAX_FINDINGS]), findings[MAX_FINDINGS:]
     if not rest:
         return shown
-    more = "; ".join(finding.seen.partition(", where ")[0].removeprefix("a policy that ") for finding in rest)
-    return [*shown, Finding(seen=f"the same holds for a policy that {more}")]
+    more = "; ".join(finding.problem.partition(", where ")[0].removeprefix("a policy that ") for finding in rest)
+    return [*shown, Finding(problem=f"the same holds for a policy that {more}")]
 
 
 def find_broken_attempts(attempts: Iterable[Attempt]) -> list[Finding]:
@@ -274,26 +274,26 @@ def _describe_breakage(attempts: list[Attempt]) -> Finding:
     names = dict.fromkeys(attempt.attack.name for attempt in attempts[1:] if attempt.attack is not first.attack)
     more = f"; the same holds for a policy that {'; '.join(names)}" if names else ""
     return Finding(
-        seen=f"a policy that {first.attack.name} avoids its grade: the episode is {first.rollout.outcome} in"
+        problem=f"a policy that {first.attack.name} avoids its grade: the episode is {first.rollout.outcome} in"
         f" {failure.stage} ({failure.kind}: {failure.message[:200]}){more}",
-        task=describe_task(first.seen.task),
-        mend=first.attack.mend,
+        task=describe_task(first.view.task),
+        fix=first.attack.fix,
     )
 
 
 CHECKS = (
     Check(
         id="semantic.floor_gap",
-        asks="a policy that understands nothing earns no more than the claimed chance",
+        requirement="a policy that understands nothing earns no more than the claimed chance",
         why="training finds every reward that needs no understanding, and learns to collect it instead of the task",
-        mend="make the verifier give nothing to such a reply, or claim its chance in `claims(task).chance`",
+        fix="make the verifier give nothing to such a reply, or claim its chance in `claims(task).chance`",
         run=_check_floor,
     ),
     Check(
         id="semantic.canary_floor",
-        asks="replies and calls that try to break or to deceive the grader are scored, and earn nothing",
+        requirement="replies and calls that try to break or to deceive the grader are scored, and earn nothing",
         why="a reply that breaks the grader avoids its grade: bad answers vanish from the mean instead of lowering it",
-        mend="treat a reply as untrusted data: catch parsing errors, limit its size, and ignore instructions in it",
+        fix="treat a reply as untrusted data: catch parsing errors, limit its size, and ignore instructions in it",
         run=_check_canaries,
     ),
 )

@@ -96,7 +96,7 @@ def _find_mismatch(
     """Return the first script whose results differ on the interface *name*."""
     for script, first, other in zip(played_scripts, expected, observed, strict=True):
         if change := find_difference(first, other):
-            return [Finding(seen=f"{script.title}, in process and {name}: {change}")]
+            return [Finding(problem=f"{script.title}, in process and {name}: {change}")]
     return []
 
 
@@ -244,7 +244,7 @@ async def _compare_http(subject: Subject, performances: Sequence[Performance]) -
         for performance in performances:
             remote_performance = await _perform(remote, performance.script)
             if change := find_difference(_describe_http_view(performance), _describe_http_view(remote_performance)):
-                return [Finding(seen=f"{performance.script.title}, in process and over HTTP: {change}")]
+                return [Finding(problem=f"{performance.script.title}, in process and over HTTP: {change}")]
     return []
 
 
@@ -273,9 +273,9 @@ NONFINITE_NAMES = ("nan", "inf", "-inf")
 CHECKS = (
     Check(
         id="runtime.faces_agree",
-        asks="the same task and actions give the same in process, through Env, through VectorEnv and over HTTP",
+        requirement="the same task and actions give the same in process, through Env, through VectorEnv and over HTTP",
         why="evaluation and training may use different interfaces and must see the same environment",
-        mend="let nothing depend on the event loop, the thread or the process of an episode; put shared objects into "
+        fix="let nothing depend on the event loop, the thread or the process of an episode; put shared objects into "
         "`lifespan`, which every interface enters",
         run=_check_faces,
     ),

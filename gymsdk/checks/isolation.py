@@ -63,8 +63,8 @@ async def _check_concurrent(stage: _Stage) -> list[Finding]:
     plays = [Performance(script, stage.environment) for script in (*stage.played, *stage.played)]
     await asyncio.gather(*(each.play_all() for each in plays))
     for each, expected in zip(plays, [*stage.alone, *stage.alone], strict=True):
-        if change := find_difference(expected, each.seen):
-            return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {change}")]
+        if change := find_difference(expected, each.observations):
+            return [Finding(problem=f"{each.script.title}, played beside {len(plays) - 1} others: {change}")]
     return []
 
 
@@ -86,7 +86,7 @@ async def _check_interleaved(stage: _Stage, examples: int) -> list[Finding]:
         difference = await asyncio.to_thread(_shrink, run, len(stage.played), examples)
     finally:
         stage.over.set()
-    return [Finding(seen=difference)] if difference else []
+    return [Finding(problem=difference)] if difference else []
 
 
 async def _play_interleaving(stage: _Stage, picks: Sequence[int]) -> None:
@@ -147,9 +147,9 @@ def _build_hypothesis_settings(examples: int) -> settings:
 CHECKS = (
     Check(
         id="runtime.episode_isolation",
-        asks="episodes interleaved at random give the same results as sequential ones",
+        requirement="episodes interleaved at random give the same results as sequential ones",
         why="a host plays hundreds of episodes at once; state that one leaves behind changes the rewards of others",
-        mend="keep the state of an episode in its `State`, never in the module, the plugin, `shared` or a cache "
+        fix="keep the state of an episode in its `State`, never in the module, the plugin, `shared` or a cache "
         "whose key two episodes can share",
         run=_check_isolation,
         needs=("hypothesis",),

@@ -167,7 +167,7 @@ def _find_profitable_rules(attempts: Sequence[Attempt]) -> list[Finding]:
 def _compute_threshold(rule_attempts: Sequence[Attempt]) -> float:
     """Return the mean reward that a rule must exceed if it also finds text that the task asks for."""
     share = next((rule.share for rule in RULES if rule.name == rule_attempts[0].attack.name), 0.0)
-    return share * fmean(each.seen.claims.maximum for each in rule_attempts) - TOLERANCE
+    return share * fmean(each.view.claims.maximum for each in rule_attempts) - TOLERANCE
 
 
 def _list_schemas(view: TaskView) -> str:
@@ -265,9 +265,9 @@ def _find_leaks_in_place(
     text = f"{place} contains {secret!r}, which belongs to the right answer; {len(tasks)} of {len(views)} tasks show"
     return [
         Finding(
-            seen=f"{text} their answer there, and other tasks hardly ever do",
+            problem=f"{text} their answer there, and other tasks hardly ever do",
             task=describe_task(first.task),
-            mend=FIX_LEAK,
+            fix=FIX_LEAK,
         )
     ]
 
@@ -281,9 +281,9 @@ def _is_common(secret: str, texts: list[str], number: int) -> bool:
 CHECKS = (
     Check(
         id="semantic.no_solution_leakage",
-        asks="a simple search of the text that a policy sees does not find the answer",
+        requirement="a simple search of the text that a policy sees does not find the answer",
         why="a policy learns to copy an answer that it sees, and its scores look like skill",
-        mend=FIX_LEAK,
+        fix=FIX_LEAK,
         run=_check_leaks,
     ),
 )

@@ -51,7 +51,7 @@ EXAMPLE_SPLIT = "example"
 
 def find_unreadable_rows(subject: Subject) -> list[Finding]:
     """Return the unreadable rows of each split: of a file all, of a generated split the first."""
-    if subject.given is not None:
+    if subject.file_tasks is not None:
         return []
     return [finding for split in subject.splits for finding in islice(_find_in_split(subject, split), MAX_FINDINGS)]
 
@@ -75,12 +75,12 @@ def _read_file(subject: Subject, path: Path) -> Iterator[Finding]:
         try:
             row = jsonl.parse_row(line, where=location)
         except BadRow as error:
-            yield Finding(seen=str(error), mend=FIX_LINE)
+            yield Finding(problem=str(error), fix=FIX_LINE)
             continue
         try:
             subject.environment.read(row)
         except BadRow as error:
-            yield Finding(seen=f"{location}: {error}", mend=FIX_LINE)
+            yield Finding(problem=f"{location}: {error}", fix=FIX_LINE)
 
 
 def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
         for _ in islice(subject.environment.tasks(split, seed=subject.seed), MAX_DRAWN_ROWS):
             number += 1
     except BadRow as error:
-        yield Finding(seen=f"row {number + 1} of the split {split!r} cannot be read: {error}")
+        yield Finding(problem=f"row {number + 1} of the split {split!r} cannot be read: {error}")
 
 
 async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> list[Finding]:
@@ -98,29 +98,31 @@ async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> l
     try:
         environment = await threads.run(lambda: subject.environment, timeout=seconds)
     except TimeoutError:
-        return [Finding(seen=f"it did not load within {seconds:g} seconds")]
+        return [Finding(problem=f"it did not load within {seconds:g} seconds")]
     except BadConfig as error:
         if subject.settings:
             raise
         return [
             Finding(
-                seen=f"it does not load with its defaults: {error}",
-                mend=FIX_MISSING_SETTING,
+                problem=f"it does not load with its defaults: {error}",
+                fix=FIX_MISSING_SETTING,
             )
         ]
     try:
         tasks = await threads.run(lambda: subject.tasks, timeout=seconds)
     except TimeoutError:
         text = f"{subject.count} tasks of each split were not drawn within {seconds:g} seconds"
-        return [Finding(seen=text, mend="yield tasks one by one as they are made")]
+        return [Finding(problem=text, fix="yield tasks one by one as they are made")]
     except BadRow as error:
-        return find_unreadable_rows(subject) or [Finding(seen=str(error))]
+        return find_unreadable_rows(subject) or [Finding(problem=str(error))]
     if tasks:
         return []
     text = (
         f"none of its splits has a task: {', '.join(environment.splits)}" if environment.splits else "it has no split"
     )
-    return [Finding(seen=text, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
+    return [
+        Finding(problem=text, fix="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")
+    ]
 
 
 async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS) -> list[Finding]:
@@ -134,19 +136,19 @@ async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS)
 async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Finding | None:
     """Draw the first task of *split* from a new environment and return a finding if it fails."""
     if not split.strip():
-        return Finding(seen=f"a split is named {split!r}", mend="give each split a name that is a word")
+        return Finding(problem=f"a split is named {split!r}", fix="give each split a name that is a word")
     started = time.perf_counter()
     draw = partial(next, subject.make().tasks(split, seed=subject.seed), None)
     try:
         task = await ThreadPool().run(draw, timeout=LOAD_SECONDS)
     except TimeoutError:
-        return Finding(seen=f"the first task of {split!r} did not arrive within {LOAD_SECONDS:g} seconds")
+        return Finding(problem=f"the first task of {split!r} did not arrive within {LOAD_SECONDS:g} seconds")
     if task is None:
-        return Finding(seen=f"the split {split!r} has no task")
+        return Finding(problem=f"the split {split!r} has no task")
     duration = time.perf_counter() - started
     if duration > seconds:
         return Finding(
-            seen=f"the first task of {split!r} took {duration:.1f} seconds, more than the allowed {seconds:g}"
+            problem=f"the first task of {split!r} took {duration:.1f} seconds, more than the allowed {seconds:g}"
         )
     return None
 
@@ -168,7 +170,7 @@ async def _check_overlap(subject: Subject) -> list[Finding]:
         else:
             continue
         text = f"{len(shared)} of the first {fingerprints[other].count} {kind} of {other!r} are in {first!r} too"
-        findings.append(Finding(seen=text, task=example))
+        findings.append(Finding(problem=text, task=example))
     return findings
 
 
@@ -214,13 +216,15 @@ def _check_round_trip(subject: Subject, task: Task) -> Finding | None:
         line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
     except Exception as error:  # noqa: BLE001  # serialising an author's field may raise anything
         reason = f"{type(error).__name__}: {error}"
-        return Finding(seen=f"a row cannot be written as JSON: {reason}", task=describe_task(task))
+        return Finding(problem=f"a row cannot be written as JSON: {reason}", task=describe_task(task))
     try:
         read_back = subject.environment.read(jsonl.parse_row(line, where="its own row"))
     except BadRow as error:
-        return Finding(seen=f"a row that was written cannot be read: {error}", task=describe_task(task))
+        return Finding(problem=f"a row that was written cannot be read: {error}", task=describe_task(task))
     if changed := _list_changed_fields(row, read_back.row()) or _list_differing_fields(task, read_back):
-        return Finding(seen=f"written and read back, {', '.join(changed)} of a row changed", task=describe_task(task))
+        return Finding(
+            problem=f"written and read back, {', '.join(changed)} of a row changed", task=describe_task(task)
+        )
     return None
 
 
@@ -241,7 +245,9 @@ async def _check_prompts(subject: Subject) -> list[Finding]:
         for task in silent:
             episode = await environment.reset(task, seed=subject.seed)
             if not _has_content(episode.transcript.opening):
-                findings.append(Finding(seen="an episode opens without text for the policy", task=str(task.row())[:80]))
+                findings.append(
+                    Finding(problem="an episode opens without text for the policy", task=str(task.row())[:80])
+                )
             await environment.close(episode)
     return findings
 
@@ -263,7 +269,9 @@ async def _check_verdicts(subject: Subject) -> list[Finding]:
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
     errors = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
     return [
-        Finding(seen=wrong, task=describe_task(subject.environment.read(each.row))) for wrong, each in errors if wrong
+        Finding(problem=wrong, task=describe_task(subject.environment.read(each.row)))
+        for wrong, each in errors
+        if wrong
     ]
 
 
@@ -283,9 +291,9 @@ def _find_verdict_error(rollout: Rollout) -> str | None:
 
 LOAD_CHECK = Check(
     id="runtime.load",
-    asks="it loads with the given settings, and its tasks arrive soon",
+    requirement="it loads with the given settings, and its tasks arrive soon",
     why="an environment that does not load cannot be played, and no other check can run",
-    mend="follow the message; `gymsdk info NAME` describes the environment",
+    fix="follow the message; `gymsdk info NAME` describes the environment",
     run=check_loading,
     seconds=70.0,
 )
@@ -302,7 +310,9 @@ async def _check_schemas(subject: Subject) -> list[Finding]:
     if not offered:
         raise NotApplicable("it has no tools")
     return [
-        Finding(seen=f"tool {name!r}: {wrong}") for name, tool in offered.items() for wrong in _list_tool_errors(tool)
+        Finding(problem=f"tool {name!r}: {wrong}")
+        for name, tool in offered.items()
+        for wrong in _list_tool_errors(tool)
     ]
 
 
@@ -387,7 +397,7 @@ async def _check_descriptions(subject: Subject) -> list[Finding]:
         wrong for tool in subject.environment.tools.values() for wrong in _list_undescribed_arguments(tool.schema)
     ]
     problems += [f"the setting {name!r} has no description" for name in _list_undescribed_settings(subject)]
-    return [Finding(seen=each) for each in problems]
+    return [Finding(problem=each) for each in problems]
 
 
 def _read_description(node: Item) -> bool:
@@ -421,52 +431,52 @@ CHECKS: tuple[Check, ...] = (
     LOAD_CHECK,
     Check(
         id="runtime.splits",
-        asks="every split has a name and tasks, and its first task arrives within seconds",
+        requirement="every split has a name and tasks, and its first task arrives within seconds",
         why="a run waits until the first task arrives, and a split without tasks ends it",
-        mend="yield tasks lazily, without making or reading all of them first; leave out splits without tasks",
+        fix="yield tasks lazily, without making or reading all of them first; leave out splits without tasks",
         run=check_splits,
     ),
     Check(
         id="runtime.rows",
-        asks="a task's row survives being written to JSON and read back unchanged",
+        requirement="a task's row survives being written to JSON and read back unchanged",
         why="rows travel as JSON lines; a field that changes on the way is graded differently",
-        mend="give the task's fields types that JSON has, and validators that leave their own output as it is",
+        fix="give the task's fields types that JSON has, and validators that leave their own output as it is",
         run=_check_rows,
     ),
     Check(
         id="runtime.prompts",
-        asks="every episode opens with text for the policy",
+        requirement="every episode opens with text for the policy",
         why="a policy that sees nothing can only guess, and its reward teaches nothing",
-        mend="give the row a prompt with `Task.ask`, or have `reset` open with messages",
+        fix="give the row a prompt with `Task.ask`, or have `reset` open with messages",
         run=_check_prompts,
     ),
     Check(
         id="runtime.verdicts",
-        asks="a verdict's fields can be written as JSON",
+        requirement="a verdict's fields can be written as JSON",
         why="a rollout's line contains them; a verdict that cannot be written is lost, and the rollout with it",
-        mend="give the verdict's fields types that JSON has, and finite numbers",
+        fix="give the verdict's fields types that JSON has, and finite numbers",
         run=_check_verdicts,
     ),
     Check(
         id="semantic.split_overlap",
-        asks="no row is in two splits",
+        requirement="no row is in two splits",
         why="a policy that has trained on a row of the test split is not tested by it",
-        mend="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep the splits'"
+        fix="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep the splits'"
         " tasks apart; another number or id does not make another task",
         run=_check_overlap,
     ),
     Check(
         id="runtime.tool_schemas",
-        asks="every tool's schema is valid JSON Schema, and a schema marked as strict is strict",
+        requirement="every tool's schema is valid JSON Schema, and a schema marked as strict is strict",
         why="a provider rejects the whole request if one schema is invalid: every episode fails at its first turn",
-        mend="let the tool's annotations generate its schema; in rows that list tools, write schemas in strict form",
+        fix="let the tool's annotations generate its schema; in rows that list tools, write schemas in strict form",
         run=_check_schemas,
     ),
     Check(
         id="runtime.descriptions",
-        asks="every tool, argument and setting has a description",
+        requirement="every tool, argument and setting has a description",
         why="a policy knows a tool, and a user knows a setting, only by its description",
-        mend="give the tool a docstring, an argument `Annotated[..., Field(description=...)]` or a word in that"
+        fix="give the tool a docstring, an argument `Annotated[..., Field(description=...)]` or a word in that"
         " docstring, a setting `Field(description=...)` or a word in its class's",
         run=_check_descriptions,
     ),

@@ -62,7 +62,7 @@ async def _check_maximum(subject: Subject) -> list[Finding]:
 def limit_findings(findings: list[Finding]) -> list[Finding]:
     """Return the first findings, and how many more there are."""
     more = len(findings) - MAX_FINDINGS
-    return findings if more <= 0 else [*findings[:MAX_FINDINGS], Finding(seen=f"and {more} more like these")]
+    return findings if more <= 0 else [*findings[:MAX_FINDINGS], Finding(problem=f"and {more} more like these")]
 
 
 def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Finding]:
@@ -71,21 +71,21 @@ def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Fi
         failure = rollout.failure
         assert failure is not None, "a rollout without a reward has a failure"
         yield Finding(
-            seen=f"{play_text} is not scored: {failure.stage} {rollout.outcome}"
+            problem=f"{play_text} is not scored: {failure.stage} {rollout.outcome}"
             f" ({failure.kind}): {failure.message[:200]}",
             task=describe_task(task),
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE and rollout.ended in BUDGET_LABELS:
         yield Finding(
-            seen=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before `solve` was"
+            problem=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before `solve` was"
             f" done: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
             task=describe_task(task),
-            mend="allow more with --turns, --tool-calls or --deadline, which a run of this environment needs too, or"
+            fix="allow more with --turns, --tool-calls or --deadline, which a run of this environment needs too, or"
             " let `solve` come to an end",
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE:
         text = f"{play_text} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
-        yield Finding(seen=text, task=describe_task(task))
+        yield Finding(problem=text, task=describe_task(task))
 
 
 def _get_last_reply(rollout: Rollout) -> str:
@@ -130,7 +130,7 @@ def _find_refused_variant(task: Task, claims: Claims, variant: str, rollout: Rol
     if rollout.reward is None or abs(rollout.reward - claims.maximum) > TOLERANCE:
         got = "is not scored" if rollout.reward is None else f"earns {rollout.reward:g}"
         yield Finding(
-            seen=f"the reply {shorten_text(variant)}, claimed to be right, {got}; the maximum is {claims.maximum:g}",
+            problem=f"the reply {shorten_text(variant)}, claimed to be right, {got}; the maximum is {claims.maximum:g}",
             task=describe_task(task),
         )
 
@@ -153,47 +153,47 @@ async def _check_range(subject: Subject) -> list[Finding]:
 def _find_claims_error(task: Task, claims: Claims) -> Iterator[Finding]:
     if not math.isfinite(claims.maximum) or not math.isfinite(claims.chance):
         yield Finding(
-            seen=f"the claims are not finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
+            problem=f"the claims are not finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
         )
     elif claims.chance > claims.maximum + TOLERANCE:
         text = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=text, task=describe_task(task))
+        yield Finding(problem=text, task=describe_task(task))
 
 
 def _find_range_error(task: Task, claims: Claims, rollout: Rollout, policy: str) -> Iterator[Finding]:
     if rollout.reward is None:
         if rollout.failure and rollout.failure.kind == "bad_answer":
-            yield Finding(seen=f"{policy} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
+            yield Finding(problem=f"{policy} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
         return
     if rollout.reward > claims.maximum + TOLERANCE:
         text = f"{policy} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=text, task=describe_task(task))
+        yield Finding(problem=text, task=describe_task(task))
     total = sum(rollout.components.values())
     if rollout.components and abs(total - rollout.reward) > TOLERANCE:
         text = f"{policy} earns {rollout.reward:g}, but the components sum to {total:g}"
-        yield Finding(seen=text, task=describe_task(task))
+        yield Finding(problem=text, task=describe_task(task))
 
 
 CHECKS = (
     Check(
         id="semantic.oracle_max",
-        asks="what `solve` plays earns exactly the claimed maximum",
+        requirement="what `solve` plays earns exactly the claimed maximum",
         why="a verifier that does not give full marks to the right answer punishes the policies that find it",
-        mend="correct `solve`, the verifier, or `claims(task).maximum`: the three must agree on every task",
+        fix="correct `solve`, the verifier, or `claims(task).maximum`: the three must agree on every task",
         run=_check_maximum,
     ),
     Check(
         id="semantic.variants",
-        asks="the claimed variants of a right reply earn the maximum too",
+        requirement="the claimed variants of a right reply earn the maximum too",
         why="a right answer in another notation that earns nothing teaches the notation and adds noise to the reward",
-        mend="make the verifier accept the variant, or remove it from `claims(task).variants`",
+        fix="make the verifier accept the variant, or remove it from `claims(task).variants`",
         run=_check_variants,
     ),
     Check(
         id="semantic.reward_range",
-        asks="no reward is above the claimed maximum, and its components sum to it",
+        requirement="no reward is above the claimed maximum, and its components sum to it",
         why="metrics are read against the maximum: a reward above it, or components with another sum, falsify them",
-        mend="claim the highest possible reward, include what steps pay in it, and let components sum to the reward",
+        fix="claim the highest possible reward, include what steps pay in it, and let components sum to the reward",
         run=_check_range,
     ),
 )

@@ -184,13 +184,13 @@ async def _build_wheel(source: Path, request: dict[str, object], version: str, i
     # The copy has no version control history to derive a version from.
     version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
     question = json.dumps(request).encode()
-    ended = await determinism.run_program(
+    result = await determinism.run_program(
         BUILD_PROGRAM, seconds=BUILD_SECONDS, stdin=question, environment=version_of, folder=source
     )
-    if ended.code:
-        if ended.last.startswith(MISSING_REQUIREMENT_ERRORS):
-            raise NotApplicable(f"a requirement of its build is not installed: {ended.last}; {install}")
-        raise BuildFailed(ended.last)
+    if result.code:
+        if result.last_error_line.startswith(MISSING_REQUIREMENT_ERRORS):
+            raise NotApplicable(f"a requirement of its build is not installed: {result.last_error_line}; {install}")
+        raise BuildFailed(result.last_error_line)
 
 
 class ImportEffects(BaseModel):
@@ -205,9 +205,9 @@ class ImportEffects(BaseModel):
 
 async def measure_import(module: str) -> ImportEffects:
     """Measure the import of *module* beyond that of gymsdk. Raises `ImportError` if it fails."""
-    ended = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
-    printed, _, report = ended.output.decode(errors="replace").strip().rpartition("\n")
-    if ended.code:
+    result = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
+    printed, _, report = result.output.decode(errors="replace").strip().rpartition("\n")
+    if result.code:
         raise ImportError(report)
     return ImportEffects.model_validate_json(report).model_copy(update={"printed": printed.strip()})
 
@@ -242,11 +242,13 @@ async def _check_metadata(subject: Subject) -> list[Finding]:
         "Requires-Python": "`requires-python`",
     }
     findings = [
-        Finding(seen=f"it lacks {words}") for field, words in required_fields.items() if not _has_field(metadata, field)
+        Finding(problem=f"it lacks {words}")
+        for field, words in required_fields.items()
+        if not _has_field(metadata, field)
     ]
     required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in metadata.get_all("Requires-Dist", [])}
     if "gymsdk" not in required:
-        findings.append(Finding(seen="it does not depend on `gymsdk`", mend='add `dependencies = ["gymsdk"]`'))
+        findings.append(Finding(problem="it does not depend on `gymsdk`", fix='add `dependencies = ["gymsdk"]`'))
     return findings
 
 
@@ -260,21 +262,21 @@ async def _read_description(subject: Subject) -> list[Finding]:
     if not any(map(metadata.get_all, ("License-Expression", "License", "License-File"))) and not any(
         each.startswith("License ::") for each in metadata.get_all("Classifier", [])
     ):
-        findings.append(Finding(seen="it does not name a licence", mend='add `license = "…"` to pyproject.toml'))
+        findings.append(Finding(problem="it does not name a licence", fix='add `license = "…"` to pyproject.toml'))
     page = str(metadata.get_payload() or metadata.get("Description", ""))
     if len(page.strip()) < MIN_README_CHARS:
         text = f"its README has {len(page.strip())} characters" if page.strip() else "it has no README"
-        findings.append(Finding(seen=text, mend='write one and add `readme = "README.md"` to pyproject.toml'))
+        findings.append(Finding(problem=text, fix='write one and add `readme = "README.md"` to pyproject.toml'))
     return findings
 
 
 async def _check_entry_point(subject: Subject) -> list[Finding]:
     entry = _get_entry(subject)
     if entry.error:
-        return [Finding(seen=entry.error)]
+        return [Finding(problem=entry.error)]
     top = re.split(r"[.:\[\s]", entry.module)[0]
     if top in sys.stdlib_module_names | {"gymsdk", "gymnasium"}:
-        return [Finding(seen=f"its module {top!r} shadows another package", mend="name the package `gym_env_<name>`")]
+        return [Finding(problem=f"its module {top!r} shadows another package", fix="name the package `gym_env_<name>`")]
     return []
 
 
@@ -284,14 +286,16 @@ async def _check_files(subject: Subject) -> list[Finding]:
         shipped = await list_files(home, top)
     except BuildFailed as error:
         return [
-            Finding(seen=f"its wheel cannot be built: {error}", mend="run `pip wheel --no-deps .` and fix the error")
+            Finding(problem=f"its wheel cannot be built: {error}", fix="run `pip wheel --no-deps .` and fix the error")
         ]
     findings = []
     if missing := sorted(set(_iter_source_files(top)) - shipped):
         listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")  # noqa: PLR2004
-        findings.append(Finding(seen=f"not shipped: {listed}"))
+        findings.append(Finding(problem=f"not shipped: {listed}"))
     if stray := sorted(_list_strays(shipped)):
-        findings.append(Finding(seen=f"it ships {', '.join(stray)} beside the package", mend="ship the package alone"))
+        findings.append(
+            Finding(problem=f"it ships {', '.join(stray)} beside the package", fix="ship the package alone")
+        )
     return findings
 
 
@@ -324,10 +328,10 @@ async def check_import(subject: Subject, *, cpu: float = IMPORT_CPU_SECONDS) -> 
     try:
         effects = await measure_import(module)
     except ImportError as error:
-        return [Finding(seen=f"it cannot be imported: {error}", mend="fix the import first")]
+        return [Finding(problem=f"it cannot be imported: {error}", fix="fix the import first")]
     except TimeoutError:
-        return [Finding(seen=f"its import did not end within {IMPORT_SECONDS:g} s", mend=FIX_WAITING)]
-    return [Finding(seen=each) for each in _list_import_costs(effects, cpu)]
+        return [Finding(problem=f"its import did not end within {IMPORT_SECONDS:g} s", fix=FIX_WAITING)]
+    return [Finding(problem=each) for each in _list_import_costs(effects, cpu)]
 
 
 def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:
@@ -347,41 +351,41 @@ def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     Check(
         id="packaging.metadata",
-        asks="the package declares its name, version, summary and Python version, and depends on gymsdk",
+        requirement="the package declares its name, version, summary and Python version, and depends on gymsdk",
         why="`gymsdk list` shows its metadata, and `pip install` installs its dependencies",
-        mend="complete `[project]` in pyproject.toml and install it again",
+        fix="complete `[project]` in pyproject.toml and install it again",
         run=_check_metadata,
         loads=False,
     ),
     Check(
         id="packaging.page",
-        asks="the package has a README and names its licence",
+        requirement="the package has a README and names its licence",
         why="a package without a licence may not be used, and one without an explanation is not used",
-        mend="add both to `[project]` in pyproject.toml and install it again",
+        fix="add both to `[project]` in pyproject.toml and install it again",
         run=_read_description,
         loads=False,
     ),
     Check(
         id="packaging.entry_point",
-        asks="its entry point has a valid and unique name and refers to an existing module",
+        requirement="its entry point has a valid and unique name and refers to an existing module",
         why="commands and `gymnasium.make` find an environment by this name alone",
-        mend='correct `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
+        fix='correct `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
         run=_check_entry_point,
         loads=False,
     ),
     Check(
         id="packaging.files",
-        asks="the wheel contains every module and data file of the package, and nothing else",
+        requirement="the wheel contains every module and data file of the package, and nothing else",
         why="a file that is in the project's folder but not in the wheel is missing for every user",
-        mend="include the files in the build backend's settings; check whether `.gitignore` excludes them",
+        fix="include the files in the build backend's settings; check whether `.gitignore` excludes them",
         run=_check_files,
         loads=False,
     ),
     Check(
         id="packaging.import",
-        asks="importing it is cheap, prints nothing and starts nothing",
+        requirement="importing it is cheap, prints nothing and starts nothing",
         why="every command, worker and server imports it, often many times",
-        mend="import heavy packages inside the function that needs them; open resources in `lifespan`",
+        fix="import heavy packages inside the function that needs them; open resources in `lifespan`",
         run=check_import,
         loads=False,
     ),

@@ -89,14 +89,14 @@ class Performance:
     """One play of a script.
 
     Attributes:
-        seen: What each phase gave.
+        observations: What each phase gave.
         answers: The items that answered each turn, or `None` for a turn that failed.
         over: Whether the episode is closed.
     """
 
     script: Script
     environment: Playable
-    seen: Observations = field(default_factory=dict)
+    observations: Observations = field(default_factory=dict)
     answers: list[list[Item] | None] = field(default_factory=list)
     over: bool = False
     _runner: EpisodeRunner | None = None
@@ -123,7 +123,7 @@ class Performance:
                 await self.advance()
         finally:
             await self.close()
-        return self.seen
+        return self.observations
 
     async def play_until_verdict(self) -> Episode | None:
         """Play every turn. Return `None` if the episode failed before it could be judged."""
@@ -163,12 +163,12 @@ class Performance:
 
     async def _phase(self, name: str, phase: Awaitable[Plain]) -> str:
         try:
-            self.seen[name] = await phase
+            self.observations[name] = await phase
         except EpisodeError as error:
             assert self._runner is not None, "a phase belongs to a run"
             error.stage = error.stage or name.partition(" ")[0].replace("turn", "step")
             self._runner.result = error
-            self.seen[name] = {"failure": error.kind}
+            self.observations[name] = {"failure": error.kind}
         return name
 
     async def _reset(self, runner: EpisodeRunner) -> Plain:

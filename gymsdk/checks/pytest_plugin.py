@@ -106,7 +106,7 @@ class CheckItem(pytest.Item):
         if result.status == "skipped":
             pytest.skip(result.reason)
         if result.status == "failed":
-            raise CheckFailed("\n".join([result.asks, *format_details(result)]))
+            raise CheckFailed("\n".join([result.requirement, *format_details(result)]))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the findings without a traceback."""

@@ -40,9 +40,9 @@ class Finding(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    seen: EscapedText
+    problem: EscapedText
     task: EscapedText = ""
-    mend: EscapedText = ""
+    fix: EscapedText = ""
 
 
 CheckFunction: TypeAlias = Callable[[Subject], Awaitable[list[Finding]]]
@@ -55,19 +55,19 @@ class Check:
 
     Attributes:
         id: `packaging.*`, `runtime.*` or `semantic.*`. Where OpenEnv's RFC 008 defines the same check, its id.
-        asks: The requirement as a sentence.
+        requirement: The requirement as a sentence.
         why: Why the requirement matters.
-        mend: How to fix what the check finds.
-        look: The function that runs the check.
+        fix: How to fix what the check finds.
+        run: The function that runs the check.
         needs: The packages of the extra `author` that the check imports.
         seconds: The time limit in seconds.
         loads: Whether the check needs the environment to load.
     """
 
     id: str
-    asks: str
+    requirement: str
     why: str
-    mend: str
+    fix: str
     run: CheckFunction
     needs: tuple[str, ...] = ()
     seconds: float = 120.0
@@ -84,10 +84,10 @@ class Result(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str
-    asks: str
+    requirement: str
     status: Status
     why: str = ""
-    mend: str = ""
+    fix: str = ""
     findings: list[Finding] = []
     reason: EscapedText = ""
     warnings: list[EscapedText] = []
@@ -112,7 +112,7 @@ class Report(BaseModel):
 
 def format_summary(result: Result) -> str:
     """Return the line of one check."""
-    text = result.reason if result.status == "skipped" else result.asks
+    text = result.reason if result.status == "skipped" else result.requirement
     return f"{STATUS_MARKS[result.status]:<4}  {result.id:<32}  {text}"
 
 
@@ -120,13 +120,13 @@ def format_details(result: Result) -> Iterator[str]:
     """Yield the lines after it: the findings, why they matter, how to fix them, and warnings."""
     for finding in result.findings[:MAX_FINDINGS]:
         location = f"  [{finding.task}]" if finding.task else ""
-        yield _wrap_line("seen", f"{finding.seen}{location}")
+        yield _wrap_line("problem", f"{finding.problem}{location}")
     if len(result.findings) > MAX_FINDINGS:
         yield _wrap_line("", f"and {len(result.findings) - MAX_FINDINGS} more")
     if result.findings:
         yield _wrap_line("why", result.why)
-        mends = dict.fromkeys(finding.mend for finding in result.findings if finding.mend)
-        yield from (_wrap_line("mend", fix) for fix in mends or [result.mend])
+        fixes = dict.fromkeys(finding.fix for finding in result.findings if finding.fix)
+        yield from (_wrap_line("fix", fix) for fix in fixes or [result.fix])
     yield from (_wrap_line("warn", warning) for warning in result.warnings)
 
 
@@ -134,7 +134,7 @@ def _wrap_line(word: str, text: str) -> str:
     label = f"{word}:" if word else ""
     # A finding may quote anything that a policy wrote.
     plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return fill(plain, LINE_WIDTH, initial_indent=f"      {label:<6}", subsequent_indent=" " * 12)
+    return fill(plain, LINE_WIDTH, initial_indent=f"      {label:<9}", subsequent_indent=" " * 15)
 
 
 def format_counts(results: Iterable[Result]) -> str:

@@ -108,7 +108,7 @@ async def _check_growth(subject: Subject) -> list[Finding]:
         window, counts = await _count_windows(subject)
     return [
         Finding(
-            seen=f"{window} episodes left {more} {_pluralize(_classify(name))} behind, such as {name},"
+            problem=f"{window} episodes left {more} {_pluralize(_classify(name))} behind, such as {name},"
             f" and so did the next {window}"
         )
         for name, more in _list_grown_kinds(counts, window)
@@ -120,9 +120,9 @@ async def _count_windows(subject: Subject) -> tuple[int, list[Counter[str]]]:
     counts = []
     async with subject.enter_environment() as environment:
         window = await subject.count_affordable(environment, WINDOW_EPISODES, each=3.5, least=MIN_EPISODES)
-        played_scripts = await build_scripts(subject, environment, tasks=MAX_TASKS)
+        scripts = await build_scripts(subject, environment, tasks=MAX_TASKS)
         for _ in range(3):
-            await _play_episodes(environment, played_scripts, window)
+            await _play_episodes(environment, scripts, window)
             counts.append(_count_resources())
     return window, counts
 
@@ -152,9 +152,9 @@ def _pluralize(kind: str) -> str:
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 
-async def _play_episodes(environment: Environment, played_scripts: list[Script], episodes: int) -> None:
-    for number in range(episodes if played_scripts else 0):
-        await Performance(played_scripts[number % len(played_scripts)], environment).play_all()
+async def _play_episodes(environment: Environment, scripts: list[Script], episodes: int) -> None:
+    for number in range(episodes if scripts else 0):
+        await Performance(scripts[number % len(scripts)], environment).play_all()
 
 
 async def _check_process_state(subject: Subject) -> list[Finding]:
@@ -162,18 +162,18 @@ async def _check_process_state(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         # The first episodes import modules and warm caches. A change that is not part of this happens again.
         with restore_process_state():
-            played_scripts = await build_scripts(
+            scripts = await build_scripts(
                 subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=5)
             )
         with perturb_generators(), redirect_stdout(output), redirect_stderr(output):
             before = read_process_state()
-            await _play_episodes(environment, played_scripts, len(played_scripts))
+            await _play_episodes(environment, scripts, len(scripts))
             after = read_process_state()
     changed = [name for name in before if after[name] != before[name]]
-    findings = [Finding(seen=f"playing {len(played_scripts)} episodes changed {name}") for name in changed]
+    findings = [Finding(problem=f"playing {len(scripts)} episodes changed {name}") for name in changed]
     if text := output.getvalue():
         fix = "log with the `logging` module, or leave it out: programs read the host's standard output"
-        findings.append(Finding(seen=f"playing {len(played_scripts)} episodes printed {text[:80]!r}", mend=fix))
+        findings.append(Finding(problem=f"playing {len(scripts)} episodes printed {text[:80]!r}", fix=fix))
     return findings
 
 
@@ -223,24 +223,24 @@ class _CountingEnvironment:
 Ending = Callable[[_CountingEnvironment, Task, Budget], Awaitable[object]]
 
 
-async def _play_oracle(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
-    return await play(watched, build("oracle"), task, budget=budget)
+async def _play_oracle(environment: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    return await play(environment, build("oracle"), task, budget=budget)
 
 
-async def _play_nothing(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
-    return await play(watched, ScriptedModel("null", play_null), task, budget=budget)
+async def _play_nothing(environment: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    return await play(environment, ScriptedModel("null", play_null), task, budget=budget)
 
 
-async def _exhaust_turns(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
-    return await play(watched, build("random"), task, budget=budget.model_copy(update={"turns": 1}))
+async def _exhaust_turns(environment: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    return await play(environment, build("random"), task, budget=budget.model_copy(update={"turns": 1}))
 
 
-async def _play_garbage(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
+async def _play_garbage(environment: _CountingEnvironment, task: Task, budget: Budget) -> object:
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
         calls = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
         return GARBAGE_TURNS[min(calls, len(GARBAGE_TURNS) - 1)]
 
-    return await play(watched, ScriptedModel("garbage", choose), task, budget=budget)
+    return await play(environment, ScriptedModel("garbage", choose), task, budget=budget)
 
 
 async def _wait_forever(_request: Item, _episode: Episode | None) -> list[Item]:
@@ -248,16 +248,16 @@ async def _wait_forever(_request: Item, _episode: Episode | None) -> list[Item]:
     return []
 
 
-async def _cancel_episode(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
-    playing = asyncio.ensure_future(play(watched, ScriptedModel("never", _wait_forever), task, budget=budget))
+async def _cancel_episode(environment: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    playing = asyncio.ensure_future(play(environment, ScriptedModel("never", _wait_forever), task, budget=budget))
     await asyncio.wait({playing}, timeout=SHORT_DEADLINE_SECONDS)
     playing.cancel()
     return await asyncio.gather(playing, return_exceptions=True)
 
 
-async def _exhaust_deadline(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
-    hasty = budget.model_copy(update={"seconds": SHORT_DEADLINE_SECONDS})
-    return await play(watched, ScriptedModel("never", _wait_forever), task, budget=hasty)
+async def _exhaust_deadline(environment: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    short_budget = budget.model_copy(update={"seconds": SHORT_DEADLINE_SECONDS})
+    return await play(environment, ScriptedModel("never", _wait_forever), task, budget=short_budget)
 
 
 ENDINGS: dict[str, Ending] = {
@@ -276,17 +276,17 @@ async def _check_closing(subject: Subject) -> list[Finding]:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=len(ENDINGS))
         for task in sample_tasks(subject.tasks, tasks):
             for description, ending in ENDINGS.items():
-                watched = _CountingEnvironment(environment)
-                await ending(watched, task, subject.budget)
+                counting = _CountingEnvironment(environment)
+                await ending(counting, task, subject.budget)
                 findings += [
-                    Finding(seen=f"an episode {description}: {problem}") for problem in _list_miscounts(watched)
+                    Finding(problem=f"an episode {description}: {problem}") for problem in _list_miscounts(counting)
                 ]
-    return list({finding.seen: finding for finding in findings}.values())
+    return list({finding.problem: finding for finding in findings}.values())
 
 
-def _list_miscounts(watched: _CountingEnvironment) -> list[str]:
-    counts = [watched.closed[id(episode)] for episode in watched.opened]
-    return [f"it was closed {count} times" for count in counts if count != 1] + watched.errors
+def _list_miscounts(environment: _CountingEnvironment) -> list[str]:
+    counts = [environment.closed[id(episode)] for episode in environment.opened]
+    return [f"it was closed {count} times" for count in counts if count != 1] + environment.errors
 
 
 MAX_BLOCKING_TASKS = 3
@@ -301,32 +301,32 @@ class _BlockedLoopHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.by: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         if "held the event loop" in str(record.msg):
-            self.by[re.sub(r" of environment '.*'", "", str(record.args[0] if record.args else ""))] += 1  # type: ignore[index]  # our own message has arguments
+            self.counts[re.sub(r" of environment '.*'", "", str(record.args[0] if record.args else ""))] += 1  # type: ignore[index]  # our own message has arguments
 
 
 async def _check_blocking(subject: Subject) -> list[Finding]:
     handler, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
     async with subject.enter_environment() as environment:
-        played_scripts = await build_scripts(
+        scripts = await build_scripts(
             subject, environment, tasks=await subject.count_affordable(environment, MAX_BLOCKING_TASKS, each=6)
         )
         log.addHandler(handler)
         try:
-            for script in played_scripts * PLAY_ROUNDS:
+            for script in scripts * PLAY_ROUNDS:
                 await Performance(script, environment).play_all()
         finally:
             log.removeHandler(handler)
-    episodes = len(played_scripts) * PLAY_ROUNDS
+    episodes = len(scripts) * PLAY_ROUNDS
     return [
         Finding(
-            seen=f"{name} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms"
+            problem=f"{name} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms"
             f" {times} times in {episodes} episodes"
         )
-        for name, times in handler.by.items()
+        for name, times in handler.counts.items()
         if times >= max(3, episodes // 4)
     ]
 
@@ -334,30 +334,30 @@ async def _check_blocking(subject: Subject) -> list[Finding]:
 CHECKS: tuple[Check, ...] = (
     Check(
         id="runtime.resources",
-        asks="episodes leave no thread, open file, process, temporary file or asyncio task behind",
+        requirement="episodes leave no thread, open file, process, temporary file or asyncio task behind",
         why="a host plays millions of episodes in one process; leaks of each episode exhaust it within an hour",
-        mend="release in `close` what `reset` acquired, hold shared objects in `lifespan`, and use `with` for the rest",
+        fix="release in `close` what `reset` acquired, hold shared objects in `lifespan`, and use `with` for the rest",
         run=_check_growth,
     ),
     Check(
         id="runtime.side_effects",
-        asks="episodes change nothing that belongs to the whole process, and print nothing",
+        requirement="episodes change nothing that belongs to the whole process, and print nothing",
         why="a global seed or folder that one episode changes affects every other one, and the trainer around them",
-        mend="draw from a `random.Random` of the episode, use absolute paths, and leave the process as it was",
+        fix="draw from a `random.Random` of the episode, use absolute paths, and leave the process as it was",
         run=_check_process_state,
     ),
     Check(
         id="runtime.close_once",
-        asks="every episode is closed exactly once and without an error, however it ends",
+        requirement="every episode is closed exactly once and without an error, however it ends",
         why="what `close` does not release is lost to every later episode, and an error in it goes unnoticed",
-        mend="let `close` always release what `reset` acquired, and let it raise nothing",
+        fix="let `close` always release what `reset` acquired, and let it raise nothing",
         run=_check_closing,
     ),
     Check(
         id="runtime.blocking",
-        asks="no `async def` hook or tool holds the event loop",
+        requirement="no `async def` hook or tool holds the event loop",
         why="while it blocks, every other episode of the process waits, and deadlines pass",
-        mend="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
+        fix="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
         run=_check_blocking,
     ),
 )

@@ -144,7 +144,7 @@ class CheckRun:
         except TimeoutError:
             text = f"it did not end within {check.seconds:g} seconds and could not be stopped"
             fix = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
-            result = _build_result(check, [Finding(seen=text, mend=fix)], since=time.perf_counter() - check.seconds)
+            result = _build_result(check, [Finding(problem=text, fix=fix)], since=time.perf_counter() - check.seconds)
         if check.id == self._load.id:
             self._held = "it does not load" if result.status == "failed" else ""
         return self._drop_repeated_warnings(result)
@@ -219,10 +219,10 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 def _build_result(check: Check, findings: list[Finding], *, since: float, warnings: Iterable[str] = ()) -> Result:
     return Result(
         id=check.id,
-        asks=check.asks,
+        requirement=check.requirement,
         status="failed" if findings else "passed",
         why=check.why,
-        mend=check.mend,
+        fix=check.fix,
         findings=findings,
         warnings=list(warnings),
         seconds=round(time.perf_counter() - since, 3),
@@ -230,7 +230,9 @@ def _build_result(check: Check, findings: list[Finding], *, since: float, warnin
 
 
 def _build_skipped(check: Check, reason: str) -> Result:
-    return Result(id=check.id, asks=check.asks, status="skipped", why=check.why, mend=check.mend, reason=reason)
+    return Result(
+        id=check.id, requirement=check.requirement, status="skipped", why=check.why, fix=check.fix, reason=reason
+    )
 
 
 def _build_error_finding(error: BaseException, check: Check, subject: Subject) -> Finding:
@@ -238,14 +240,16 @@ def _build_error_finding(error: BaseException, check: Check, subject: Subject) -
     if isinstance(error, UnknownSplit) or (isinstance(error, BadConfig) and subject.settings):
         raise error
     if isinstance(error, TimeoutError) and subject.deadline <= time.monotonic():
-        return Finding(seen=f"it did not end within {check.seconds:g} seconds", mend=FIX_SLOW)
+        return Finding(problem=f"it did not end within {check.seconds:g} seconds", fix=FIX_SLOW)
     if isinstance(error, EpisodeError):
-        return Finding(seen=f"it failed in {error.stage or 'an episode'} ({error.kind}): {error}")
+        return Finding(problem=f"it failed in {error.stage or 'an episode'} ({error.kind}): {error}")
     if isinstance(error, GymsdkError):
-        return Finding(seen=str(error))
+        return Finding(problem=str(error))
     if _involves_environment(subject, error):
-        return Finding(seen=f"the environment's code raised {describe_exception(error)}")
-    return Finding(seen=f"the check itself failed: {describe_exception(error)}", mend=FIX_INTERNAL.format(id=check.id))
+        return Finding(problem=f"the environment's code raised {describe_exception(error)}")
+    return Finding(
+        problem=f"the check itself failed: {describe_exception(error)}", fix=FIX_INTERNAL.format(id=check.id)
+    )
 
 
 def _unwrap_group(error: BaseException) -> BaseException:

@@ -94,7 +94,7 @@ class Subject:
         seed: The seed of tasks and episodes.
         count: How many tasks of each split are checked.
         split: The only split to check, or `None` for all.
-        given: Tasks to check instead of those of the splits.
+        file_tasks: Tasks to check instead of those of the splits.
         settings: The settings of the environment.
         budget: The budget of the oracle's episodes.
         check_seconds: How long the episodes of one check should take together.
@@ -108,7 +108,7 @@ class Subject:
     seed: int = 0
     count: int = 8
     split: str | None = None
-    given: Sequence[Task] | None = None
+    file_tasks: Sequence[Task] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     check_seconds: float = CHECK_SECONDS
@@ -127,9 +127,9 @@ class Subject:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks to check: *count* of each split, or the given ones."""
-        if self.given is not None:
-            return list(self.given)
+        """The tasks to check: *count* of each split, or those of a file."""
+        if self.file_tasks is not None:
+            return list(self.file_tasks)
         return [
             task for split in self.splits for task in islice(self.environment.tasks(split, seed=self.seed), self.count)
         ]

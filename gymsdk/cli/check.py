@@ -96,11 +96,11 @@ def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
-        listed = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
+        listed = [{"id": each.id, "requirement": each.requirement, "why": each.why, "fix": each.fix} for each in checks]
         typer.echo(jsonl.dump_document(listed), nl=False)
         return
     for each in checks:
-        typer.echo(f"{each.id:<32}  {each.asks}")
+        typer.echo(f"{each.id:<32}  {each.requirement}")
 
 
 def _build_subject(
@@ -114,7 +114,7 @@ def _build_subject(
     if tasks is not None:
         environment = subject.environment
         rows = read_file({name: environment}, tasks, limit=limit)
-        subject.given = [environment.read(row) for _, row in rows]
+        subject.file_tasks = [environment.read(row) for _, row in rows]
     return subject
 
 

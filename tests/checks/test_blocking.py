@@ -15,7 +15,7 @@ async def test_a_healthy_environment_passes(subject, outcome):
 async def test_a_tool_that_blocks_the_loop_is_named(subject, outcome):
     source = HEALTHY.replace("    state.books.append", "    time.sleep(0.06)\n    state.books.append")
     result = await outcome(BLOCKING, subject(source.replace("import random", "import random, time"), count=3))
-    assert "tool 'put' held the event loop" in result.findings[0].seen
+    assert "tool 'put' held the event loop" in result.findings[0].problem
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ async def find_nothing(subject: Subject) -> list[Finding]:
 
 
 def build_table_row(check: Check) -> str:
-    cells = (text.replace("|", "\\|") for text in (check.asks, check.why, check.mend))
+    cells = (text.replace("|", "\\|") for text in (check.requirement, check.why, check.fix))
     return f"| `{check.id}` | {' | '.join(cells)} |"
 
 
@@ -37,7 +37,7 @@ def test_the_table_in_the_documentation_equals_the_catalog():
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
 def test_the_texts_of_a_check_are_clauses(check):
     assert re.fullmatch(r"(packaging|runtime|semantic)\.[a-z_]+", check.id)
-    for clause in (check.asks, check.why, check.mend):
+    for clause in (check.requirement, check.why, check.fix):
         assert clause
         assert not clause[0].isupper()
         assert not clause.endswith(".")
@@ -69,6 +69,6 @@ def test_selecting_no_check_is_a_usage_error():
 
 
 def test_a_check_with_a_missing_package_says_what_to_install():
-    check = Check(id="runtime.needy", asks="", why="", mend="", run=find_nothing, needs=("not_there_at_all",))
+    check = Check(id="runtime.needy", requirement="", why="", fix="", run=find_nothing, needs=("not_there_at_all",))
     with pytest.raises(UsageError, match=r'run: pip install "gymsdk\[author\]"'):
         run.check_requirements([check])

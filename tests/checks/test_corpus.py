@@ -61,7 +61,9 @@ async def test_each_broken_environment_fails_its_check(case, subject):
     own, companions = parse_expected(case)
     case_subject = subject(read_source(case), files=read_files(case))
     report = await CheckRun(case_subject).report(select_for(own))
-    failed = {result.id: [finding.seen for finding in result.findings] for result in report.results if result.findings}
+    failed = {
+        result.id: [finding.problem for finding in result.findings] for result in report.results if result.findings
+    }
     assert own in failed
     assert failed.keys() - {own} <= companions, failed
 

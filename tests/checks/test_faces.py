@@ -38,7 +38,7 @@ async def test_dependence_on_the_thread_is_found_on_every_interface(subject, out
         "Reset(state=Shelf())", "Reset(state=Shelf(), messages=[threading.current_thread().name])"
     ).replace("import random", "import random, threading")
     result = await outcome(FACES, subject(source))
-    reported = " ".join(finding.seen for finding in result.findings)
+    reported = " ".join(finding.problem for finding in result.findings)
     assert "through Env" in reported
     assert "through VectorEnv" in reported
 
@@ -56,4 +56,4 @@ async def step(action):
 async def reset"""
     source = HEALTHY.replace("\n@hookimpl\nasync def reset", step).replace("State, Task", "State, Step, Task")
     result = await outcome(FACES, subject(source))
-    assert "over HTTP" in " ".join(finding.seen for finding in result.findings)
+    assert "over HTTP" in " ".join(finding.problem for finding in result.findings)

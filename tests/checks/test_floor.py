@@ -50,7 +50,7 @@ async def test_a_claimed_chance_may_be_earned(subject, outcome):
 
 async def test_an_unclaimed_chance_is_found(subject, outcome):
     result = await outcome("semantic.floor_gap", subject(GUESSED.replace("CHANCE", "0.01")))
-    assert "always takes the first option" in " ".join(finding.seen for finding in result.findings)
+    assert "always takes the first option" in " ".join(finding.problem for finding in result.findings)
 
 
 async def test_an_environment_without_tasks_is_skipped(subject, outcome):

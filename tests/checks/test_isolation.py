@@ -23,7 +23,7 @@ async def test_a_healthy_environment_passes(subject, outcome):
 async def test_module_state_is_found_with_the_steps_that_show_it(subject, outcome):
     result = await outcome("runtime.episode_isolation", subject(LATE))
     assert result.status == "failed"
-    assert "reward was 1.0, then 0.0" in result.findings[0].seen
+    assert "reward was 1.0, then 0.0" in result.findings[0].problem
 
 
 async def test_no_episode_starts_after_the_deadline(subject):

@@ -26,7 +26,7 @@ def tools():
 def list_findings(subject, outcome):
     async def run_check(check_id, source, **settings):
         result = await outcome(check_id, subject(source, **settings))
-        return result.reason or [finding.seen for finding in result.findings]
+        return result.reason or [finding.problem for finding in result.findings]
 
     return run_check
 
@@ -51,7 +51,7 @@ async def test_an_environment_without_splits_plays_given_tasks(subject, outcome)
     from gymsdk import Task
 
     given_tasks = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
-    given_tasks.given = [Task.ask("What?")]
+    given_tasks.file_tasks = [Task.ask("What?")]
     assert (await outcome("runtime.load", given_tasks)).status == "passed"
     assert (await outcome("runtime.splits", given_tasks)).reason == "it has no splits; it plays files of rows"
 
@@ -67,7 +67,7 @@ async def test_a_split_without_a_name_fails(list_findings):
 
 async def test_a_slow_first_task_fails(subject):
     assert all(
-        "seconds, more than the allowed -1" in each.seen for each in await check_splits(subject(SUMS), seconds=-1.0)
+        "seconds, more than the allowed -1" in each.problem for each in await check_splits(subject(SUMS), seconds=-1.0)
     )
 
 
@@ -231,7 +231,7 @@ def subject_from_files(subject):
 )
 async def test_a_bad_last_row_is_reported_once_with_its_line(subject_from_files, outcome, last, expected):
     [finding] = (await outcome("runtime.rows", subject_from_files(last))).findings
-    assert finding.seen.startswith(expected)
+    assert finding.problem.startswith(expected)
     others = [
         await outcome(check, subject_from_files(last)) for check in ("semantic.split_overlap", "runtime.seed_control")
     ]
@@ -240,7 +240,7 @@ async def test_a_bad_last_row_is_reported_once_with_its_line(subject_from_files,
 
 async def test_a_bad_first_row_is_reported_with_its_line(subject_from_files, outcome):
     [finding] = (await outcome("runtime.load", subject_from_files("{bad", before=2))).findings
-    assert finding.seen.startswith("data/train.jsonl:3: not valid JSON")
+    assert finding.problem.startswith("data/train.jsonl:3: not valid JSON")
 
 
 async def test_a_bad_generated_row_is_reported_with_its_number(list_findings):

@@ -231,7 +231,7 @@ CHECKS = sorted({check for _, check in MUTATIONS})
 async def test_a_mutation_is_found(mutation, check, outcome):
     result = await outcome(check, mutation())
     assert result.status == "failed", result.reason
-    assert all(finding.seen for finding in result.findings)
+    assert all(finding.problem for finding in result.findings)
 
 
 @pytest.mark.parametrize("module", [gym_env_math, gym_env_multineedle, gym_env_tool_call])

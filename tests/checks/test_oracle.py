@@ -46,13 +46,13 @@ async def test_without_an_oracle_the_message_says_how_to_add_one(subject, outcom
 async def test_a_failing_oracle_is_found(subject, outcome):
     added = subject(ADDED + SOLVED.replace("task.total", "task.nothing"))
     [first, *_] = (await outcome("semantic.oracle_max", added)).findings
-    assert "is not scored: model failed (hook_raised)" in first.seen
+    assert "is not scored: model failed (hook_raised)" in first.problem
 
 
 async def test_an_oracle_above_the_claimed_maximum_is_found(subject, outcome):
     added = subject(ADDED + SOLVED + CLAIMED.format("maximum=0.5"))
     [first, *_] = (await outcome("semantic.oracle_max", added)).findings
-    assert "earns 1, the claimed maximum is 0.5" in first.seen
+    assert "earns 1, the claimed maximum is 0.5" in first.problem
 
 
 async def test_a_variant_replaces_the_last_reply(subject, outcome):
@@ -62,20 +62,22 @@ async def test_a_variant_replaces_the_last_reply(subject, outcome):
 
 async def test_a_rejected_variant_is_found(subject, outcome):
     added = subject(ADDED + SOLVED + CLAIMED.format('variants=["many"]'))
-    assert "'many', claimed to be right, earns 0" in (await outcome("semantic.variants", added)).findings[0].seen
+    assert "'many', claimed to be right, earns 0" in (await outcome("semantic.variants", added)).findings[0].problem
 
 
 async def test_step_rewards_count(subject, outcome):
     [first, *_] = (await outcome("semantic.reward_range", subject(ADDED + SOLVED + PAID))).findings
-    assert "the oracle policy earns 1.5, more than the claimed maximum 1" in first.seen
+    assert "the oracle policy earns 1.5, more than the claimed maximum 1" in first.problem
 
 
 async def test_a_chance_above_the_maximum_is_found(subject, outcome):
     added = subject(ADDED + SOLVED + CLAIMED.format("chance=2.0"))
-    assert "chance 2 is above the claimed maximum 1" in (await outcome("semantic.reward_range", added)).findings[0].seen
+    assert (
+        "chance 2 is above the claimed maximum 1" in (await outcome("semantic.reward_range", added)).findings[0].problem
+    )
 
 
 async def test_components_that_do_not_add_up_are_found(subject, outcome):
     source = ADDED.replace("reward=float(right)", 'reward=float(right), components={"a": 0.25}')
     [first, *_] = (await outcome("semantic.reward_range", subject(source + SOLVED))).findings
-    assert "components sum to 0.25" in first.seen
+    assert "components sum to 0.25" in first.problem

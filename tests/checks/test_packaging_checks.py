@@ -33,7 +33,7 @@ packages = ["gym_env_{name}"]
 def list_findings(subject, outcome):
     async def run_check(check_id, files=None, source=SUMS):
         result = await outcome(check_id, subject(source, files=files))
-        return result.reason or [finding.seen for finding in result.findings]
+        return result.reason or [finding.problem for finding in result.findings]
 
     return run_check
 
@@ -101,7 +101,7 @@ async def test_a_module_that_shadows_the_standard_library_fails(site, outcome):
     (about / "entry_points.txt").write_text("[gymsdk.environments]\ncalendars = calendar\n")
     entry = registry.installed()["calendars"]
     result = await outcome("packaging.entry_point", Subject("calendars", partial(registry.load, "calendars"), entry))
-    assert [each.seen for each in result.findings] == ["its module 'calendar' shadows another package"]
+    assert [each.problem for each in result.findings] == ["its module 'calendar' shadows another package"]
 
 
 async def test_a_name_like_a_version_fails(list_findings):
@@ -145,13 +145,13 @@ async def test_files_missing_from_the_wheel_are_named(editable, outcome):
     installed_subject, project_folder = editable(files={"data/train.jsonl": "{}"})
     (project_folder / ".gitignore").write_text("*.jsonl\n")
     result = await outcome("packaging.files", installed_subject)
-    assert [each.seen for each in result.findings] == ["not shipped: gym_env_made1/data/train.jsonl"]
+    assert [each.problem for each in result.findings] == ["not shipped: gym_env_made1/data/train.jsonl"]
 
 
 async def test_a_failing_build_is_reported(editable, outcome):
     installed_subject, _ = editable(more='only-include = "no list"')
     [finding] = (await outcome("packaging.files", installed_subject)).findings
-    assert finding.seen.startswith("its wheel cannot be built: ")
+    assert finding.problem.startswith("its wheel cannot be built: ")
 
 
 async def test_a_missing_build_backend_skips_the_check(editable, outcome):
@@ -216,7 +216,7 @@ async def test_side_effects_of_an_import_are_reported(list_findings, line, expec
 @pytest.mark.slow
 async def test_an_expensive_import_is_reported(subject):
     [finding] = await check_import(subject(SUMS), cpu=-1.0)
-    assert finding.seen.startswith("its import costs 0.")
+    assert finding.problem.startswith("its import costs 0.")
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ async def test_a_performance_records_each_phase(subject):
         phases = [await performance.advance() for _ in range(5)]
     assert phases == ["reset", "turn 1", "turn 2", "verify", "close"]
     assert performance.over
-    assert performance.seen["turn 1"]["state"] == {"books": [shelf.tasks[0].book]}
-    assert performance.seen["verify"]["verdict"]["reward"] == 1.0
+    assert performance.observations["turn 1"]["state"] == {"books": [shelf.tasks[0].book]}
+    assert performance.observations["verify"]["verdict"]["reward"] == 1.0
 
 
 async def test_a_failure_is_part_of_the_record(subject):

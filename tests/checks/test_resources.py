@@ -43,7 +43,7 @@ async def test_leaked_resources_are_named(subject, outcome, line, expected):
         for each in vars(shelf.environment.plugin)["KEPT"]:
             for release in ("kill", "wait", "cancel", "close"):
                 getattr(each, release, lambda: None)()
-    assert f"24 {expected} behind" in result.findings[0].seen
+    assert f"24 {expected} behind" in result.findings[0].problem
 
 
 async def test_a_single_new_resource_is_not_a_leak(subject, outcome):
@@ -70,7 +70,7 @@ async def test_changed_process_state_is_named(subject, outcome, monkeypatch, lin
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     with __import__("warnings").catch_warnings():
         result = await outcome(EFFECTS, subject(opening_with(line)))
-    assert expected in result.findings[0].seen
+    assert expected in result.findings[0].problem
 
 
 async def test_process_state_is_restored(subject):
@@ -85,7 +85,7 @@ async def test_process_state_is_restored(subject):
 async def test_pool_threads_are_named_without_their_numbers(subject, outcome):
     line = "threading.Thread(target=threading.Event().wait, args=(10,), daemon=True).start()"
     result = await outcome(RESOURCES, subject(opening_with(line)))
-    assert "such as thread 'Thread (wait)'" in result.findings[0].seen
+    assert "such as thread 'Thread (wait)'" in result.findings[0].problem
 
 
 async def test_a_check_does_not_change_process_state(subject, outcome):

@@ -43,7 +43,7 @@ async def solve(task: Sum):
 
 
 def build_check(look: Callable[[Subject], Awaitable[list[Finding]]], **given) -> Check:
-    return Check(id="runtime.made", asks="all is well", why="it matters", mend="mend it", run=look, **given)
+    return Check(id="runtime.made", requirement="all is well", why="it matters", fix="mend it", run=look, **given)
 
 
 async def find_nothing(subject):
@@ -51,7 +51,7 @@ async def find_nothing(subject):
 
 
 async def find_something(subject):
-    return [Finding(seen="a crack")]
+    return [Finding(problem="a crack")]
 
 
 async def test_a_check_without_findings_passes(subject):
@@ -60,7 +60,7 @@ async def test_a_check_without_findings_passes(subject):
 
 async def test_a_check_with_findings_fails_with_reason_and_fix(subject):
     result = await CheckRun(subject(SUMS)).run_check(build_check(find_something))
-    assert (result.status, result.findings[0].seen, result.why, result.mend) == (
+    assert (result.status, result.findings[0].problem, result.why, result.fix) == (
         "failed",
         "a crack",
         "it matters",
@@ -81,7 +81,7 @@ async def test_a_check_that_takes_too_long_fails(subject):
         await asyncio.sleep(60)
 
     result = await CheckRun(subject(SUMS)).run_check(build_check(look, seconds=0.05))
-    assert [each.seen for each in result.findings] == ["it did not end within 0.05 seconds"]
+    assert [each.problem for each in result.findings] == ["it did not end within 0.05 seconds"]
 
 
 async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subject):
@@ -91,7 +91,7 @@ async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subjec
     async def look(subject):
         async with subject.enter_environment() as environment:
             await subject.count_affordable(environment, 9, each=8)
-        return [Finding(seen="it went on")]
+        return [Finding(problem="it went on")]
 
     result = await CheckRun(sums).run_check(build_check(look))
     assert result.status == "skipped"
@@ -128,7 +128,7 @@ async def test_code_that_blocks_the_loop_fails_its_check_and_the_rest_is_skipped
     run = CheckRun(subject(SUMS), grace=0.2)
     results = [await run.run_check(build_check(each, seconds=0.05)) for each in (look, find_nothing)]
     assert [each.status for each in results] == ["failed", "skipped"]
-    assert "could not be stopped" in results[0].findings[0].seen
+    assert "could not be stopped" in results[0].findings[0].problem
 
 
 async def test_an_episode_error_names_its_stage(subject):
@@ -136,7 +136,7 @@ async def test_an_episode_error_names_its_stage(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
     result = await CheckRun(subject(SUMS)).run_check(build_check(look))
-    assert result.findings[0].seen == "it failed in step (tool_raised): the tool broke"
+    assert result.findings[0].problem == "it failed in step (tool_raised): the tool broke"
 
 
 async def test_an_error_in_a_task_group_is_unwrapped(subject):
@@ -147,7 +147,7 @@ async def test_an_error_in_a_task_group_is_unwrapped(subject):
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
 
-    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings[0].seen
+    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings[0].problem
 
 
 async def test_an_exception_of_the_environment_is_a_finding(subject):
@@ -155,7 +155,7 @@ async def test_an_exception_of_the_environment_is_a_finding(subject):
         subject.environment.plugin.tasks("train", 0, None).send(None)
 
     [finding] = (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings
-    assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.seen
+    assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.problem
 
 
 async def test_an_internal_error_fails_the_check_and_the_others_continue(subject):
@@ -165,13 +165,13 @@ async def test_an_internal_error_fails_the_check_and_the_others_continue(subject
     report = await CheckRun(subject(SUMS)).report([build_check(look), build_check(find_nothing)])
     assert [result.status for result in report.results] == ["failed", "passed"]
     [finding] = report.results[0].findings
-    assert re.fullmatch(r"the check itself failed: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
-    assert "report it as a bug of gymsdk" in finding.mend
+    assert re.fullmatch(r"the check itself failed: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.problem)
+    assert "report it as a bug of gymsdk" in finding.fix
 
 
 async def test_lone_surrogates_are_escaped(subject):
     async def look(subject):
-        return [Finding(seen="it said \ud800")]
+        return [Finding(problem="it said \ud800")]
 
     report = await CheckRun(subject(SUMS)).report([build_check(look)])
     assert r"it said \\ud800" in report.model_dump_json()
@@ -200,7 +200,7 @@ async def test_if_loading_fails_the_remaining_checks_are_skipped(subject):
     run = CheckRun(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
     results = [await run.run_check(build_check(find_nothing)) for _ in range(2)]
     assert [each.status for each in results] == ["failed", "skipped"]
-    assert "hook 'tasks' raised IndexError" in results[0].findings[0].seen
+    assert "hook 'tasks' raised IndexError" in results[0].findings[0].problem
     assert results[1].reason == "it does not load"
 
 
@@ -222,7 +222,7 @@ async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
     result = await CheckRun(sums, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
         build_check(find_nothing)
     )
-    assert "were not drawn within 0.2 seconds" in result.findings[0].seen
+    assert "were not drawn within 0.2 seconds" in result.findings[0].problem
 
 
 async def test_a_misspelt_setting_raises_an_error_for_the_caller(subject):
@@ -266,16 +266,16 @@ async def test_a_report_shows_findings_reason_and_fix(subject):
     lines = format_report(report).splitlines()
     assert lines[:4] == [
         "FAIL  runtime.made                      all is well",
-        "      seen: a crack",
-        "      why:  it matters",
-        "      mend: mend it",
+        "      problem: a crack",
+        "      why:     it matters",
+        "      fix:     mend it",
     ]
     assert lines[-1].startswith("1 passed, 1 failed in ")
 
 
 async def test_findings_are_shown_without_control_characters(subject):
     async def look(subject):
-        return [Finding(seen="it said \x1b[2J\u202e")]
+        return [Finding(problem="it said \x1b[2J\u202e")]
 
     text = format_report(await CheckRun(subject(SUMS)).report([build_check(look)]))
     assert r"it said \x1b[2J\u202e" in text

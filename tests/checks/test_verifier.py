@@ -48,7 +48,7 @@ CHECK = "semantic.verifier_determinism"
 )
 async def test_changes_by_the_verifier_are_found(subject, outcome, body, expected):
     [first, *_] = (await outcome(CHECK, subject(SOURCE.replace("BODY", body)))).findings
-    assert expected in first.seen
+    assert expected in first.problem
 
 
 async def test_a_verifier_that_only_reads_passes(subject, outcome):

@@ -24,9 +24,9 @@ def test_findings_are_printed_with_reason_and_fix_and_exit_code_1(gymsdk):
     result = gymsdk("check", "sums", "--only", "packaging.metadata")
     assert result.code == 1
     assert "FAIL  packaging.metadata" in result.out
-    assert "      seen: it does not depend on `gymsdk`" in result.out
+    assert "      problem: it does not depend on `gymsdk`" in result.out
     assert "      why:  " in result.out
-    assert '      mend: add `dependencies = ["gymsdk"]`' in result.out
+    assert '      fix:     add `dependencies = ["gymsdk"]`' in result.out
 
 
 def test_json_is_the_whole_report(gymsdk):
@@ -37,7 +37,7 @@ def test_json_is_the_whole_report(gymsdk):
         ("packaging.metadata", "failed"),
         ("runtime.load", "passed"),
     ]
-    assert {"seen", "mend"} <= output["results"][0]["findings"][0].keys()
+    assert {"problem", "fix"} <= output["results"][0]["findings"][0].keys()
 
 
 def test_without_hypothesis_one_check_is_skipped_and_the_others_run(gymsdk, monkeypatch):
@@ -61,7 +61,7 @@ def test_output_of_the_environment_stays_out_of_the_results(gymsdk, installed):
         "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
     )
     result = gymsdk("check", "loud", *LOAD, "--json")
-    assert json.loads(result.out)["results"][0]["findings"][0]["seen"] == "it has no split"
+    assert json.loads(result.out)["results"][0]["findings"][0]["problem"] == "it has no split"
     assert "hello" in result.err
 
 
