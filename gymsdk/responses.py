@@ -82,8 +82,8 @@ def generate_id(prefix: str) -> str:
 
 def get_input_items(request: Item) -> list[Item]:
     """Return the input items of a Responses *request*."""
-    given = request.get("input") or []
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    input_items = request.get("input") or []
+    return [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
 
 
 def read_text(value: object) -> str:

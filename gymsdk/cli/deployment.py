@@ -102,16 +102,16 @@ def build_deployment(
     """
     from gymsdk.models.options import ENV_FILES
 
-    given = {field: value for field, value in options.items() if value is not None}
+    chosen = {field: value for field, value in options.items() if value is not None}
     deployment = Deployment(port=DEFAULT_HEAD_PORT)
     if files or overrides or any(Path(file).exists() for file in ENV_FILES):
         from gymsdk.config.read import load_config
 
-        deployment = load_config(files, overrides, played="model" in given)
-        plan.check_deployment(deployment, plan.select_local(deployment.servers, role=given.get("role")))
-        deployment = _check_for_servers(deployment, given.keys(), files)
+        deployment = load_config(files, overrides, played="model" in chosen)
+        plan.check_deployment(deployment, plan.select_local(deployment.servers, role=chosen.get("role")))
+        deployment = _check_for_servers(deployment, chosen.keys(), files)
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
-    return Deployment.model_validate(dict(deployment) | given | {"logs": logs})
+    return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})
 
 
 def _check_for_servers(deployment: Deployment, given: Collection[str], files: Sequence[Path]) -> Deployment:

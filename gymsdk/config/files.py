@@ -310,9 +310,9 @@ def read_includes(root: Node, problems: Problems) -> list[tuple[str, Place]]:
     if reference_problems:
         problems.merge(reference_problems)
         return []
-    given = node.value if isinstance(node.value, list) else [node]
-    entries = [(expand_variables(each.value), each.place) for each in given if isinstance(each.value, str)]
-    if len(entries) < len(given):
+    nodes = node.value if isinstance(node.value, list) else [node]
+    entries = [(expand_variables(each.value), each.place) for each in nodes if isinstance(each.value, str)]
+    if len(entries) < len(nodes):
         problems.add(node.place, "config_paths must be a list of files, as in config_paths: [a.yaml, b.yaml]")
     return [(entry.strip(), place) for entry, place in entries if entry.strip()]
 
@@ -348,10 +348,10 @@ def build_builtin_file(entry: str) -> str | None:
     Raises:
         BadConfig: gymsdk has no equivalent of the file.
     """
-    found = BUILTIN_PATH_PATTERN.fullmatch(entry)
-    if found is None:
+    match = BUILTIN_PATH_PATTERN.fullmatch(entry)
+    if match is None:
         return None
-    kind, name, file = found["kind"], found["name"], found["file"]
+    kind, name, file = match["kind"], match["name"], match["file"]
     if kind == RESOURCES:
         return _build_resources_file(name, file)
     return _build_model_file(name, file) if kind == MODELS else _build_server_file(kind, name)

@@ -383,8 +383,8 @@ class Deployment(FrozenModel):
 
     def find_dataset(self, name: str) -> tuple[ServerConfig, DatasetConfig] | None:
         """Return the dataset called *name* and its server, `None` if there is none."""
-        found = ((server, each) for server in self.servers for each in server.datasets if each.name == name)
-        return next(found, None)
+        matches = ((server, each) for server in self.servers for each in server.datasets if each.name == name)
+        return next(matches, None)
 
     @property
     def ignored_keys_note(self) -> str | None:

@@ -38,22 +38,22 @@ def parse_overrides(words: Iterable[str], problems: Problems) -> list[Override]:
 
 
 def _parse_override(word: str, problems: Problems) -> Override | None:
-    found = OVERRIDE_PATTERN.fullmatch(word.strip())
-    if found is None or (found["value"] is None and found["sign"] != "~"):
+    match = OVERRIDE_PATTERN.fullmatch(word.strip())
+    if match is None or (match["value"] is None and match["sign"] != "~"):
         name = word.partition("=")[0]
         problems.add(COMMAND_LINE, f"{name!r} is not a setting; write it as key=value, as in head_server.port=8000")
         return None
-    path = tuple(found["key"].split("."))
+    path = tuple(match["key"].split("."))
     if not all(path):
-        problems.add(COMMAND_LINE, f"{found['key']!r} has an empty part; write it as in head_server.port=8000")
+        problems.add(COMMAND_LINE, f"{match['key']!r} has an empty part; write it as in head_server.port=8000")
         return None
-    if found["sign"] == "~":
+    if match["sign"] == "~":
         return Override(path, None)
     try:
-        return Override(path, _parse_value(found["value"]))
+        return Override(path, _parse_value(match["value"]))
     except BadConfig:
         problems.add(
-            COMMAND_LINE, f"the value of {found['key']} is not valid YAML; check its brackets, or put it in quotes"
+            COMMAND_LINE, f"the value of {match['key']} is not valid YAML; check its brackets, or put it in quotes"
         )
         return None
 

@@ -107,9 +107,9 @@ def load_config_mapping(
         BadConfig: The configuration is invalid. The message has one line per error.
     """
     problems, home = Problems(), folder or Path()
-    given = normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
-    files = _load_files(read_includes(given, problems), home, problems, env_file=env_file)
-    return _build_deployment(merge_nodes(files, given.without(INCLUDE_KEY)), home, problems)
+    handed_over = normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
+    files = _load_files(read_includes(handed_over, problems), home, problems, env_file=env_file)
+    return _build_deployment(merge_nodes(files, handed_over.without(INCLUDE_KEY)), home, problems)
 
 
 def check_environments(deployment: Deployment, installed: Collection[str]) -> None:
@@ -248,9 +248,11 @@ def _load_files(
     if env_file is not None:
         layers += loader.load_file(env_file)
     named = reduce(merge_nodes, layers, EMPTY_NODE)
-    found = [] if env_file else [layer for name in ENV_FILES for layer in loader.load_file(folder / name, found=True)]
+    found_layers = (
+        [] if env_file else [layer for name in ENV_FILES for layer in loader.load_file(folder / name, found=True)]
+    )
     problems.raise_if_any()
-    merged = reduce(merge_nodes, found, named)
+    merged = reduce(merge_nodes, found_layers, named)
     check_protected_settings(named, merged, problems)
     return merged
 
@@ -262,15 +264,15 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
     root, notes = apply_environment(root)
     notes += _warn_of_readable_key(root, folder)
     problems.secrets |= show.find_secrets(root)
-    known, ignored = _remove_unknown_keys(root, problems)
-    redacted = show.find_redacted(known)
-    _check_references_before_resolving(known, problems)
-    known = _resolve(known, problems)
-    known = _replace_policy(known) if played else known
-    deployment = sections.read_deployment(known, folder, problems)
-    reader = ServerReader(known, deployment.policy, folder, problems)
+    settings_root, ignored = _remove_unknown_keys(root, problems)
+    redacted = show.find_redacted(settings_root)
+    _check_references_before_resolving(settings_root, problems)
+    settings_root = _resolve(settings_root, problems)
+    settings_root = _replace_policy(settings_root) if played else settings_root
+    deployment = sections.read_deployment(settings_root, folder, problems)
+    reader = ServerReader(settings_root, deployment.policy, folder, problems)
     servers = reader.read()
-    check_server_references(root, known, servers, problems)
+    check_server_references(root, settings_root, servers, problems)
     deployment = deployment.model_copy(
         update={
             "servers": fill_references(servers),
@@ -278,9 +280,9 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
             "ignored": dict(sorted({**reader.ignored, **ignored}.items())),
         }
     )
-    check_ports(known, deployment, problems)
+    check_ports(settings_root, deployment, problems)
     problems.raise_if_any()
-    settings = list_settings(known, deployment, problems.secrets, redacted)
+    settings = list_settings(settings_root, deployment, problems.secrets, redacted)
     return deployment.model_copy(update={"settings": settings})
 
 

@@ -72,8 +72,8 @@ class _Inheritance:
     def apply(self, node: Node, path: KeyPath) -> Node:
         if isinstance(node.value, list):
             return Node([self.apply(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place)
-        if isinstance(node.value, str) and (found := INHERIT_PATTERN.fullmatch(node.value)):
-            base = self._get_base(node, path, found[2], moves=found[1] == "inherit_from")
+        if isinstance(node.value, str) and (match := INHERIT_PATTERN.fullmatch(node.value)):
+            base = self._get_base(node, path, match[2], moves=match[1] == "inherit_from")
             return base or Node(None, node.place)
         if not node.is_mapping:
             return node
@@ -92,9 +92,9 @@ class _Inheritance:
     def _get_base(self, marker: Node, path: KeyPath, source: object, *, moves: bool) -> Node | None:
         """Return the node at *source*, with its own inheritance applied; `None` after an error."""
         source_path = tuple(str(source).split("."))
-        found = self._root.get(*source_path)
+        base = self._root.get(*source_path)
         name = format_key_path(path)
-        if found is None:
+        if base is None:
             hint = format_suggestion(str(source), self._root.children, "write the whole path of a key from the top")
             self._problems.add(marker.place, f"{name} inherits from {source}, which does not exist{hint}")
             return None
@@ -105,7 +105,7 @@ class _Inheritance:
             self.moved.add(source_path)
         self._open.append(source_path)
         try:
-            return self.apply(found, source_path)
+            return self.apply(base, source_path)
         finally:
             self._open.pop()
 

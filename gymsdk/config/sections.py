@@ -176,23 +176,23 @@ class _DeploymentReader:
         return Tls(**paths) if len(paths) == len(keys) else None
 
     def _read_port_range(self) -> PortRange:
-        found = self._validate(_Range, self._values, {}) or _Range()
-        low, high = found.port_range_low, found.port_range_high
+        ports = self._validate(_Range, self._values, {}) or _Range()
+        low, high = ports.port_range_low, ports.port_range_high
         if low is not None and high is not None and low > high:
             place = self._root.place_of(("port_range_low",))
             self._problems.add(place, f"port_range_low {low} is above port_range_high {high}; swap them")
         # A missing end is set to the first or last port for normal users; disallowed ports need a range, too.
-        if (low, high) != (None, None) or found.disallowed_ports:
+        if (low, high) != (None, None) or ports.disallowed_ports:
             low, high = MIN_PORT if low is None else low, MAX_PORT if high is None else high
-        return PortRange(low=low, high=high, disallowed=found.disallowed_ports)
+        return PortRange(low=low, high=high, disallowed=ports.disallowed_ports)
 
     def _read_logs(self) -> LogConfig:
         folder_key = "log_dir" if "log_dir" in self._values else "nemo_gym_log_dir"
         keys = {"level": "log_level", "format": "log_format", "directory": folder_key}
         values = {field: self._values[key] for field, key in keys.items() if key in self._values}
         values |= {"level": str(values["level"]).lower()} if "level" in values else {}
-        found: LogConfig | None = self._validate(LogConfig, values | self._read_path(folder_key, "directory"), keys)
-        return found or LogConfig()
+        logs: LogConfig | None = self._validate(LogConfig, values | self._read_path(folder_key, "directory"), keys)
+        return logs or LogConfig()
 
     def _read_profile(self, switches: _Switches) -> Path | None:
         folder = self._values.get("profile_dir")
@@ -246,8 +246,10 @@ class ServerReader:
 
     def read(self) -> tuple[ServerConfig, ...]:
         """Return the valid servers."""
-        found = (self._read_server(name, node) for name, node in self._root.children.items() if is_server(node))
-        return tuple(server for server in found if server is not None)
+        server_configs = (
+            self._read_server(name, node) for name, node in self._root.children.items() if is_server(node)
+        )
+        return tuple(server for server in server_configs if server is not None)
 
     def _read_server(self, name: str, node: Node) -> ServerConfig | None:
         kind = self._get_kind(name, node)

@@ -70,10 +70,10 @@ def find_redacted(root: Node) -> set[KeyPath]:
     The references in *root* are not yet resolved.
     """
     texts = {path: node.value for path, node in root.walk() if isinstance(node.value, str) and "${" in node.value}
-    found = {path for path, text in texts.items() if VARIABLE_PATTERN.search(text)}
-    while more := {path for path, text in texts.items() if path not in found and _refers_to(text, found)}:
-        found |= more
-    return found
+    redacted = {path for path, text in texts.items() if VARIABLE_PATTERN.search(text)}
+    while more := {path for path, text in texts.items() if path not in redacted and _refers_to(text, redacted)}:
+        redacted |= more
+    return redacted
 
 
 def is_redacted(path: KeyPath, redacted: set[KeyPath]) -> bool:

@@ -230,8 +230,8 @@ def parse_tools(tools: Any) -> list[Item] | None:
     Raises:
         InvalidRequest: A tool is invalid, or one that Anthropic's servers run themselves.
     """
-    given = api.check_objects(tools or [], "tools")
-    return [_parse_tool(tool, f"tools.{number}") for number, tool in enumerate(given)] or None
+    definitions = api.check_objects(tools or [], "tools")
+    return [_parse_tool(tool, f"tools.{number}") for number, tool in enumerate(definitions)] or None
 
 
 def parse_tool_choice(body: Item) -> Item:
@@ -298,10 +298,10 @@ def _parse_tool(tool: Item, where: str) -> Item:
 
 
 def _parse_messages(messages: Any) -> list[Item]:
-    given = api.check_objects(messages, "messages")
-    if not given:
+    objects = api.check_objects(messages, "messages")
+    if not objects:
         raise InvalidRequest("messages must have at least one message", "messages")
-    return [item for number, message in enumerate(given) for item in parse_message(message, f"messages.{number}")]
+    return [item for number, message in enumerate(objects) for item in parse_message(message, f"messages.{number}")]
 
 
 def _parse_max_tokens(body: Item) -> int | None:

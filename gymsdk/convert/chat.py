@@ -185,8 +185,8 @@ def build_messages(request: Item, *, thoughts: responses.ReasoningFormat = "fiel
     Raises:
         Failed: Chat Completions cannot express an item.
     """
-    given: Content = request.get("input") or []
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    input_items: Content = request.get("input") or []
+    items = [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
     messages: list[Item] = []
     for by_policy, group in groupby(items, _is_by_policy):
         run = list(group)
@@ -412,8 +412,8 @@ def _parse_message(message: Item) -> Iterator[Item]:
     in_fields = [read_text(message.get(key)) for key in ("reasoning_content", "reasoning")]
     in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
-    found = (*in_text, *in_parts, *in_fields)
-    reasoning = list({stripped: each for each in found if (stripped := each.strip())}.values())
+    candidates = (*in_text, *in_parts, *in_fields)
+    reasoning = list({stripped: each for each in candidates if (stripped := each.strip())}.values())
     if reasoning:
         yield responses.build_reasoning(*reasoning)
     calls = message.get("tool_calls") or []

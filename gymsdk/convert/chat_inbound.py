@@ -276,9 +276,9 @@ def _parse_assistant_message(message: Item) -> Iterator[Item]:
 def _parse_assistant_content(message: Item) -> list[Item]:
     """Return the content parts of an assistant *message*, including its refusal."""
     content = message.get("content") or []
-    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    content_parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     refusal = message.get("refusal")
-    with_refusal = [*given, {"type": "refusal", "refusal": refusal}] if refusal else given
+    with_refusal = [*content_parts, {"type": "refusal", "refusal": refusal}] if refusal else content_parts
     converted = parts.from_chat_content(with_refusal, written=True)
     assert isinstance(converted, list), "a list is converted to a list"
     return [part | {"annotations": []} if part["type"] == "output_text" else part for part in converted]
@@ -320,10 +320,10 @@ def _build_tool_call(item: Item) -> Item:
 
 
 def _join_logprobs(output: list[Item]) -> Item | None:
-    found: list[list[Any]] = [part["logprobs"] for part in _get_message_parts(output) if part.get("logprobs")]
-    if not found:
+    logprobs: list[list[Any]] = [part["logprobs"] for part in _get_message_parts(output) if part.get("logprobs")]
+    if not logprobs:
         return None
-    return {"content": found[0] if len(found) == 1 else list(chain.from_iterable(found)), "refusal": None}
+    return {"content": logprobs[0] if len(logprobs) == 1 else list(chain.from_iterable(logprobs)), "refusal": None}
 
 
 def _get_finish_reason(response: Item) -> str:

@@ -93,8 +93,8 @@ def split_content(content: object) -> tuple[list[str], str]:
 
 def join_reasoning(items: Iterable[Item]) -> str:
     """Return the reasoning texts of *items* as one text; servers put them under `summary` or under `content`."""
-    found = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
-    return "\n".join(text for parts in found for part in parts if (text := read_text(part.get("text"))))
+    part_lists = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
+    return "\n".join(text for parts in part_lists for part in parts if (text := read_text(part.get("text"))))
 
 
 def split_think_blocks(text: str, *, separated: bool = False) -> tuple[list[str], str]:

@@ -232,8 +232,10 @@ def _has_think_tag(content: object) -> bool:
 def _split_reply(item: Item) -> Iterator[Item]:
     """Yield the reasoning in the text of *item*, and the remaining item; the last one carries the token fields."""
     content = item["content"]
-    given = [{"type": "output_text", "text": content, "annotations": []}] if isinstance(content, str) else content
-    split = [(part, *parts.split_think_blocks(read_text(part.get("text")))) for part in given]
+    content_parts = (
+        [{"type": "output_text", "text": content, "annotations": []}] if isinstance(content, str) else content
+    )
+    split = [(part, *parts.split_think_blocks(read_text(part.get("text")))) for part in content_parts]
     reasoning = [text for _, blocks, _ in split for text in blocks]
     remaining = [part | {"text": text} if "text" in part else part for part, _, text in split]
     items: list[Item] = [responses.build_reasoning(*reasoning)] if reasoning else []
@@ -305,8 +307,8 @@ def parse_request(body: Item) -> Item:
     Raises:
         InvalidRequest: The body is invalid, or asks for background processing.
     """
-    given = body.get("input")
-    if not isinstance(given, str) and not _are_items(given):
+    input_items = body.get("input")
+    if not isinstance(input_items, str) and not _are_items(input_items):
         raise InvalidRequest("'input' must be a string or a list of items", "input")
     if body.get("tools") is not None and not is_object_list(body["tools"]):
         raise InvalidRequest("'tools' must be a list of tools", "tools")

@@ -76,8 +76,8 @@ def parse_token_fields(completion: Item) -> Item:
     if ids is None:
         return {}
     logprobs = [each["logprob"] for each in _get_logprobs(choice)]
-    found = dict(zip(TOKEN_FIELDS, (_get_prompt_ids(completion), ids, logprobs), strict=True))
-    return _validate({key: value for key, value in found.items() if value is not None})
+    bundle = dict(zip(TOKEN_FIELDS, (_get_prompt_ids(completion), ids, logprobs), strict=True))
+    return _validate({key: value for key, value in bundle.items() if value is not None})
 
 
 def lacks_prompt_ids(completion: Item) -> bool:

@@ -127,8 +127,8 @@ def find_missing_servers(services: Iterable[Service], expected: Collection[str] 
 
 def _build_remote_config(service: Service) -> ServerConfig:
     """Return the configuration of a server in another process, as far as it is known."""
-    told = {key: service.fields.get(key) for key in (RESOURCES_REF, MODEL_REF, AGENT_REF)}
-    refers = {key: str(value["name"]) for key, value in told.items() if isinstance(value, dict) and "name" in value}
+    reported = {key: service.fields.get(key) for key in (RESOURCES_REF, MODEL_REF, AGENT_REF)}
+    refers = {key: str(value["name"]) for key, value in reported.items() if isinstance(value, dict) and "name" in value}
     parts = {
         RESOURCES: ResourcesServerConfig(environment=service.implementation),
         MODELS: ModelServerConfig(name=service.name),
@@ -142,8 +142,8 @@ def select_local(
     blocks: Iterable[ServerConfig], *, role: Role | None = None, only: str | None = None
 ) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process: those of a *role*, the one named *only*, or all."""
-    kept = [each for each in blocks if only is None or each.name == only]
-    return tuple(each for each in kept if role is None or each.kind in ROLES[role])
+    selected = [each for each in blocks if only is None or each.name == only]
+    return tuple(each for each in selected if role is None or each.kind in ROLES[role])
 
 
 def _get_policy_server(blocks: Iterable[ServerConfig]) -> str:
@@ -261,15 +261,15 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
     from gymsdk.plugins.registry import installed
 
     chosen = deployment.servers if blocks is None else tuple(blocks)
-    problems, known = Problems(), installed()
+    problems, environments = Problems(), installed()
     players = {each.name: each.part for each in deployment.servers if isinstance(each.part, ModelServerConfig)}
     try:
-        config.check_environments(deployment.model_copy(update={"servers": chosen}), known)
+        config.check_environments(deployment.model_copy(update={"servers": chosen}), environments)
     except BadConfig as error:
         problems.add_error(error)
     for block in chosen:
         problems.secrets |= _find_secrets(block)
-        for way, sentence in _find_errors(block, known, players):
+        for way, sentence in _find_errors(block, environments, players):
             whole = format_key_path((block.name, block.kind, block.implementation, *way))
             problems.add(block.place_of(way), f"{whole}: {sentence}")
     problems.raise_if_any()
@@ -330,7 +330,7 @@ def _find_secrets(block: ServerConfig) -> set[str]:
     from gymsdk.config.show import find_secrets
     from gymsdk.config.yaml import Node, build_node
 
-    told = build_node(dict(block.settings), block.place)
+    root = build_node(dict(block.settings), block.place)
     for key in (block.implementation, block.kind, block.name):
-        told = Node({key: told}, block.place)
-    return find_secrets(told)
+        root = Node({key: root}, block.place)
+    return find_secrets(root)

@@ -108,10 +108,10 @@ def find_descendants() -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(folder.name))
-    found = list(children.get(os.getpid(), []))
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    descendants = list(children.get(os.getpid(), []))
+    for pid in descendants:
+        descendants += children.get(pid, [])
+    return descendants
 
 
 def _send_signal(number: int, pids: Iterable[int]) -> None:

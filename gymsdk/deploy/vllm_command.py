@@ -155,27 +155,27 @@ class Launch(BaseModel):
 def find_program() -> str:
     """Return the path of `vllm`, beside this Python or on the PATH; raises `UsageError` if there is none."""
     places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
-    found = shutil.which(PROGRAM, path=places)
-    if found is None:
+    program = shutil.which(PROGRAM, path=places)
+    if program is None:
         raise UsageError(
             "--launch-vllm needs vLLM, which is not installed; run pip install 'gymsdk[vllm]', or use a running server"
             " with --base-url"
         )
-    return found
+    return program
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the values of each flag by its name; like vLLM, accept underscores for dashes."""
-    found: dict[str, tuple[str, ...]] = {}
+    values_by_flag: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in flags:
         if re.match(r"--?[^\d\W]", word):
             name, equals, value = word.partition("=")
             name = name.replace("_", "-")
-            found[name] = (value,) if equals else ()
+            values_by_flag[name] = (value,) if equals else ()
         elif name:
-            found[name] += (word,)
-    return found
+            values_by_flag[name] += (word,)
+    return values_by_flag
 
 
 def check_launch(launch: Launch) -> None:

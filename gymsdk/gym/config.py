@@ -139,10 +139,10 @@ class TaskSampler:
 
     def _read_all(self, tasks: Iterator[Task]) -> Sequence[Task]:
         """List the *tasks* of a split that does not depend on the seed, and keep the list."""
-        found = list(islice(tasks, MAX_LISTED_TASKS))
-        if not found:
+        listed_tasks = list(islice(tasks, MAX_LISTED_TASKS))
+        if not listed_tasks:
             raise UnknownSplit(f"{self.description} has no task")
-        if len(found) == MAX_LISTED_TASKS and next(tasks, None) is not None:
+        if len(listed_tasks) == MAX_LISTED_TASKS and next(tasks, None) is not None:
             log.warning(
                 "%s does not depend on the seed and has more than %d tasks; only the first %d are drawn from. "
                 "If the split is endless, let its tasks depend on the seed",
@@ -150,8 +150,8 @@ class TaskSampler:
                 MAX_LISTED_TASKS,
                 MAX_LISTED_TASKS,
             )
-        self._whole = found
-        return found
+        self._whole = listed_tasks
+        return listed_tasks
 
     @property
     def description(self) -> str:

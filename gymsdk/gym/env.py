@@ -40,10 +40,10 @@ class TranscriptPrinter:
 
     def print_new(self, episode: Episode | None, rollout: Rollout | None = None) -> None:
         """Print the items of *episode* that are new since the last call."""
-        seen = self._shown if episode is self._episode else 0
+        shown = self._shown if episode is self._episode else 0
         lines = _format_lines(episode, rollout)
-        if lines[seen:]:
-            print("\n".join(self._mark + line for line in lines[seen:]), flush=True)  # noqa: T201  # printing is its purpose
+        if lines[shown:]:
+            print("\n".join(self._mark + line for line in lines[shown:]), flush=True)  # noqa: T201  # printing is its purpose
         self._episode, self._shown = episode, len(lines)
 
 

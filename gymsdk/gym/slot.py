@@ -370,10 +370,10 @@ class Slots:
 
     def get_generator(self, index: int, seed: int | None = None) -> tuple[np.random.Generator, int]:
         """Return the generator of a slot and its seed; a *seed* replaces the generator."""
-        found = self.generators[index]
-        if seed is not None or found is None:
-            found = self.generators[index] = seeding.np_random(seed)
-        return found
+        generator = self.generators[index]
+        if seed is not None or generator is None:
+            generator = self.generators[index] = seeding.np_random(seed)
+        return generator
 
     def choose_episode(
         self, index: int, seed: int | None = None, options: Mapping[str, Any] | None = None

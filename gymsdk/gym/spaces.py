@@ -69,9 +69,9 @@ def parse_action(action: object) -> list[Item]:
     if isinstance(action, (list, tuple)) and all(isinstance(item, Mapping) for item in action):
         return [_check_item(deepcopy(dict(item))) for item in action]
     wrong = [item for item in action if not isinstance(item, Mapping)] if isinstance(action, (list, tuple)) else []
-    found = f"a list with {wrong[0]!r} in it" if wrong else type(action).__name__
+    description = f"a list with {wrong[0]!r} in it" if wrong else type(action).__name__
     raise UsageError(
-        f"an action must be a string, a chat message of the assistant or a list of Responses items, got {found}"
+        f"an action must be a string, a chat message of the assistant or a list of Responses items, got {description}"
     )
 
 
@@ -374,9 +374,9 @@ class Batch(Space[Any]):
 
     def seed(self, seed: Any = None) -> Any:
         """Seed the sampling; return the seed."""
-        given = super().seed(seed)
+        seeds = super().seed(seed)
         self.single.seed(int(self.np_random.integers(2**31)))
-        return given
+        return seeds
 
     def contains(self, x: Any) -> bool:
         """Return whether *x* is a sequence of *size* values of the single space."""

@@ -76,8 +76,8 @@ def model(
 
 def _split_address(name: str) -> tuple[str, str | None]:
     """Split *name* into the name and the address in it; the name of a scripted policy may be a path with an `@`."""
-    found = None if name.startswith("scripted/") else re.fullmatch(r"(.*)@(https?://.*)", name)
-    return (found[1], found[2]) if found else (name, None)
+    match = None if name.startswith("scripted/") else re.fullmatch(r"(.*)@(https?://.*)", name)
+    return (match[1], match[2]) if match else (name, None)
 
 
 def _use_address(address: str, endpoint: dict[str, Any]) -> dict[str, Any]:

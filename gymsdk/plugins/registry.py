@@ -91,13 +91,13 @@ def _find_entry_points() -> tuple[list[EntryPoint], list[Entry]]:
 def _find_entry_points_individually() -> tuple[list[EntryPoint], list[Entry]]:
     points: list[EntryPoint] = []
     broken: list[Entry] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for distribution in distributions():
         metadata = _read_metadata(distribution)
         name = _normalize_name(metadata.get("Name", ""))
-        if name and name in seen:
+        if name and name in names:
             continue  # shadowed by a distribution earlier on the path
-        seen.add(name)
+        names.add(name)
         try:
             points += distribution.entry_points.select(group=ENTRY_POINT_GROUP)
         except Exception as error:  # noqa: BLE001 - a damaged file may raise any exception

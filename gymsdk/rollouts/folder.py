@@ -344,15 +344,15 @@ class RunFolder:
 
     def read_progress(self) -> RunProgress:
         """Return the progress of the run."""
-        found = RunProgress()
+        progress = RunProgress()
         for line in self.read_rollouts():
-            found.done.add(get_key(line))
-            found.scored += 1
-            found.earned += line["reward"]
+            progress.done.add(get_key(line))
+            progress.scored += 1
+            progress.earned += line["reward"]
         for line in self.read_failures():
-            found.done.add(get_key(line))
-            found.failed += 1
-        return found
+            progress.done.add(get_key(line))
+            progress.failed += 1
+        return progress
 
     def write_metrics(self, metrics: Any) -> None:
         """Write the metrics, and create the files that no rollout has created."""

@@ -78,12 +78,12 @@ def compute_pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: flo
         compute_pass_curve([rollout.reward for rollout in repeats]) for repeats in group_by_task(rollouts).values()
     ]
     longest = max(map(len, curves), default=0)
-    found = {}
+    breakdowns = {}
     for k in range(1, longest + 1):
         curves = [curve for curve in curves if len(curve) >= k]
         values = [curve[k - 1] for curve in curves]
-        found[k] = compute_interval(values, observations=sum(map(len, curves)), confidence=confidence)
-    return found
+        breakdowns[k] = compute_interval(values, observations=sum(map(len, curves)), confidence=confidence)
+    return breakdowns
 
 
 def compute_zero_variance_share(rollouts: Iterable[ScoredRollout]) -> float | None:
@@ -99,16 +99,16 @@ def build_histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
 
     Equal values outside 0 to 1 share one bin. Without values there are no bins.
     """
-    found = list(values)
-    if not found:
+    ordered = list(values)
+    if not ordered:
         return []
-    low, high = min(*found, 0.0), max(*found, 1.0)
+    low, high = min(*ordered, 0.0), max(*ordered, 1.0)
     if low < 0 or high > 1:
-        low, high = min(found), max(found)
+        low, high = min(ordered), max(ordered)
     if low == high:
-        return [Bin(low, high, len(found))]
+        return [Bin(low, high, len(ordered))]
     edges = [low + (high - low) * number / bins for number in range(bins)]
-    counts = Counter(bisect_right(edges, value) - 1 for value in found)
+    counts = Counter(bisect_right(edges, value) - 1 for value in ordered)
     return [Bin(*ends, counts[number]) for number, ends in enumerate(zip(edges, [*edges[1:], high], strict=True))]
 
 
@@ -209,7 +209,7 @@ def build_profile(
     for line in scored:
         totals.add(line)
     groups = _group_rewards(totals.rollouts)
-    found = Profile(
+    profile = Profile(
         environment=environment,
         model=model,
         tasks=len(groups),
@@ -226,7 +226,7 @@ def build_profile(
         tokens=totals.tokens / totals.calls if totals.calls else None,
         turns=totals.turns / len(totals.rollouts) if totals.rollouts else None,
     )
-    return found.model_copy(update={"verdict": summarize_profile(found)})
+    return profile.model_copy(update={"verdict": summarize_profile(profile)})
 
 
 def _group_rewards(rollouts: Iterable[ScoredRollout]) -> list[list[float]]:
@@ -248,7 +248,7 @@ def summarize_profile(profile: Profile) -> str:
     failed = sum(profile.failures.values())
     taught = 0.0 if profile.flat is None else 1 - profile.flat
     most, groups = DOMINANT_SHARE * profile.tasks, f"{profile.tasks} groups"
-    found = [
+    rows = [
         (not profile.scored, "No rollout was scored: correct the failures first."),
         (
             failed > MAX_FAILURE_SHARE * (failed + profile.scored),
@@ -263,7 +263,7 @@ def summarize_profile(profile: Profile) -> str:
         ),
     ]
     ready = f"Ready to train: {taught:.0%} of {groups} differ within themselves."
-    return next((sentence for holds, sentence in found if holds), ready)
+    return next((sentence for holds, sentence in rows if holds), ready)
 
 
 MAX_AXIS_TICKS = 16

@@ -61,13 +61,15 @@ def _get_detail(answer: HttpResponse) -> str:
 def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
     """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
-        found = _read_own(body, job) if client.is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
+        rollout = (
+            _read_own(body, job) if client.is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
+        )
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"
         ) from error
     identity = {"id": job.id, "environment": job.environment, "row": job.row, "seed": seed, "repeat": job.repeat}
-    return found.model_copy(update=identity)
+    return rollout.model_copy(update=identity)
 
 
 def _read_own(body: Row, job: Job) -> Rollout:
@@ -405,6 +407,6 @@ class RemotePlayer:
 
 def convert_to_server_error(error: Failed) -> Failed:
     """Convert the failure of a request, which names a model, to that of a server."""
-    found = convert_error(error, Failed, kind=error.kind.replace("model_", "server_", 1))
-    found.stage = "host"
-    return found
+    failure = convert_error(error, Failed, kind=error.kind.replace("model_", "server_", 1))
+    failure.stage = "host"
+    return failure

@@ -158,10 +158,10 @@ class StoredRun:
             return {}
         try:
             about = jsonl.parse_json((self._home / RUN).read_bytes())
-            found: Mapping[str, Any] = about["settings"]["environments"][environment]["settings"]
+            settings: Mapping[str, Any] = about["settings"]["environments"][environment]["settings"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return {name: value for name, value in found.items() if value != MASK}
+        return {name: value for name, value in settings.items() if value != MASK}
 
     def contains(self, path: Path) -> bool:
         """Return whether *path* is a file of the stored run."""
@@ -311,7 +311,7 @@ def _load_environment(name: str, stored: Mapping[str, Any], overrides: Mapping[s
 
 
 async def _judge_locally(environment: Environment, case: Case) -> RemoteVerdict:
-    found = await episode.verify_transcript(
+    verdict_outcome = await episode.verify_transcript(
         environment,
         case.row,
         case.response["output"],
@@ -321,7 +321,7 @@ async def _judge_locally(environment: Environment, case: Case) -> RemoteVerdict:
         opening=case.opening,
         seconds=Budget().seconds,
     )
-    return RemoteVerdict(found.reward, found.components, found.fields)
+    return RemoteVerdict(verdict_outcome.reward, verdict_outcome.components, verdict_outcome.fields)
 
 
 def build_remote_judge(servers: HeadServers) -> Judge:

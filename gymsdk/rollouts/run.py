@@ -298,11 +298,13 @@ async def _choose_player(run: Run) -> PlayerSetup:
     loaded = {} if plan.tasks else _load_environments(plan)
     # In a thread, and once for all polls of the head: a line may be long.
     wanted = await asyncio.to_thread(_list_wanted, plan)
-    found = await fetch_servers(plan.head, lambda servers: has_agents(servers, wanted))
-    found.check_environments(list(loaded))
+    head_servers = await fetch_servers(plan.head, lambda servers: has_agents(servers, wanted))
+    head_servers.check_environments(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
-    delivery = RemotePlayer(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.is_idempotent)
-    return PlayerSetup(loaded, delivery, found)
+    delivery = RemotePlayer(
+        head_servers.client, plan.seed, plan.budget, pace.attempts, seconds, once=head_servers.is_idempotent
+    )
+    return PlayerSetup(loaded, delivery, head_servers)
 
 
 def _list_wanted(plan: Plan) -> list[Wanted]:
@@ -366,8 +368,8 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
         describe_start(run.plan, cast.environments.values()),
     )
     if not run.overwrite and (strangers := folder.list_foreign_files()):
-        found = ", ".join(strangers)
-        raise BadOutput(f"{run.output} holds {found}, but no run; use --overwrite, or choose another --output")
+        names = ", ".join(strangers)
+        raise BadOutput(f"{run.output} holds {names}, but no run; use --overwrite, or choose another --output")
     if folder.is_ours and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
     if run.resume and not folder.is_begun:

@@ -106,13 +106,13 @@ def _read_checked(
     for number, line in jsonl.read_lines(path):
         where = f"{path}:{number}"
         try:
-            found = checked(jsonl.parse_row(line, where=where), where)
+            task = checked(jsonl.parse_row(line, where=where), where)
         except BadRow as error:
             if bad is None:
                 raise
             bad(error)
             continue
-        yield found
+        yield task
 
 
 def read_file_for_servers(
@@ -150,7 +150,7 @@ def read_file_for_servers(
 
 def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> list[Wanted]:
     """Return the agents and environments that the rows of a task file name, in its first `SAMPLE` lines at most."""
-    found: dict[Wanted, None] = {}
+    agents: dict[Wanted, None] = {}
     good = 0
     for number, line in islice(jsonl.read_lines(path), SAMPLE):
         try:
@@ -158,11 +158,11 @@ def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: s
         except BadRow:
             # `read_file_for_servers` reports this line.
             continue
-        found[jobs.get_agent_name(row), name] = None
+        agents[jobs.get_agent_name(row), name] = None
         good += 1
         if good == limit:
             break
-    return list(found)
+    return list(agents)
 
 
 def has_agents(served: HeadServers, wanted: Iterable[Wanted]) -> bool:
@@ -191,16 +191,16 @@ def find_index_fields(path: Path) -> frozenset[str]:
     (`inputs.jsonl`, NeMo Gym's `_materialized_inputs.jsonl`), `_ng_task_index` and `_ng_rollout_index` together differ.
     In any other file, no index identifies a row.
     """
-    found: list[tuple[object, object]] = []
+    conflicts: list[tuple[object, object]] = []
     for _, line in jsonl.read_lines(path):
         try:
             row = jsonl.parse_row(line, where=str(path))
         except BadRow:
             # The function that yields the rows reports this line.
             continue
-        found.append((row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)))
-    tasks, repeats = zip(*found, strict=True) if found else ((), ())
-    if _are_numbers(tasks) and _are_numbers(repeats) and len(set(found)) == len(found):
+        conflicts.append((row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)))
+    tasks, repeats = zip(*conflicts, strict=True) if conflicts else ((), ())
+    if _are_numbers(tasks) and _are_numbers(repeats) and len(set(conflicts)) == len(conflicts):
         return frozenset({TASK_INDEX, ROLLOUT_INDEX})
     return frozenset({TASK_INDEX}) if _are_numbers(tasks) and len(set(tasks)) == len(tasks) else frozenset()
 
@@ -290,13 +290,13 @@ def check_file(path: Path, environment_of: Known, *, only: str | None = None) ->
     Raises:
         BadRow: The file cannot be read.
     """
-    found = FileCheck()
+    check = FileCheck()
     for number, line in jsonl.read_lines(path):
         try:
-            found.good[_check_line(line, environment_of, only)] += 1
+            check.good[_check_line(line, environment_of, only)] += 1
         except BadRow as error:
-            found.bad.append((number, str(error).removeprefix("line: ")))
-    return found
+            check.bad.append((number, str(error).removeprefix("line: ")))
+    return check
 
 
 def _check_line(line: bytes, environment_of: Known, only: str | None) -> str:

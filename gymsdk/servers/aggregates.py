@@ -97,11 +97,11 @@ def _is_counted(row: Row) -> bool:
 
 def _number_repeats(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the rows with task and repeat indices; a missing repeat index continues the task's count."""
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for row in rows:
         task = _read_index(row, TASK_INDEX, 0)
-        yield {**row, TASK_INDEX: task, ROLLOUT_INDEX: _read_index(row, ROLLOUT_INDEX, seen[task])}
-        seen[task] += 1
+        yield {**row, TASK_INDEX: task, ROLLOUT_INDEX: _read_index(row, ROLLOUT_INDEX, counts[task])}
+        counts[task] += 1
 
 
 def _read_index(row: Row, name: str, default: int) -> int:

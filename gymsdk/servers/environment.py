@@ -174,8 +174,8 @@ class EpisodeReply:
         captured model calls.
         """
         kept = {key: value for key, value in line.items() if not (key.startswith("_ng_") or key in OBSERVATION_FIELDS)}
-        if seen := build_observations(rollout, rollout_id=self.request.episode_id.key):
-            kept["ng_agent_observations"] = seen
+        if observations := build_observations(rollout, rollout_id=self.request.episode_id.key):
+            kept["ng_agent_observations"] = observations
         return self._named("result", kept)
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:

@@ -53,8 +53,8 @@ def build_chat_prompt(body: Item) -> Prompt:
 
 def build_request_prompt(request: Item) -> Prompt:
     """Return the prompt of a Responses *request*."""
-    given = request.get("input") or []
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    input_items = request.get("input") or []
+    items = [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
     instructions = request.get("instructions")
     lead = [{"role": "system", "content": instructions}] if instructions else []
     return Prompt([*lead, *_iter_messages(items)], [_build_tool(tool) for tool in request.get("tools") or []])

@@ -22,12 +22,12 @@ def draw_latency(latency: float | str, rng: random.Random) -> float:
 
 @lru_cache(maxsize=64)
 def _parse_distribution(latency: str) -> Draw:
-    kind, *given = latency.split(":")
+    kind, *parameters = latency.split(":")
     if kind == "exp":
-        [mean] = _parse_numbers(latency, given, 1)
+        [mean] = _parse_numbers(latency, parameters, 1)
         return lambda rng: rng.expovariate(1) * mean
     if kind == "lognormal":
-        median, sigma = _parse_numbers(latency, given, 2)
+        median, sigma = _parse_numbers(latency, parameters, 2)
         return lambda rng: rng.lognormvariate(0, sigma) * median
     least, dash, most = latency.partition("-")
     if least and dash and not least.lower().endswith("e"):
@@ -41,14 +41,14 @@ def _parse_distribution(latency: str) -> Draw:
 
 def _parse_numbers(latency: str, given: list[str], wanted: int) -> list[float]:
     try:
-        found = [float(each) for each in given]
+        seconds = [float(each) for each in given]
     except ValueError:
-        found = []
-    if len(found) != wanted or not all(math.isfinite(each) and each >= 0 for each in found):
+        seconds = []
+    if len(seconds) != wanted or not all(math.isfinite(each) and each >= 0 for each in seconds):
         raise ValueError(
             f"{latency!r} is no latency; write seconds as 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA"
         )
-    return found
+    return seconds
 
 
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]

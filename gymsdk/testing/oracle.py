@@ -66,11 +66,11 @@ def read_tasks_file(environments: Environments, path: Path) -> list[Sourced]:
     def log_skipped(error: BadRow) -> None:
         log.warning("skipped: %s", error)
 
-    found = read_file(environments, path, limit=None, bad=log_skipped)
-    first = list(islice(found, 1))
+    rows = read_file(environments, path, limit=None, bad=log_skipped)
+    first = list(islice(rows, 1))
     if not first:
         raise BadRow(f"{path} holds no valid row for {' or '.join(environments)}; name another file with --tasks")
-    return [chain(first, found)]
+    return [chain(first, rows)]
 
 
 class _SeededRow(NamedTuple):
@@ -184,13 +184,13 @@ class Recorder:
     async def _record(self, place: _SeededRow) -> Recording | None:
         name = place.environment
         try:
-            found = await record_episode(self._environments[name], self._model, place.row, seed=place.seed)
+            recording = await record_episode(self._environments[name], self._model, place.row, seed=place.seed)
         except GymsdkError as error:
             self._trouble = f"{name}: {error}"
             return None
         self._read[name] += 1
-        self._tools.add(found.tools)
-        return found
+        self._tools.add(recording.tools)
+        return recording
 
 
 async def record_episode(environment: Environment, model: Model, row: Row, *, seed: int) -> Recording:
@@ -316,8 +316,8 @@ class Oracle(ScriptedModel):
         ends, conversation = clock() + self._wait, recordings.Conversation(request)
         while True:
             marks = conversation.find_digests(self._recorder.found)
-            if marks is not None and (found := self._recorder.found.find_next_turn(marks)) is not None:
-                return found[0], marks
+            if marks is not None and (recorded_turn := self._recorder.found.find_next_turn(marks)) is not None:
+                return recorded_turn[0], marks
             if self._recorder.offers_other_tools(request):
                 raise self._build_other_tools_error(request)
             if self._recorder.is_complete:

@@ -166,8 +166,8 @@ def _find_call(text: str, tag: re.Match[str]) -> Segment:
 
 
 def _skip_white_space(text: str, start: int) -> int:
-    found = _WHITE_SPACE.match(text, start)
-    return found.end() if found else start
+    white_space = _WHITE_SPACE.match(text, start)
+    return white_space.end() if white_space else start
 
 
 class ParsedObject(NamedTuple):
