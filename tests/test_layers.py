@@ -34,7 +34,7 @@ An entry names a package with everything in it, unless a longer entry names the 
 
 THIRD_PARTIES = {
     "aiohttp": {"http", "models", "servers", "testing"},
-    "cloudpickle": {"workers.calls"},
+    "cloudpickle": {"workers.processes"},
     "cookiecutter": {"cli.new"},
     "fastapi": {"servers", "observability", "testing"},
     "gymnasium": {"gym"},

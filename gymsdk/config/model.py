@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -176,11 +176,6 @@ class Limits(FrozenModel):
     header: int = Field(128 * 2**10, ge=1024)
     headers: int = Field(256, ge=16)
     connections: int = Field(20_000, ge=1)
-
-    def exceeds_header_limits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Return whether the headers are too many or too long."""
-        # The HTTP parser only bounds headers that arrive in several pieces.
-        return len(headers) > self.headers or sum(len(name) + len(value) for name, value in headers) > self.header
 
 
 class Times(FrozenModel):

@@ -19,13 +19,7 @@ from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerCo
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.deploy.plan import (
-    RESOURCES_REF,
-    find_socket,
-    get_agent_name,
-    get_environment_server_name,
-    get_head_host,
-)
+from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name, get_head_host
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, format_suggestion

@@ -19,6 +19,7 @@ from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS, ListeningSocket, install_exhaustion_handler
+from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
 from gymsdk.http.client import NOT_STARTED_HEADER
@@ -363,7 +364,7 @@ class Listener:
             return
         # Read the path now: middleware may strip prefixes from it.
         path = scope["path"].removeprefix(self._path)
-        if self._security.limits.exceeds_header_limits(scope["headers"]):
+        if _exceeds_header_limits(self._security.limits, scope["headers"]):
             await self._reject(path, HEADERS_TOO_LARGE_ERROR, scope, receive, send)
             return
         scope[BODY_LIMIT_KEY], scope[BODY_BUDGET_KEY] = self._security.limits.body, self._security.limits.bodies
@@ -391,6 +392,11 @@ class Listener:
     async def _reject(self, path: str, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         routing.record_rejection(scope, error.status)
         await _build_rejection(path, error)(scope, receive, send)
+
+
+def _exceeds_header_limits(limits: Limits, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    # The HTTP parser only bounds headers that arrive in several pieces.
+    return len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header
 
 
 def _build_rejection(path: str, error: ApiError, *, retry_after: int | None = None) -> Response:
