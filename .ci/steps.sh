@@ -111,6 +111,25 @@ in_folder() {
   (cd "$1" && shift && "$@")
 }
 
+# pythons: prints the path of an interpreter for each other minor version, including those of pyenv.
+pythons() {
+  local own minor found
+  own=$(python3 -c 'import sys; print(sys.version_info.minor)')
+  for minor in 11 12 13 14; do
+    [ "$minor" = "$own" ] && continue
+    for found in "$(command -v "python3.$minor")" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3."$minor".*/bin/python; do
+      [ -n "$found" ] && "$found" -c 'import venv, ensurepip' 2>/dev/null && echo "$found" && break
+    done
+  done
+}
+
+# newest_python: prints the path of the interpreter of the newest version, including those of pyenv.
+newest_python() {
+  { command -v python3 && pythons; } | while read -r each; do
+    "$each" -c 'import sys; print(sys.version_info.minor, sys.executable)'
+  done | sort -n | tail -n 1 | cut -d' ' -f2
+}
+
 # wheels PYTHON FOLDER: builds the five wheels.
 wheels() {
   local project
