@@ -368,11 +368,11 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
     if not run.overwrite and (strangers := folder.list_foreign_files()):
         found = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {found}, but no run; use --overwrite, or choose another --output")
-    if folder.is_ours and not (run.resume or run.overwrite):
+    if folder.holds_run and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
-    if run.resume and not folder.is_begun:
+    if run.resume and not folder.can_resume:
         watch.log(f"{run.output} holds no run to resume; starting a new one")
-    if not (run.resume and folder.is_begun):
+    if not (run.resume and folder.can_resume):
         folder.start(settings=settings, about={**about, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
     if changed := list_differences(folder.read_settings(), settings):
