@@ -41,7 +41,7 @@ from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_s
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
 from gymsdk.rollouts.summary import MetricsSource, build_summaries
 from gymsdk.rollouts.tasks import (
-    Sourced,
+    NamedRows,
     UnknownAgent,
     check_one_source,
     describe_shortages,
@@ -415,7 +415,7 @@ def _build_inputs(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Iterator
         watch.log(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
 
 
-def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Sourced:
+def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> NamedRows:
     if plan.tasks is None:
         return read_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or DEFAULT_TASKS)
 
