@@ -130,7 +130,7 @@ def _parse_ids_as_text(logprobs: list[Item]) -> list[int] | None:
     """Return the ids that *logprobs* has in place of texts, `None` if it has texts."""
     if not _has_ids_as_text(logprobs):
         return None
-    # Parsing all ids as one JSON list is much faster than parsing each.
+    # Parsing all ids as one JSON list is much faster than parsing each id separately.
     joined = "".join(map(itemgetter("token"), logprobs))
     try:
         ids: list[int] = orjson.loads(f"[{joined[len(TOKEN_ID_PREFIX) :].replace(TOKEN_ID_PREFIX, ',')}]")

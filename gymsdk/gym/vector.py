@@ -150,8 +150,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         """Open an episode in each slot.
 
         Args:
-            seed: The seed of the first slot, which increases by one for each further slot, or a list with one seed per
-                slot.
+            seed: An integer, to which each slot adds its index, or a list with one seed per slot.
             options: The options of `Env`, for all slots. `task` may be a list with one task per slot; the boolean array
                 `reset_mask` selects the slots to reset, and the others return their last observation again.
 

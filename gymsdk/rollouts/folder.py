@@ -31,7 +31,7 @@ ATTEMPT_INDEX = "_ng_attempt_index"
 """The key of NeMo Gym's index of the attempt."""
 
 RESUMABLE_KINDS = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
-"""Failure kinds, other than failures of the model, whose cause may no longer exist when the run is resumed."""
+"""Failure kinds outside the model whose cause may no longer exist when the run is resumed."""
 
 WORKER_FAILURE_KINDS = frozenset({"worker_killed", "worker_timeout", "worker_start"})
 """Failure kinds that the answer may cause in `verify`. Further attempts would select answers by their reward."""
@@ -266,7 +266,7 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Whether the folder holds a run, or what an interrupted removal left of a run."""
+        """Whether the folder holds a run, or the remaining files of a run after an interrupted removal."""
         return self.run.exists() or self._discarded.exists()
 
     @property

@@ -86,7 +86,7 @@ def _resolve_split(plan: Plan, environment: Environment) -> str | None:
 def _describe_environment(environment: Environment, settings: Mapping[str, Any]) -> Row:
     """Return the version, the code's digest and all settings of an environment, with secrets masked.
 
-    The *settings* are those that the user has set; the result contains the defaults too.
+    The user has set only *settings*; the result also contains the defaults.
     """
     fields = type(environment.config).model_fields
     model_keys = {key for key, field in fields.items() if is_model_field(field)}
@@ -167,7 +167,7 @@ OPTIONS = {
     ("servers", "model"): "the model of the servers",
     ("servers", "gymsdk"): "the servers' version of gymsdk",
 }
-"""How messages name the settings whose option has another name."""
+"""The names in messages of the settings whose option has a different name."""
 
 
 def _describe_difference(path: tuple[str, ...], before: object, now: object) -> str:

@@ -177,7 +177,7 @@ def _summarize_repeats(scored: Sequence[ScoredRollout], agent: str) -> list[Item
     for each in scored:
         repeats[each.repeat].append(each)
     tasks = len({each.task for each in scored})
-    if len(repeats) < 2:  # noqa: PLR2004
+    if len(repeats) <= 1:
         return []
     return [_summarize_repeat(index, repeats[index], tasks, agent) for index in sorted(repeats)]
 

@@ -28,7 +28,7 @@ RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
 
 LEFT_SESSION_SECONDS = 600.0
-"""Seconds after its last use when a session closes whose client has left without a request for a verdict."""
+"""Seconds from the last use to the close of a session that its client left without a request for a verdict."""
 
 CLOSE_GRACE_SECONDS = 1.0
 """Seconds that a sweep waits for the sessions that it closes; slower sessions close in the background."""
@@ -221,8 +221,8 @@ async def _close_episode(session: Session) -> None:
 
 
 OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."
-NO_CALL_SEEN_MESSAGE = "None of the response's tool calls was sent to the cookie's session."
-CALLS_UNSEEN_MESSAGE = (
+NO_CALL_RECEIVED_MESSAGE = "None of the response's tool calls was sent to the cookie's session."
+CALLS_NOT_RECEIVED_MESSAGE = (
     "Some of the response's tool calls were not sent to the cookie's session; the first is a call of {name!r}."
 )
 ABANDONED_MESSAGE = (
@@ -267,16 +267,16 @@ class Match:
 def find_session(
     candidates: Sequence[Session], request: RowRequest, items: Sequence[Item], environment: Environment
 ) -> Match:
-    """Find the session in which `items`, the response to a row, were played.
+    """Find the session in which the policy played a response.
 
     Args:
-        candidates: The sessions of one cookie in the order in which they were opened; the last is the current one.
+        candidates: The sessions of one cookie in the order in which they were opened; the last is the newest.
         request: The row.
         items: The output of the response.
         environment: The environment of the sessions.
 
     Raises:
-        BadRow: The row does not fit the environment.
+        BadRow: The row is invalid for the environment.
     """
     newest = candidates[-1]
     row_sessions, difference = _find_sessions_of_row(candidates, request, environment)
@@ -285,21 +285,21 @@ def find_session(
     calls = ResponseCalls.from_items(items, row_sessions[-1], environment)
     if newest in row_sessions and calls.is_complete_in(newest):
         return Match(newest)
-    with_calls = [session for session in row_sessions if calls.has_seen_any([session])]
+    with_calls = [session for session in row_sessions if calls.has_received_any([session])]
     # A call of an unknown tool may have opened a newer session, which received the later calls.
     searched = candidates[candidates.index(with_calls[0]) :] if with_calls and calls.others else row_sessions
-    unseen = calls.find_unseen(searched)
-    if unseen or not with_calls:
-        name = unseen[0].name if unseen else ""
-        return Match(None, CALLS_UNSEEN_MESSAGE.format(name=name) if with_calls else NO_CALL_SEEN_MESSAGE)
-    complete = [session for session in with_calls if not calls.find_unseen([session])]
-    # The policy may have opened the newer session with a tool call; a policy must not choose where it is judged.
+    not_received = calls.find_not_received(searched)
+    if not_received or not with_calls:
+        name = not_received[0].name if not_received else ""
+        return Match(None, CALLS_NOT_RECEIVED_MESSAGE.format(name=name) if with_calls else NO_CALL_RECEIVED_MESSAGE)
+    complete = [session for session in with_calls if not calls.find_not_received([session])]
+    # The policy may have opened the newer session with a tool call, to be judged in another session.
     chosen = complete[-1] if complete and not calls.others else with_calls[0]
     return Match(chosen, None if chosen is newest else ABANDONED_MESSAGE)
 
 
 def is_judged(session: Session) -> bool:
-    """Return whether the session was judged."""
+    """Return whether `/verify` judged the session, or the runner has a result."""
     return "judged" in session.extras or session.runner.result is not None
 
 
@@ -338,14 +338,14 @@ class ResponseCalls:
     def is_complete_in(self, session: Session) -> bool:
         """Return whether `session` received every call, including calls of unknown tools."""
         missing, _ = _pair_calls(self.others, session.calls, lambda call: call.name)
-        return not missing and not self.find_unseen([session])
+        return not missing and not self.find_not_received([session])
 
-    def has_seen_any(self, sessions: Iterable[Session]) -> bool:
+    def has_received_any(self, sessions: Iterable[Session]) -> bool:
         """Return whether one of `sessions` received an offered call, or agents would send none of the offered calls."""
         missing = self._find_missing(sessions)
         return len(missing) < len(self.offered) or not self._keep_sendable(missing)
 
-    def find_unseen(self, sessions: Iterable[Session]) -> list[ToolCall]:
+    def find_not_received(self, sessions: Iterable[Session]) -> list[ToolCall]:
         """Return the offered calls that `sessions` did not receive, except those that agents do not send."""
         return self._keep_sendable(self._find_missing(sessions))
 

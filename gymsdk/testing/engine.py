@@ -30,16 +30,16 @@ class Prompt:
     messages: list[Item]
     tools: list[Item]
 
-    def turn(self) -> int:
+    def count_turns(self) -> int:
         """Return the number of the policy's turns in the prompt."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
-    def size(self) -> int:
+    def count_tokens(self) -> int:
         """Return the number of tokens."""
         pieces = chatml.render_pieces(self.messages, tools=self.tools, add_generation_prompt=True)
         return sum(1 if isinstance(piece, SpecialToken) else count_tokens(piece) for piece in pieces)
 
-    def ids(self, *, add_generation_prompt: bool = True) -> list[int]:
+    def get_token_ids(self, *, add_generation_prompt: bool = True) -> list[int]:
         """Return the token IDs; with a generation prompt, the policy's turn begins after them."""
         return BYTES.apply_chat_template(self.messages, tools=self.tools, add_generation_prompt=add_generation_prompt)
 
@@ -127,7 +127,7 @@ class Generation:
     is_complete: bool = True
     size: int = 0
 
-    def ids(self) -> list[int]:
+    def get_token_ids(self) -> list[int]:
         """Return the token IDs; the IDs of a complete turn end with the end-of-turn token."""
         text_ids = BYTES.encode(self.text)
         return [*text_ids, BYTES.eos_token_id] if self.is_complete else text_ids[: self.size]
@@ -298,7 +298,7 @@ class Engine:
         thoughts = api is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
         output = self._apply_limits(response["output"], request, fate)
         generation = build_generation(
-            output, turn=prompt.turn(), max_tokens=max_tokens, thoughts=thoughts, parsed=not self.faults.unparsed
+            output, turn=prompt.count_turns(), max_tokens=max_tokens, thoughts=thoughts, parsed=not self.faults.unparsed
         )
         return self._build_answer(
             api, options, request, response | {"model": self.name}, prompt, generation, prompt_size
@@ -335,9 +335,9 @@ class Engine:
 
     def _with_tokens(self, answer: Item, body: Item, prompt: Prompt, generation: Generation) -> Item:
         """Add the requested tokens and log-probabilities to a chat response."""
-        choice, ids = answer["choices"][0], generation.ids()
+        choice, ids = answer["choices"][0], generation.get_token_ids()
         if body.get("return_token_ids"):
-            answer["prompt_token_ids"], choice["token_ids"] = prompt.ids(), ids
+            answer["prompt_token_ids"], choice["token_ids"] = prompt.get_token_ids(), ids
         if body.get("logprobs"):
             as_ids, top = bool(body.get("return_tokens_as_token_ids")), bool(body.get("top_logprobs"))
             choice["logprobs"] = {"content": build_chat_logprobs(ids, as_ids=as_ids, top=top)}
@@ -386,7 +386,7 @@ def build_prompt(api: InboundApi, body: Item, request: Item) -> tuple[Prompt, in
     """
     try:
         prompt = build_chat_prompt(body) if api is chat_inbound.CHAT_API else build_request_prompt(request)
-        return prompt, prompt.size()
+        return prompt, prompt.count_tokens()
     except (UsageError, LookupError, TypeError, AttributeError) as error:
         raise BadRequest(f"the conversation cannot be rendered for the policy: {error}") from error
 
@@ -405,9 +405,9 @@ def _wants_ids(body: Item) -> bool:
 
 
 def _build_token_fields(prompt: Prompt, generation: Generation) -> Item:
-    ids = generation.ids()
+    ids = generation.get_token_ids()
     logprobs = [compute_logprob(token, position) for position, token in enumerate(ids)]
-    return dict(zip(responses.TOKEN_FIELDS, (prompt.ids(), ids, logprobs), strict=True))
+    return dict(zip(responses.TOKEN_FIELDS, (prompt.get_token_ids(), ids, logprobs), strict=True))
 
 
 STORED_REFERENCES = ("previous_response_id", "conversation", "prompt")

@@ -135,7 +135,7 @@ def split_segments(text: str) -> Iterator[Segment]:
         elif tag[0] == TOOL_CALL_START:
             segment = _find_call(text, tag)
         else:
-            # Text that starts with reasoning has no opening tag if the prompt ends with this tag.
+            # Text that starts with reasoning has no opening tag if the prompt ends with the opening tag.
             opened_by_prompt = tag[0] == THINK_END and segment_start == 0
             segment = Segment("reasoning", text, 0, tag.end(), text[: tag.start()]) if opened_by_prompt else None
         position = segment.end if segment else tag.end()
