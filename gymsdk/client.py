@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 from pydantic import SecretStr
 
@@ -21,7 +21,7 @@ from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
 
 RETRYABLE_PATHS = frozenset({"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/completions"})
-"""The paths to which a POST may be repeated, because the second has no further effect."""
+"""The paths to which a POST may be repeated, because a repeated request has no further effect."""
 
 VERSION_KEY = "gymsdk_version"
 """The key of the gymsdk version in the configuration of gymsdk's servers."""
@@ -30,7 +30,7 @@ SETTLE_SECONDS = 30.0
 """The longest time to wait for servers to register with a head that has just started."""
 
 POLL_SECONDS = 0.25
-"""The time between two requests to such a head."""
+"""The time between two requests for the configuration while servers register."""
 
 MISSING_STATUSES = frozenset({404, 405})
 """The statuses of an endpoint that does not exist."""
@@ -41,7 +41,7 @@ NON_VERDICT_FIELDS = ROLLOUT_FIELDS | UNMASKED_FIELDS.keys() | {"reward", "compo
 """The fields of a verified row that belong neither to the row nor to the verdict."""
 
 STAMP_PREFIXES = ("_ng_", "ng_")
-"""The prefixes of fields that NeMo Gym's collector and captures add."""
+"""The prefixes of the fields that NeMo Gym adds to a row during a run."""
 
 
 class UnknownServer(Failed):
@@ -56,8 +56,8 @@ class ServerClient:
 
     Args:
         head: The URL of the head.
-        seconds: Seconds for each request and its retries.
-        retry: How to retry. A POST that could act twice is not repeated.
+        seconds: The time limit of a request with its retries, in seconds.
+        retry: How to retry. A POST that may have had an effect is not repeated.
         token: The bearer token of every request; by default the token in the file that GYMSDK_TOKEN_FILE names.
     """
 
@@ -132,8 +132,8 @@ class ServerClient:
         """Get *url_path* of a server; arguments and errors as in `post`."""
 
         def send(url: str) -> Awaitable[HttpResponse]:
-            sent_headers = self._build_headers(url, headers, cookies)
-            return http.get(url + url_path, headers=sent_headers, timeout=self._seconds, retry=self._retry)
+            all_headers = self._build_headers(url, headers, cookies)
+            return http.get(url + url_path, headers=all_headers, timeout=self._seconds, retry=self._retry)
 
         return await self._send_to_server(server_name, send, repeatable=True)
 
@@ -167,7 +167,7 @@ class ServerClient:
     async def wait_for_config(self, is_complete: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the head's configuration once it is complete, or once no further server is expected.
 
-        A head that has just started does not know the servers that ran before it.
+        After a restart, a head does not know the running servers until they register again.
 
         Args:
             is_complete: Whether a configuration contains everything that the caller needs.
@@ -204,9 +204,9 @@ class ServerClient:
                 raise
             self.forget(server_name, url)
             may_repeat = repeatable or isinstance(error, http.NotSent)
-            if not may_repeat or (moved := await self.url(server_name)) == url:
+            if not may_repeat or (new_url := await self.url(server_name)) == url:
                 raise
-        return await send(moved)
+        return await send(new_url)
 
     async def _look_up(self, server_name: str) -> dict[str, str]:
         """Return all servers of the head; simultaneous callers that look for the same server share one lookup."""
@@ -223,7 +223,7 @@ class ServerClient:
         return await asyncio.shield(lookup)
 
     async def _is_settled(self) -> bool:
-        """Return whether all servers had time to register with the head; a head of NeMo Gym does not say."""
+        """Return whether all servers had time to register with the head; `True` for a head that does not report it."""
         response = await self._get_from_head("/nodes")
         if response.status in MISSING_STATUSES:
             return True
@@ -231,7 +231,7 @@ class ServerClient:
         return not (isinstance(value, dict) and value.get("settled") is False)
 
     async def _get_from_head(self, path: str) -> HttpResponse:
-        """Get *path* of the head; raises `Failed` if there is no response or the token is wrong."""
+        """Return the head's response at *path*; raises `Failed` if there is none, or if the head rejects the token."""
         response = await http.get(self.head + path, headers=self.headers, timeout=self._seconds, retry=self._retry)
         if response.status == credentials.UNAUTHORIZED:
             raise credentials.build_unauthorized_error(response.host, had_token=bool(self.headers))
@@ -239,6 +239,7 @@ class ServerClient:
 
 
 def _check_head_answer(response: HttpResponse) -> HttpResponse:
+    """Return *response*; raises `Failed` if its status is an error."""
     if not response.ok:
         message = f"{response.host} answered {response.status}; check that it is a head server"
         raise Failed(message, kind="head_error", retryable=True)
@@ -273,9 +274,6 @@ def _iter_server_urls(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     host = get_reachable_host(str(server["host"]))
                     scheme = "https" if server.get("scheme") == "https" else "http"
                     yield str(name), f"{scheme}://{f'[{host}]' if ':' in host else host}:{server['port']}"
-
-
-# Answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,14 +339,14 @@ def build_failure(response: HttpResponse, stage: str) -> EpisodeError:
 
 
 def build_bad_answer_error(message: str, stage: str) -> Failed:
-    """Return the failure for an answer that cannot be interpreted."""
+    """Return the failure at *stage* for an answer that violates the protocol."""
     return Failed(message, kind="bad_answer", stage=stage)
 
 
 def is_gymsdk_result(body: Row) -> bool:
-    """Return whether gymsdk verified *body*; a field `gymsdk` alone may have been part of the request."""
-    stamp = body.get("gymsdk")
-    return isinstance(stamp, dict) and isinstance(stamp.get("verdict"), list) and "outcome" in stamp
+    """Return whether gymsdk verified the row *body*; a `gymsdk` field without a verdict comes from the request."""
+    host_fields = body.get("gymsdk")
+    return isinstance(host_fields, dict) and isinstance(host_fields.get("verdict"), list) and "outcome" in host_fields
 
 
 def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
@@ -358,14 +356,14 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
         Unscorable: The answer says that its reward does not count.
         Failed: The reward or its components are invalid.
     """
-    if (masked := _parse_masked_reward(body)) is not None:
-        raise masked
+    if (unscorable := _parse_masked_reward(body)) is not None:
+        raise unscorable
     reward: object = body.get("reward")
     components = body.get("reward_components") or {}
-    if not _is_number(reward):
+    if not is_finite_number(reward):
         excerpt = str(reward)[:MAX_EXCERPT_CHARS]
         raise build_bad_answer_error(f"the server's verdict has no numeric reward: {excerpt}", "verify")
-    if not isinstance(components, dict) or not all(map(_is_number, components.values())):
+    if not isinstance(components, dict) or not all(map(is_finite_number, components.values())):
         excerpt = str(components)[:MAX_EXCERPT_CHARS]
         message = f"the server's `reward_components` must be an object of numbers, got {excerpt}"
         raise build_bad_answer_error(message, "verify")
@@ -373,8 +371,8 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
 
 
 def _parse_masked_reward(body: Row) -> Unscorable | None:
-    """Return why the reward in *body* does not count, or `None` if it counts."""
-    # If gymsdk scored the row, a field of one of these names is the environment's own.
+    """Return the error that says why the reward in *body* does not count, or `None` if it counts."""
+    # If gymsdk scored the row, fields with the names below belong to the environment.
     if is_gymsdk_result(body) and body["gymsdk"]["outcome"] == "scored":
         return None
     if not (body.get("mask_sample") is True or body.get("_ng_failure_class") or body.get("verification_skipped")):
@@ -390,8 +388,8 @@ def _parse_masked_reward(body: Row) -> Unscorable | None:
 def _get_verdict_fields(body: Row, row: Row) -> Item:
     """Return the verdict's own fields.
 
-    gymsdk lists their names. Of another server's answer they are the fields that the row does not contain with the same
-    value and that have no reserved name.
+    An answer of gymsdk lists their names. In an answer of another server, the verdict's fields are those that have no
+    reserved name and that the row does not contain with the same value.
     """
     if is_gymsdk_result(body):
         return {name: body[name] for name in body["gymsdk"]["verdict"] if name in body}
@@ -402,7 +400,3 @@ def _get_verdict_fields(body: Row, row: Row) -> Item:
         and not name.startswith(STAMP_PREFIXES)
         and (name not in row or row[name] != value)
     }
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return is_finite_number(value)

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from gymsdk.errors import Failed, UsageError
 
 TOKEN_FILE_VARIABLE = "GYMSDK_TOKEN_FILE"  # noqa: S105 - the name of a variable
-"""The environment variable that names the token file, for servers and clients."""
+"""The environment variable with the path of the token file, for servers and clients."""
 
 AUTHORIZATION_HEADER = "authorization"
 
@@ -33,12 +33,9 @@ MAX_MESSAGE_CHARS = 500
 """The maximum length of a redacted failure message."""
 
 MIN_DISTINCTIVE_CHARS = 8
-"""The length from which a secret is redacted even inside a word; a shorter one may be part of an ordinary word."""
+"""The minimum length of a secret that is redacted inside words; a shorter secret may be part of an ordinary word."""
 
 log = logging.getLogger("gymsdk")
-
-
-# Tokens
 
 
 def read_token(file: Path | str) -> SecretStr:
@@ -51,14 +48,14 @@ def read_token(file: Path | str) -> SecretStr:
         UsageError: The file cannot be read, or the token is too short, too long or not plain ASCII.
     """
     try:
-        with Path(file).open("rb") as opened:
-            if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        with Path(file).open("rb") as token_file:
+            if os.fstat(token_file.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
                 log.warning("%s holds a token that other users can read; run: chmod 600 %s", file, file)
-            content = opened.read(4 * MAX_TOKEN_CHARS)
+            content = token_file.read(4 * MAX_TOKEN_CHARS)
     except OSError as error:
         raise UsageError(f"the token file {file} cannot be read ({error.strerror or error}); {TOKEN_HINT}") from None
     token = content.decode("ascii", "replace").strip()
-    # No message contains the token.
+    # These messages must not contain the token.
     if len(token) < MIN_TOKEN_CHARS:
         raise UsageError(
             f"the token in {file} has {len(token)} characters and needs at least {MIN_TOKEN_CHARS}; {TOKEN_HINT}"
@@ -92,7 +89,7 @@ def _read_token_once(file: str) -> SecretStr:
 
 
 def build_auth_headers(token: SecretStr | None) -> dict[str, SecretStr]:
-    """Return the headers that authenticate a request with *token*; none without a token."""
+    """Return the headers that authenticate a request with *token*; an empty dict without a token."""
     value = token.get_secret_value() if token is not None else ""
     return {AUTHORIZATION_HEADER: SecretStr(f"Bearer {value}")} if value else {}
 
@@ -112,7 +109,7 @@ def check_head_url(url: str) -> str:
     """Return the *url* of a head server without a trailing slash.
 
     Raises:
-        UsageError: It is not a URL, or contains credentials.
+        UsageError: The text is not a URL, or contains credentials.
     """
     without_credentials = url.rpartition("@")[2]
     if without_credentials != url:
@@ -127,18 +124,15 @@ def check_head_url(url: str) -> str:
 
 
 def build_unauthorized_error(host: str, *, had_token: bool) -> Failed:
-    """Return the failure for a server that rejected the request's token, or requires one."""
+    """Return the failure for a server that rejected a request because of a wrong or missing token."""
     advice = f"set {TOKEN_FILE_VARIABLE} to the file that holds it"
     problem = "takes another token" if had_token else "requires a token"
     return Failed(f"{host} {problem}; {advice}", kind="server_unauthorized", stage="host")
 
 
-# Redaction
-
-
 @contextmanager
 def redact_failures(*secrets: SecretStr | None) -> Iterator[None]:
-    """Redact *secrets* in the message of a `Failed` raised inside the block, and truncate the message afterwards."""
+    """Redact *secrets* in the message of a `Failed` raised inside the block, then truncate the message."""
     try:
         yield
     except Failed as error:
@@ -155,9 +149,9 @@ def redact(text: str, secrets: Iterable[SecretStr]) -> str:
     for secret in filter(None, (each.get_secret_value().strip() for each in secrets)):
         for form in {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("/", r"\/"), secret}:
             is_distinctive = len(secret) >= MIN_DISTINCTIVE_CHARS
-            text = text.replace(form, "***") if is_distinctive else _redact_word(text, form)
+            text = text.replace(form, "***") if is_distinctive else _redact_whole_word(text, form)
     return text
 
 
-def _redact_word(text: str, word: str) -> str:
+def _redact_whole_word(text: str, word: str) -> str:
     return re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)

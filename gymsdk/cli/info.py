@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from gymsdk.types import Item
 
 MAX_TEXT_CHARS = 600
-"""How many characters of a message are shown."""
+"""The maximum number of characters of a message in the output."""
 
 
 def info(
     name: Annotated[str, typer.Argument(help="Name the environment, as `gymsdk list` shows it.")],
     *,
-    settings: options.Settings = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies the list
     json: options.Json = False,
 ) -> None:
     """Describe an environment: splits, fields, settings and tools.
 
-    The last part of the output is the first task of the first split.
+    The last part of the output is the first task of the default split.
 
     Examples:
         gymsdk info math
@@ -57,6 +57,7 @@ def _describe_environment(name: str, environment: Environment) -> dict[str, Any]
 
 
 def _read_first_task(environment: Environment) -> list[Item]:
+    """Return the prompt of the first task of the default split; empty if the environment has no splits."""
     from gymsdk.rollouts.tasks import read_splits
 
     if not environment.splits:
@@ -65,7 +66,7 @@ def _read_first_task(environment: Environment) -> list[Item]:
     return [item for _, row in rows for item in environment.read(row).input]
 
 
-def _describe_fields(kind: type[BaseModel]) -> list[dict[str, Any]]:
+def _describe_fields(model: type[BaseModel]) -> list[dict[str, Any]]:
     from pydantic_core import to_jsonable_python
 
     return [
@@ -78,7 +79,7 @@ def _describe_fields(kind: type[BaseModel]) -> list[dict[str, Any]]:
             else to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr),
             "description": field.description,
         }
-        for name, field in kind.model_fields.items()
+        for name, field in model.model_fields.items()
     ]
 
 
@@ -87,21 +88,22 @@ def _format_type(annotation: Any) -> str:
     from types import NoneType, UnionType
     from typing import Annotated, Literal, Union, get_args, get_origin
 
-    origin, inner = get_origin(annotation), get_args(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " | ".join(map(repr, inner))
+        return " | ".join(map(repr, arguments))
     if origin is Annotated:
-        return _format_type(inner[0])
+        return _format_type(arguments[0])
     if origin in {Union, UnionType}:
-        return " | ".join(map(_format_type, inner))
+        return " | ".join(map(_format_type, arguments))
     if origin is not None:
-        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(_format_type, inner))}]"
+        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(_format_type, arguments))}]"
     if annotation is NoneType or annotation is ...:
         return "None" if annotation is NoneType else "..."
     return str(getattr(annotation, "__name__", annotation))
 
 
 def _format_lines(description: dict[str, Any]) -> Iterable[str]:
+    """Yield the lines for a person to read."""
     yield f"{description['name']} ({description['package']})"
     if description["about"]:
         yield description["about"]

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from gymsdk import credentials, jsonl, responses
 from gymsdk.errors import UsageError, format_suggestion
 
-CHOICE_ERROR = re.compile(r"(?P<given>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
+CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
 
 START = (
     ("gymsdk list", "List the installed environments."),
@@ -25,7 +25,7 @@ START = (
 """The commands that the help of `gymsdk` shows first."""
 
 MAX_UNGROUPED = 5
-"""A command with at most this many options lists them without panels."""
+"""The largest number of options that the help of a command lists without panels."""
 
 
 class Command(TyperCommand):
@@ -44,7 +44,7 @@ class Command(TyperCommand):
         """Write the arguments and each panel of options."""
         _write_panels(self.get_params(ctx), ctx, formatter)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # the protocol
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # the signature of click
         """Write the examples."""
         if self.epilog:
             with formatter.section("Examples"):
@@ -72,7 +72,7 @@ class CommandGroup(TyperGroup):
         _write_panels(self.get_params(ctx), ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
+        """Run a command; its usage errors suggest the nearest valid choice."""
         try:
             return super().invoke(ctx)
         except BadParameter as error:
@@ -86,8 +86,8 @@ def rewrite_usage_error(message: str) -> str:
     match = CHOICE_ERROR.fullmatch(text)
     if match is None:
         return text
-    nearest = format_suggestion(match["given"].strip("'"), re.findall(r"'([^']*)'", match["known"]))
-    return f"{match['given']} is not one of {match['known']}{nearest}" if nearest else text
+    nearest = format_suggestion(match["value"].strip("'"), re.findall(r"'([^']*)'", match["known"]))
+    return f"{match['value']} is not one of {match['known']}{nearest}" if nearest else text
 
 
 def _write_panels(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
@@ -121,18 +121,18 @@ RUN, OUTPUT, NETWORK, SECURITY, LOGGING = "Run", "Output", "Network", "Security"
 """The panels of options in the help of a command."""
 
 RESERVED_REQUEST_KEYS = frozenset({"input", "messages", "stream", "tools"})
-"""Request parameters that only the host sets."""
+"""Request parameters that the host sets for each request, and that users cannot set."""
 
 
 def check_finite(value: float | None) -> float | None:
-    """Return *value*, or raise `typer.BadParameter` if it is not finite. A callback of options."""
+    """Return *value*, or raise `typer.BadParameter` if *value* is not finite. Used as an option callback."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
 
 
 def parse_head_url(value: str | None) -> str | None:
-    """Return the URL of a head. Raises `UsageError` if it is invalid or contains credentials. A callback of options."""
+    """Return the URL of a head, or raise `UsageError` if it is invalid. Used as an option callback."""
     return None if value is None else credentials.check_head_url(value)
 
 
@@ -392,7 +392,7 @@ def parse_settings(names: Sequence[str], pairs: Iterable[str]) -> dict[str, dict
 
 
 def _parse_value(pair: str, text: str) -> Any:
-    """Parse lists, objects and null as JSON. Pydantic parses numbers and Booleans from text."""
+    """Return lists, objects and null parsed as JSON; other values stay text, which pydantic converts."""
     if text[:1] in {"[", "{"} or text == "null":
         try:
             return jsonl.parse_json(text, strict=True)
@@ -404,7 +404,11 @@ def _parse_value(pair: str, text: str) -> Any:
 
 
 def parse_pins(pairs: Iterable[str]) -> dict[str, Any]:
-    """Parse the `KEY=VALUE` pairs of `--pin`. A value that is not JSON is text. Raises `UsageError`."""
+    """Parse the `KEY=VALUE` pairs of `--pin`. A value that is not JSON is text.
+
+    Raises:
+        UsageError: A pair is malformed, or its key is reserved.
+    """
     return dict(map(_parse_pin, pairs))
 
 
@@ -432,7 +436,17 @@ def parse_sampling(
     max_output_tokens: int | None = None,
     params: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the sampling parameters that override those of each row. Raises `UsageError`."""
+    """Return the sampling parameters that override the parameters of each row.
+
+    Args:
+        temperature: The value of `--temperature`.
+        top_p: The value of `--top-p`.
+        max_output_tokens: The value of `--max-output-tokens`.
+        params: The `KEY=JSON` pairs of `--param`.
+
+    Raises:
+        UsageError: A pair is malformed, or its key is reserved.
+    """
     named = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     sampling: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     return sampling | dict(map(_parse_param, params))

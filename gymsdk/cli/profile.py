@@ -144,9 +144,9 @@ def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
 
 def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
     from gymsdk.cli.progress import is_nonempty_file
-    from gymsdk.rollouts.folder import DRAWN, FILES
+    from gymsdk.rollouts.folder import FILES, PROFILE_FILES
 
-    paths = [folder / name for name in DRAWN if plot or not name.endswith(".png")]
+    paths = [folder / name for name in PROFILE_FILES if plot or not name.endswith(".png")]
     return (str(path) for path in (*paths, *filter(is_nonempty_file, (folder / name for name in FILES))))
 
 

@@ -301,7 +301,7 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
         except (UnknownEnvironment, BrokenEnvironment) as error:
             return error
 
-    report = check_file(path, environment_of, only=names[0] if len(names) == 1 else None)
+    report = check_file(path, environment_of, default=names[0] if len(names) == 1 else None)
     _print_errors(path, report, json=json)
     if report.bad:
         raise typer.Exit(1)
@@ -313,7 +313,7 @@ def _check_dataset(files: list[Path], name: str | None, others: dict[str, object
 
     chosen = select_dataset(files, name, others, played=True)
     environment = registry.load(chosen.environment, **chosen.settings)
-    report = check_file(chosen.path, lambda _: environment, only=chosen.environment)
+    report = check_file(chosen.path, lambda _: environment, default=chosen.environment)
     _print_errors(chosen.path, report, json=json)
     if report.bad:
         raise typer.Exit(1)

@@ -43,7 +43,7 @@ REFERENCE_KEYS: Mapping[str, ServerKind] = {
     "model_server": MODELS,
     "agent_server": AGENTS,
 }
-"""The keys with which agents and environment servers refer to other servers, and the kinds of those."""
+"""The keys with which agents and environment servers refer to other servers, and the kinds of these servers."""
 
 REFERENCE_FIELDS = {"type", "name"}
 
@@ -61,13 +61,17 @@ def apply_inheritance(root: Node, problems: Problems) -> Node:
 
 
 class _Inheritance:
-    """Applies the inheritance in *root*, and records the paths that were *moved*."""
+    """Applies the inheritance in a configuration.
+
+    Attributes:
+        moved: The paths of the settings that were inherited rather than copied.
+    """
 
     def __init__(self, root: Node, problems: Problems) -> None:
         self.moved: set[KeyPath] = set()
         self._root = root
         self._problems = problems
-        self._open: list[KeyPath] = []
+        self._bases_in_progress: list[KeyPath] = []
 
     def apply(self, node: Node, path: KeyPath) -> Node:
         if isinstance(node.value, list):
@@ -80,17 +84,20 @@ class _Inheritance:
         children = {
             key: self.apply(each, (*path, key)) for key, each in node.children.items() if key not in INHERIT_KEYS
         }
-        own = Node({**children}, node.place)
+        merged = Node({**children}, node.place)
         for key in INHERIT_KEYS:
             source = node.get(key)
             if source is not None and (
                 base := self._get_base(source, path, source.value, moves=key == INHERIT_KEYS[0])
             ):
-                own = merge_nodes(Node(base.value, node.place), own)
-        return own
+                merged = merge_nodes(Node(base.value, node.place), merged)
+        return merged
 
     def _get_base(self, marker: Node, path: KeyPath, source: object, *, moves: bool) -> Node | None:
-        """Return the node at *source*, with its own inheritance applied; `None` after an error."""
+        """Return the node at the path *source*, with inheritance applied to it too; `None` after an error.
+
+        With *moves*, the node is recorded as moved.
+        """
         source_path = tuple(str(source).split("."))
         base = self._root.get(*source_path)
         name = format_key_path(path)
@@ -98,16 +105,16 @@ class _Inheritance:
             hint = format_suggestion(str(source), self._root.children, "write the whole path of a key from the top")
             self._problems.add(marker.place, f"{name} inherits from {source}, which does not exist{hint}")
             return None
-        if source_path in self._open or path[: len(source_path)] == source_path:
-            self._problems.add(marker.place, f"{name} inherits from {source}, and so from itself; name another")
+        if source_path in self._bases_in_progress or path[: len(source_path)] == source_path:
+            self._problems.add(marker.place, f"{name} inherits from {source}, and so from itself; name another key")
             return None
         if moves:
             self.moved.add(source_path)
-        self._open.append(source_path)
+        self._bases_in_progress.append(source_path)
         try:
             return self.apply(base, source_path)
         finally:
-            self._open.pop()
+            self._bases_in_progress.pop()
 
 
 def expand_variables(text: str) -> str:
@@ -190,14 +197,14 @@ class _Resolver:
         return node
 
     def _get_place(self, node: Node, path: KeyPath) -> Place:
-        """Return the place of a resolved value, which counts as found if all of it comes from an untrusted file."""
+        """Return the place of a resolved value, which is untrusted if the whole value comes from an untrusted file."""
         origin = self._origins.get(path)
         if origin is None:
             return node.place
         return node.place.model_copy(update={"origin": origin, "found": self._is_untrusted(node, ())})
 
     def _is_untrusted(self, node: Node, seen: tuple[Node, ...]) -> bool:
-        """Whether *node* comes from an untrusted file, or is nothing but a reference to such a value."""
+        """Whether *node* comes from an untrusted file, or is nothing but a reference to a value of such a file."""
         if node.place.found or any(node is each for each in seen):
             return node.place.found
         if isinstance(node.value, (dict, list)):
@@ -210,10 +217,10 @@ class _Resolver:
         return target is not None and self._is_untrusted(target, (*seen, node))
 
     def _find_origins(self) -> dict[KeyPath, Place]:
-        """Return, for each text of a trusted source, the place of a value in an untrusted file that it depends on.
+        """Return the place of an untrusted value that a trusted text depends on, for each text that depends on one.
 
         Replaces each untrusted value in turn and compares the resolved texts, so that every form of reference counts,
-        nested and relative ones too.
+        including nested and relative references.
         """
         leaves = list(self._root.walk())
         texts = [
@@ -271,7 +278,7 @@ class _Resolver:
         return value
 
     def _explain(self, text: str) -> str:
-        """Return which reference in *text* is wrong and what to do, without its default, which may be a secret."""
+        """Return which reference in *text* is wrong and what to do, without default values, which may be secret."""
         unset = [name for name in VARIABLE_PATTERN.findall(text) if name not in os.environ]
         if unset:
             return f"set the environment variable {unset[0]}, or write ${{oc.env:{unset[0]},DEFAULT}}"
@@ -321,7 +328,10 @@ def _report_missing(root: Node, problems: Problems) -> None:
 
 
 def get_reference_keys(kind: str) -> Mapping[str, ServerKind]:
-    """Return the keys with which servers of *kind* refer to others; none for environments, which define their own."""
+    """Return the keys with which servers of *kind* refer to other servers.
+
+    A resources server has none: its environment defines the settings.
+    """
     return REFERENCE_KEYS if kind in {AGENTS, ENVIRONMENTS} else {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
@@ -19,11 +20,13 @@ SECRET_WORDS = frozenset({"key", "keys", "token", "pass", "auth", "oauth", "dsn"
 """Words in keys that mark their values as secret."""
 
 COUNT_WORDS = frozenset({"id", "ids", "limit", "budget", "length", "count", "per", "max", "min", "num", "file", "cost"})
-"""Words beside `token` in keys that are not about an access token: counts of a model's tokens, and file names."""
+"""Words in keys beside `token` that show that the value is a count of a model's tokens, or a file name."""
 
 PUBLIC_KEYS = frozenset({"tls_key", "prompt_cache_key", "token_file", "pass_at_k", "pass_k"})
+"""Keys with a word that marks secrets, but with a value that is not secret."""
 
 HEADER_KEYS = frozenset({"default_headers", "headers", "extra_headers"})
+"""Keys of HTTP headers, whose values are all secret."""
 
 SETTINGS_DEPTH = 3
 """The number of keys above the settings of a server: its name, kind and implementation."""
@@ -58,7 +61,7 @@ def _is_secret_key(key: str) -> bool:
     words = [word for word in re.split(r"[^a-z]+", snake_case) if word]
     if "token" in words and COUNT_WORDS & set(words):
         words = [word for word in words if word != "token"]
-    # `tokens` usually are a model's tokens, except for access tokens.
+    # The plural `tokens` usually means a model's tokens.
     are_access_tokens = words[-1:] == ["tokens"] and bool({"api", "access", "auth", "refresh"} & set(words))
     ends_in_secret = any(word.endswith(("token", "apikey")) for word in words)
     return are_access_tokens or bool(SECRET_WORDS & set(words)) or ends_in_secret
@@ -71,8 +74,8 @@ def find_redacted(root: Node) -> set[KeyPath]:
     """
     texts = {path: node.value for path, node in root.walk() if isinstance(node.value, str) and "${" in node.value}
     redacted = {path for path, text in texts.items() if VARIABLE_PATTERN.search(text)}
-    while more := {path for path, text in texts.items() if path not in redacted and _refers_to(text, redacted)}:
-        redacted |= more
+    while referring := {path for path, text in texts.items() if path not in redacted and _refers_to(text, redacted)}:
+        redacted |= referring
     return redacted
 
 
@@ -82,9 +85,10 @@ def is_redacted(path: KeyPath, redacted: set[KeyPath]) -> bool:
 
 
 def _refers_to(text: str, paths: set[KeyPath]) -> bool:
+    """Whether *text* has a reference to one of *paths*, or to a value above or below one."""
     for reference in REFERENCE_PATTERN.findall(text):
         target = tuple(key for key in re.split(r"[.\[\]]+", reference) if key)
-        # Of a relative reference, which starts with a dot, only the last key is compared.
+        # The target of a relative reference depends on its place, so that only the last key is compared.
         is_relative = reference.startswith(".")
         if any((target[-1:] == path[-1:] if is_relative else target == path[: len(target)]) for path in paths):
             return True
@@ -96,7 +100,7 @@ def _refers_to(text: str, paths: set[KeyPath]) -> bool:
 REDACTED = "***"
 
 COMMENT_COLUMN = 48
-"""The column of the comment with the place of a setting; a longer value moves it to the right."""
+"""The column of the comment with the place of a setting; a longer value moves the comment to the right."""
 
 STARTER_TEMPLATE = """\
 # {name}, its agent and its policy. Serve them with: gymsdk serve --config FILE
@@ -115,7 +119,7 @@ head_server:
     {name}:
       entrypoint: app.py
       # host: 127.0.0.1
-      # port: 11001  # any free one, if not given
+      # port: 11001  # default: any free port
 {settings}
 {name}_simple_agent:
   responses_api_agents:
@@ -149,7 +153,7 @@ policy_model:
 
 
 def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacted: set[KeyPath]) -> tuple[Setting, ...]:
-    """Return all settings of a deployment, including defaults, as users may see them.
+    """Return all settings of a deployment, including defaults, with secrets redacted.
 
     Args:
         root: The resolved configuration.
@@ -157,7 +161,7 @@ def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacte
         secrets: The texts to redact in all values.
         redacted: The paths of values to redact, because they come from environment variables.
     """
-    # The same values may occur under other keys.
+    # A value from an environment variable may also occur under other keys.
     secrets = secrets | {str(node.value) for path, node in root.walk() if node.value and is_redacted(path, redacted)}
     written = {path: (value, place) for path, value, place in _list_values(root, ())}
     for server in deployment.get_servers(MODELS):
@@ -175,7 +179,7 @@ def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacte
 
 
 def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
-    """Return *deployment* with these settings redacted too, given as the *fields* of each server's name."""
+    """Return *deployment* with further settings redacted: the *fields* of each server, by the server's name."""
     settings = [
         each.model_copy(update={"value": REDACTED}) if {*each.path[1:]} & {*fields.get(each.path[0], ())} else each
         for each in deployment.settings
@@ -205,9 +209,9 @@ def dump_settings(deployment: Deployment) -> dict[str, Any]:
 
 def build_starter_file(name: str, settings: Mapping[str, Any]) -> str:
     """Return a configuration that serves the environment *name*, with its *settings* and defaults as comments."""
-    head = ["      # The environment's own settings, and their defaults:"] if settings else []
+    heading = ["      # The environment's own settings, and their defaults:"] if settings else []
     lines = [f"      # {key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
-    return STARTER_TEMPLATE.format(name=name, settings="".join(f"{line}\n" for line in [*head, *lines]))
+    return STARTER_TEMPLATE.format(name=name, settings="".join(f"{line}\n" for line in [*heading, *lines]))
 
 
 def _list_values(node: Node, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Place]]:
@@ -237,7 +241,7 @@ def _list_defaults(deployment: Deployment) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _list_endpoint(root: Node, server: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place]]]:
-    """Yield the base URLs, the model and the key that a model server uses, its own or the policy's."""
+    """Yield the base URLs, the model and the key that a model server uses: its own values, or the policy's."""
     if not isinstance(server.part, ModelServerConfig) or server.implementation == "gymsdk_model":
         return
     path = (server.name, server.kind, server.implementation)
@@ -256,7 +260,7 @@ def _list_endpoint(root: Node, server: ServerConfig) -> Iterator[tuple[KeyPath, 
 
 
 def _get_sort_key(path: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
-    """Sort the head first, then single settings, then the servers in their order."""
+    """Return a sort key: first the head, then single settings, then the servers in their order."""
     names = [server.name for server in deployment.servers]
     if path[0] in names:
         return 2 + names.index(path[0]), path[1:3]
@@ -264,6 +268,7 @@ def _get_sort_key(path: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
 
 
 def _redact(path: KeyPath, value: Any, secrets: set[str], redacted: set[KeyPath]) -> Any:
+    """Return *value* with each part redacted that is secret by its path, or that contains one of *secrets*."""
     if (is_secret(path) or is_redacted(path, redacted)) and value not in ("", None) and not isinstance(value, bool):
         return REDACTED
     if isinstance(value, dict):
@@ -274,13 +279,9 @@ def _redact(path: KeyPath, value: Any, secrets: set[str], redacted: set[KeyPath]
 
 
 def _count_shared_keys(first: KeyPath, second: KeyPath) -> int:
-    """Return the number of keys with which both paths start, not counting their last keys."""
-    shared = 0
-    for one, other in zip(first[:-1], second[:-1], strict=False):
-        if one != other:
-            break
-        shared += 1
-    return shared
+    """Return the length of the common start of both paths, without their last keys."""
+    pairs = zip(first[:-1], second[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _format_value(value: Any) -> str:

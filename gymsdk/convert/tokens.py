@@ -42,11 +42,11 @@ ROUTED_EXPERTS = "routed_experts"
 """A further field that the inference servers of some trainers return."""
 
 CARRIED_FIELDS = (*TOKEN_FIELDS, ROUTED_EXPERTS)
-"""The fields that one item of a turn has for the whole turn."""
+"""The fields that only one item of a turn has, with the values of the whole turn."""
 
 
 def get_carried_fields(items: Sequence[Item]) -> Item:
-    """Return the token fields of a turn: those of the last of its *items* that has token ids."""
+    """Return the token fields of a turn, from the last of its *items* that has token ids."""
     carrier = next((item for item in reversed(items) if item.get(TOKEN_FIELDS[1]) is not None), {})
     return {key: carrier[key] for key in CARRIED_FIELDS if carrier.get(key) is not None}
 
@@ -59,8 +59,7 @@ def wants_tokens(body: Item) -> bool:
 def parse_token_fields(completion: Item) -> Item:
     """Return the token fields of a chat *completion*: all three, or none.
 
-    The fields of the message take precedence over those of the choice, and those over the ids in place of the tokens'
-    text.
+    Fields of the message take precedence over fields of the choice, and these over ids in place of the tokens' texts.
 
     Raises:
         Failed: The sources disagree, a field is missing, or the numbers of ids and log-probabilities differ.
@@ -75,13 +74,13 @@ def parse_token_fields(completion: Item) -> Item:
         return _validate(fields) | ({ROUTED_EXPERTS: experts} if experts is not None else {})
     if ids is None:
         return {}
-    logprobs = [each["logprob"] for each in _get_logprobs(choice)]
-    bundle = dict(zip(TOKEN_FIELDS, (_get_prompt_ids(completion), ids, logprobs), strict=True))
-    return _validate({key: value for key, value in bundle.items() if value is not None})
+    logprobs = [entry["logprob"] for entry in _get_logprobs(choice)]
+    values = (_get_prompt_ids(completion), ids, logprobs)
+    return _validate({key: value for key, value in zip(TOKEN_FIELDS, values, strict=True) if value is not None})
 
 
 def lacks_prompt_ids(completion: Item) -> bool:
-    """Whether a chat *completion* has the ids of the generation, but not those of the prompt."""
+    """Whether a chat *completion* has the ids of the generation, but no ids of the prompt."""
     choice = completion["choices"][0]
     if any(choice["message"].get(key) is not None for key in TOKEN_FIELDS):
         return False
@@ -131,7 +130,7 @@ def _parse_ids_as_text(logprobs: list[Item]) -> list[int] | None:
     """Return the ids that *logprobs* has in place of texts, `None` if it has texts."""
     if not _has_ids_as_text(logprobs):
         return None
-    # Parsing all ids as one JSON list is much faster than parsing each.
+    # Parsing all ids as one JSON list is much faster than parsing each id separately.
     joined = "".join(map(itemgetter("token"), logprobs))
     try:
         ids: list[int] = orjson.loads(f"[{joined[len(TOKEN_ID_PREFIX) :].replace(TOKEN_ID_PREFIX, ',')}]")
@@ -141,10 +140,11 @@ def _parse_ids_as_text(logprobs: list[Item]) -> list[int] | None:
 
 
 def _validate(fields: Item) -> Item:
+    """Return *fields*; raises `Failed` if a token field is missing, has a wrong type, or does not match another."""
     if missing := [key for key in TOKEN_FIELDS if key not in fields]:
         raise build_bad_tokens_error(f"{missing[0]} is missing")
     prompt, ids, logprobs = (fields[key] for key in TOKEN_FIELDS)
-    if not all(isinstance(each, list) for each in fields.values()):
+    if not all(isinstance(value, list) for value in fields.values()):
         raise build_bad_tokens_error("they must be lists")
     if len(ids) != len(logprobs):
         raise build_bad_tokens_error(f"{len(ids)} token ids, but {len(logprobs)} log-probabilities")
@@ -154,12 +154,12 @@ def _validate(fields: Item) -> Item:
 
 
 def _are_integers(values: list[object]) -> bool:
-    # A sum runs in C, and is an integer only if all values are.
+    # `sum` runs in C, and its result is an integer only if all values are integers.
     return _are_numbers(values) and isinstance(sum(values), int)  # type: ignore[arg-type]  # _are_numbers checked it
 
 
 def _are_numbers(values: list[object]) -> bool:
     try:
-        return math.isfinite(sum(values))  # type: ignore[arg-type]  # a TypeError is the answer
+        return math.isfinite(sum(values))  # type: ignore[arg-type]  # the handler below catches other types
     except TypeError:
         return False

@@ -21,21 +21,21 @@ from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Episode, Rollout
 
 INT64_BOUND = 2**63
-"""The bound of NumPy's 64-bit integers."""
+"""The first positive integer that does not fit into a 64-bit integer of NumPy."""
 
 
 def merge_infos(infos: Sequence[Info]) -> Info:
     """Merge the infos of all slots into one dict of arrays; `_key` is a mask of the slots whose info has `key`.
 
     Dicts are merged into a dict of arrays, numbers of one type into an array of this type, other values into an array
-    of objects. Dicts mixed with other values stay objects, and so do dicts whose keys look like masks. `info_of` is the
-    inverse.
+    of objects. Dicts mixed with other values stay objects, and so do dicts whose keys look like masks. `get_info` is
+    the inverse.
     """
     keys = dict.fromkeys(key for info in infos for key in info)
     batch: Info = {}
     for key in keys:
-        has = np.fromiter((key in info for info in infos), dtype=np.bool_, count=len(infos))
-        batch[key], batch[f"_{key}"] = _merge_values(infos, key, has), has
+        mask = np.fromiter((key in info for info in infos), dtype=np.bool_, count=len(infos))
+        batch[key], batch[f"_{key}"] = _merge_values(infos, key, mask), mask
     return batch
 
 
@@ -48,14 +48,14 @@ def get_info(infos: Info, index: int) -> Info:
     }
 
 
-def _merge_values(infos: Sequence[Info], key: str, has: NDArray[np.bool_]) -> Any:
+def _merge_values(infos: Sequence[Info], key: str, mask: NDArray[np.bool_]) -> Any:
     values = [info[key] for info in infos if key in info]
     if all(map(_is_nested, values)):
         return merge_infos([info.get(key, {}) for info in infos])
     kind = type(values[0])
     if kind in {bool, int, float} and all(type(value) is kind and _fits_int64(value) for value in values):
         numbers = np.zeros(len(infos), dtype=kind)
-        numbers[has] = values
+        numbers[mask] = values
         return numbers
     return build_object_array(info.get(key) for info in infos)
 
@@ -85,7 +85,7 @@ BatchedStepResult: TypeAlias = tuple[ObjectArray, NDArray[np.float64], NDArray[n
 class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
     """Plays episodes of one environment in several slots.
 
-    Arguments that are not listed here are those of `Env`. `gymsdk.gym.vector.info_of` returns the info of one slot.
+    Arguments that are not listed here are those of `Env`. `gymsdk.gym.vector.get_info` returns the info of one slot.
 
     Args:
         environment: The name of an installed environment, or an `Environment`.
@@ -93,7 +93,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         autoreset_mode: When a slot opens its next episode: at the `next_step`, which ignores the slot's action; in the
             `same_step`, which returns the last observation and info as `final_obs` and `final_info`; or only on `reset`
             (`disabled`).
-        max_episode_steps: Limits the turns as `turns` does; `gymnasium.make_vec` passes it on.
+        max_episode_steps: A limit of turns, beside `turns`. `gymnasium.make_vec` passes this argument.
 
     Raises:
         UsageError: An argument is invalid. A failure inside an episode does not raise: the slot's info holds it.
@@ -119,7 +119,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         settings: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> None:
-        # Gymnasium 1.1 closes an object on garbage collection: until the end of this method there is nothing to close.
+        # Gymnasium 1.1 closes an object on garbage collection: if this method fails, there is nothing to close.
         self.closed = True
         if render_mode not in {None, *self.metadata["render_modes"]}:
             raise UsageError(f"render_mode must be 'ansi', 'human' or None, got {render_mode!r}")
@@ -150,8 +150,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         """Open an episode in each slot.
 
         Args:
-            seed: The seed of the first slot, from which the others count up, or a list with one seed per slot.
-            options: Those of `Env` for all slots. `task` may be a list with one task per slot; the boolean array
+            seed: An integer, to which each slot adds its index, or a list with one seed per slot.
+            options: The options of `Env`, for all slots. `task` may be a list with one task per slot; the boolean array
                 `reset_mask` selects the slots to reset, and the others return their last observation again.
 
         Returns:
@@ -162,17 +162,19 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         """
         with self._lock.hold(self._rebuild_after_fork):
             resets = parse_slot_resets(self.num_envs, seed, options)
-            if new := [
+            if never_reset := [
                 str(index)
                 for index, observation in enumerate(self._observations)
                 if observation is None and index not in resets
             ]:
-                raise UsageError(f"options['reset_mask'] leaves out slot {', '.join(new)}, which was never reset")
-            dealt = {
+                raise UsageError(
+                    f"options['reset_mask'] leaves out slot {', '.join(never_reset)}, which was never reset"
+                )
+            episodes = {
                 index: self._slots.choose_episode(index, *reset_options) for index, reset_options in resets.items()
             }
             self.closed = False
-            observation, *_, infos = self._batch(slot.run(self._slots.play({}, dealt)))
+            observation, *_, infos = self._batch(slot.run(self._slots.play({}, episodes)))
             return observation, infos
 
     def step(self, actions: Any) -> BatchedStepResult:
@@ -185,24 +187,25 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
             Observations, rewards, terminations, truncations and infos.
 
         Raises:
-            ResetNeeded: A slot has no open episode. No slot plays then.
-            UsageError: An action is invalid. No slot plays then.
+            ResetNeeded: A slot has no open episode. No slot has played.
+            UsageError: An action is invalid. No slot has played.
         """
         with self._lock.hold(self._rebuild_after_fork):
             action_list = list_values(actions, self.num_envs)
             # Parsed before the next tasks are drawn: after an invalid action, the repeated step draws the same tasks.
-            over = dict.fromkeys(self._slots.find_finished() if self._mode is AutoresetMode.NEXT_STEP else ())
+            finished = dict.fromkeys(self._slots.find_finished() if self._mode is AutoresetMode.NEXT_STEP else ())
             actions = self._slots.parse_actions(
-                {index: action for index, action in enumerate(action_list) if index not in over}
+                {index: action for index, action in enumerate(action_list) if index not in finished}
             )
-            stepped = slot.run(self._slots.play(actions, {index: self._slots.choose_episode(index) for index in over}))
-            return self._batch(self._reset_finished(stepped) if self._mode is AutoresetMode.SAME_STEP else stepped)
+            episodes = {index: self._slots.choose_episode(index) for index in finished}
+            results = slot.run(self._slots.play(actions, episodes))
+            return self._batch(self._reset_finished(results) if self._mode is AutoresetMode.SAME_STEP else results)
 
     def render(self) -> tuple[str, ...] | None:
         """Return the episode of each slot as text if `render_mode` is `ansi`; `human` prints them during the steps."""
         if self.render_mode != "ansi":
             return None
-        return tuple(TranscriptPrinter().format(seat.episode, seat.rollout) for seat in self._slots.slots)
+        return tuple(TranscriptPrinter().format(each.episode, each.rollout) for each in self._slots.slots)
 
     def close_extras(self, **_: Any) -> None:
         """Close every open episode and leave the environment; the next `reset` enters the environment again."""
@@ -211,15 +214,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
 
     @property
     def episodes(self) -> tuple[Episode | None, ...]:
-        """The open episode of each slot, or its last one; `None` before a reset and after `close`."""
-        return tuple(seat.episode for seat in self._slots.slots)
+        """The open episode of each slot, or else its last episode; `None` before a reset and after `close`."""
+        return tuple(each.episode for each in self._slots.slots)
 
     @property
     def rollouts(self) -> tuple[Rollout | None, ...]:
         """The last finished rollout of each slot."""
         return tuple(self._slots.finished)
 
-    @property  # type: ignore[misc]  # the slots have a generator each, so that there is none to set
+    @property  # type: ignore[misc]  # each slot has a generator, so that this property has no setter
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # as in `SyncVectorEnv`
         """The random generator of each slot."""
         return tuple(self._slots.get_generator(index)[0] for index in range(self.num_envs))
@@ -236,28 +239,30 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
     def _rebuild_after_fork(self) -> None:
         self._set_up(self._slots.config.rebuild(), self._slots.generators)
 
-    def _reset_finished(self, stepped: dict[int, StepResult]) -> dict[int, StepResult]:
-        """Open the next episode of each finished slot; return *stepped* with the new observations and infos."""
-        self._show()
-        dealt = {index: self._slots.choose_episode(index) for index in self._slots.find_finished()}
-        for index, (observation, *_, info) in slot.run(self._slots.play({}, dealt)).items():
-            last, reward, terminated, truncated, final = stepped[index]
-            stepped[index] = observation, reward, terminated, truncated, info | {"final_obs": last, "final_info": final}
-        return stepped
+    def _reset_finished(self, results: dict[int, StepResult]) -> dict[int, StepResult]:
+        """Open the next episode of each finished slot; return *results* with the new observations and infos."""
+        self._print_new_turns()
+        episodes = {index: self._slots.choose_episode(index) for index in self._slots.find_finished()}
+        for index, (observation, *_, info) in slot.run(self._slots.play({}, episodes)).items():
+            final_observation, reward, terminated, truncated, final_info = results[index]
+            final = {"final_obs": final_observation, "final_info": final_info}
+            results[index] = observation, reward, terminated, truncated, info | final
+        return results
 
-    def _batch(self, stepped: Mapping[int, StepResult]) -> BatchedStepResult:
-        self._show()
-        for index, (observation, *_) in stepped.items():
+    def _batch(self, results: Mapping[int, StepResult]) -> BatchedStepResult:
+        """Return the results of all slots as arrays; a slot without a result keeps its observation."""
+        self._print_new_turns()
+        for index, (observation, *_) in results.items():
             self._observations[index] = observation
         skipped: StepResult = None, *RESET_REWARD_AND_FLAGS, {}
-        _, *columns, infos = zip(*(stepped.get(index, skipped) for index in range(self.num_envs)), strict=True)
+        _, *columns, infos = zip(*(results.get(index, skipped) for index in range(self.num_envs)), strict=True)
         rewards, terminations, truncations = map(np.array, columns)
         return build_object_array(self._observations), rewards, terminations, truncations, merge_infos(infos)
 
-    def _show(self) -> None:
+    def _print_new_turns(self) -> None:
         if self.render_mode == "human":
-            for printer, seat in zip(self._printers, self._slots.slots, strict=True):
-                printer.print_new(seat.episode, seat.rollout)
+            for printer, each in zip(self._printers, self._slots.slots, strict=True):
+                printer.print_new(each.episode, each.rollout)
 
 
 def _parse_num_envs(num_envs: object) -> int:
@@ -267,7 +272,7 @@ def _parse_num_envs(num_envs: object) -> int:
 
 
 def _limit_turns(turns: int, steps: object) -> int:
-    """Return the turn budget: *turns*, or fewer if Gymnasium's step limit is lower (`None` and -1: no limit)."""
+    """Return the turn budget: *turns*, or fewer if Gymnasium's step limit is lower (`None` and -1 mean no limit)."""
     if steps is None or steps == -1:
         return turns
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
@@ -279,5 +284,5 @@ def _parse_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
     for word, known in AUTORESET_MODES.items():
         if mode in {word, known, known.value}:
             return known
-    near = format_suggestion(mode, AUTORESET_MODES) if isinstance(mode, str) else ""
-    raise UsageError(f"autoreset_mode must be one of {', '.join(AUTORESET_MODES)}, got {mode!r}{near}")
+    suggestion = format_suggestion(mode, AUTORESET_MODES) if isinstance(mode, str) else ""
+    raise UsageError(f"autoreset_mode must be one of {', '.join(AUTORESET_MODES)}, got {mode!r}{suggestion}")

@@ -15,10 +15,10 @@ import orjson
 from gymsdk.types import Item
 
 MAX_EXCERPT_CHARS = 200
-"""The length of an excerpt from a text that is not a server's error message."""
+"""The maximum length of an excerpt from a text that is not a server's error message."""
 
 MAX_SENTENCE_CHARS = 500
-"""The length of an excerpt from a server's error message."""
+"""The maximum length of an excerpt from a server's error message."""
 
 FAILURE_KINDS = {
     401: "model_unauthorized",
@@ -26,7 +26,7 @@ FAILURE_KINDS = {
     404: "model_not_found",
     429: "model_rate_limited",
 }
-"""The failure kinds of statuses that a model's server answers with."""
+"""The failure kinds for error statuses of a model server."""
 
 _STATUS_HINTS = {
     401: "; check the API key",
@@ -72,7 +72,7 @@ def describe_interruption(error: Exception) -> str:
 
 
 def parse_refusal(text: str) -> tuple[str, str | None]:
-    """Return the server's message in the body *text* of a rejection, and the parameter that it blames, if any."""
+    """Return the error message in the body *text* of a rejection, and the name of the invalid parameter, if given."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -87,7 +87,7 @@ def parse_refusal(text: str) -> tuple[str, str | None]:
 
 
 def _find_os_error(error: BaseException) -> BaseException:
-    """Return the operating system's error that libraries have wrapped in *error*, or *error* if there is none."""
+    """Return the `OSError` that *error* wraps, or *error* itself if there is none."""
     outer = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     cause: BaseException | None = outer
     while cause is not None and not isinstance(cause, OSError):
@@ -96,7 +96,10 @@ def _find_os_error(error: BaseException) -> BaseException:
 
 
 def _get_errno(error: BaseException) -> int | None:
-    """Return the errno of *error*; for attempts at several addresses of a host it is in the text only."""
+    """Return the errno of *error*.
+
+    After attempts to connect to several addresses of a host, only the text of the error contains the number.
+    """
     number = getattr(error, "errno", None)
     match = None if number else re.search(r"\[Errno (\d+)\]", str(error))
     return int(match[1]) if match else number
@@ -122,7 +125,7 @@ def _iter_messages(body: Item) -> Iterator[str]:
 
 
 def _format_detail(detail: object) -> str:
-    """Return one of pydantic's errors as FastAPI lists them."""
+    """Return one entry of the `detail` list, in which FastAPI reports the errors of pydantic, as text."""
     if not isinstance(detail, dict) or not isinstance(detail.get("msg"), str):
         return str(detail)
     location = ".".join(map(str, detail.get("loc") or ()))

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from openai._types import RequestOptions
 
 READ_FAILURE_KEY = "gymsdk.unread"
-"""The extension of an httpx response under which the failure to read its body is stored."""
+"""The key of a failure to read the body, in the extensions of an httpx response."""
 
 REJECTED_STATUS = 413
+"""The status of a response whose body could not be read: the SDK does not retry requests with this status."""
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
@@ -47,7 +48,7 @@ class HostedModel:
 
     Args:
         name: The name of the model at the provider.
-        options: One base URL, the key, and how to query the model.
+        options: The base URL, which must be the only one, the key, and how to query the model.
     """
 
     def __init__(self, name: str, options: ModelOptions) -> None:
@@ -64,7 +65,7 @@ class HostedModel:
         return f"openai/{self._upstream!r}"
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Return the Response to *request*; if the prompt exceeds the context, an incomplete one."""
+        """Return the Response to *request*; it is incomplete if the prompt exceeds the context length."""
         return await self._upstream.respond(request, episode=episode)
 
     async def aclose(self) -> None:
@@ -109,9 +110,9 @@ class HostedModel:
 
 
 def build(name: str, options: ModelOptions) -> Model:
-    """Return the hosted model *name*, or that of the policy settings if it is empty.
+    """Return the hosted model *name*; if the name is empty, the model of the policy settings.
 
-    The key is that of *options*, else `OPENAI_API_KEY`, else that of the policy settings.
+    The key comes from *options*, else from `OPENAI_API_KEY`, else from the policy settings.
 
     Raises:
         BadModelOption: The key is missing, an option is not supported, or the openai SDK is not installed.
@@ -132,20 +133,24 @@ def build(name: str, options: ModelOptions) -> Model:
 
 
 def _resolve_account(name: str, options: ModelOptions) -> Item:
-    """Return the key and the base URL to use."""
+    """Return the key and the base URL to use, from the options, the environment variables or the policy settings.
+
+    Raises:
+        BadModelOption: There is no key for the base URL.
+    """
     variable = os.environ.get("OPENAI_BASE_URL")
-    given_url = _get_base_url(options)
-    apart = options.apart and given_url != (variable or DEFAULT_BASE_URL)
-    key = options.api_key or (None if apart else os.environ.get("OPENAI_API_KEY"))
-    base_url = given_url or variable
+    option_url = _get_base_url(options)
+    is_separate = options.apart and option_url != (variable or DEFAULT_BASE_URL)
+    key = options.api_key or (None if is_separate else os.environ.get("OPENAI_API_KEY"))
+    base_url = option_url or variable
     if key:
         return {"api_key": key, "base_url": base_url or DEFAULT_BASE_URL}
-    if apart:
+    if is_separate:
         raise BadModelOption(
-            f"openai/{name} has no key for {given_url}: set OPENAI_BASE_URL to it and OPENAI_API_KEY to its key, "
-            f"or write endpoint/{name}@{given_url} for a server that needs none"
+            f"openai/{name} has no key for {option_url}: set OPENAI_BASE_URL to it and OPENAI_API_KEY to its key, "
+            f"or write endpoint/{name}@{option_url} for a server that needs none"
         )
-    # A key is used only with the base URL of the same source, so that no server receives the key of another.
+    # A key is used only with a base URL from the same source, so that no server receives another server's key.
     settings = PolicySettings() if options.apart else read_policy_variables() if base_url else load_policy_settings()
     if settings.policy_api_key:
         return {
@@ -160,13 +165,14 @@ def _get_base_url(options: ModelOptions) -> str:
 
 
 def _list_secrets(options: ModelOptions) -> tuple[SecretStr, ...]:
+    """Return the key and the values of the headers."""
     return tuple(filter(None, (options.api_key, *options.headers.values())))
 
 
 @cache
 def _get_clients(options: ModelOptions) -> LoopLocal[AsyncOpenAI]:
-    # Kept as long as the loop runs: the SDK closes an unreferenced client late, by file descriptors that new
-    # connections may have reused.
+    # Clients are kept as long as the loop runs. The SDK closes an unreferenced client late, when new connections may
+    # already use the same file descriptors.
     return LoopLocal(partial(_build_client, options))
 
 

@@ -33,14 +33,14 @@ TYPE_DESCRIPTIONS = {
     "string_type": "a string",
     "tuple_type": "a list",
 }
-"""What a value of a script must be, by pydantic's type of error."""
+"""The required type of a value in a script, by the type of pydantic's error."""
 
 PolicyFunction = Callable[[Item, Episode | None], Awaitable[list[Item]]]
-"""A policy: returns the output items for a request, given the episode if it is played in this process."""
+"""A policy: returns the output items for a request. The episode is `None` if another process plays it."""
 
 
 class ScriptedModel:
-    """A model that runs a policy function; its tokens are counted as bytes of UTF-8.
+    """A model that runs a policy function. Its usage counts each byte of UTF-8 as a token.
 
     Args:
         name: The name of the policy, without `scripted/`.
@@ -76,10 +76,10 @@ def build(name: str, _options: object = None) -> ScriptedModel:
         return ScriptedModel(name, build_oracle(_parse_share(argument or "1")))
     if kind in {"replay", "script"} and argument:
         return ScriptedModel(name, (build_replay if kind == "replay" else build_script)(Path(argument)))
-    plain = {"null": play_null, "echo": play_echo, "random": play_random}
-    if kind in plain and not argument:
-        return ScriptedModel(name, plain[kind])
-    known = ["oracle", "oracle:SHARE", *plain, "script:FILE", "replay:FILE"]
+    functions = {"null": play_null, "echo": play_echo, "random": play_random}
+    if kind in functions and not argument:
+        return ScriptedModel(name, functions[kind])
+    known = ["oracle", "oracle:SHARE", *functions, "script:FILE", "replay:FILE"]
     hint = format_suggestion(name, known, f"there are {', '.join(known)}")
     raise UnknownModel(f"no scripted policy named {name!r}{hint}")
 
@@ -138,17 +138,20 @@ def _generate_value(schema: object, rng: random.Random) -> Any:
         return {key: _generate_value(each, rng) for key, each in (schema.get("properties") or {}).items()}
     if kind == "array":
         return [_generate_value(schema.get("items"), rng) for _ in range(rng.randint(0, 3))]
-    plain = {
+    scalars = {
         "integer": rng.randint(-9, 99),
         "number": rng.randint(0, 9999) / 100,
         "boolean": rng.choice((True, False)),
         "null": None,
     }
-    return plain.get(kind, rng.choice(("", "blue", "Paris", "2026-01-31"))) if isinstance(kind, str) else "blue"
+    return scalars.get(kind, rng.choice(("", "blue", "Paris", "2026-01-31"))) if isinstance(kind, str) else "blue"
 
 
 def build_oracle(share: float) -> PolicyFunction:
-    """Return a policy that plays the environment's `solve` in a *share* of the episodes, and fails in the others."""
+    """Return a policy that plays the solution of the environment in a *share* of the episodes.
+
+    In the other episodes, the policy gives a wrong answer.
+    """
 
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
         if episode is None:
@@ -185,7 +188,7 @@ async def _solve(episode: Episode) -> list[Item]:
 def build_replay(path: Path) -> PolicyFunction:
     """Return a policy that plays the turns in a file of rollouts.
 
-    The opening of an episode selects the recording; if several match, the repeats of the episode take them in turn.
+    The opening of an episode selects the recording; if several match, each repeat of the episode plays the next one.
     Without an episode, the recording that matches the request furthest is played.
 
     Raises:
@@ -215,16 +218,16 @@ def _find_recorded_turn(store: RecordingStore, request: Item, episode: Episode |
         return None if digests is None else store.find_next_turn(digests)
     opening = episode.transcript.opening
     *_, digest = recordings.compute_digests(opening, instructions)
-    similar = store.find_by_opening(digest)
+    matching = store.find_by_opening(digest)
     turn = sum(1 for _ in iter_turns(history[len(opening) :]))
-    return (similar[episode.repeat % len(similar)], turn) if similar else None
+    return (matching[episode.repeat % len(matching)], turn) if matching else None
 
 
 def build_script(path: Path) -> PolicyFunction:
     """Return a policy that plays the lines of a script.
 
-    It plays the first line whose `when` matches, else in turn n the n-th line without `when`. The last such line is
-    repeated for all later turns.
+    The policy plays the first line whose `when` matches. If none matches, turn n plays the n-th line without
+    `when`, and later turns repeat the last of these lines.
 
     Raises:
         BadModelOption: The file cannot be read, or has no line without `when`.
@@ -233,10 +236,10 @@ def build_script(path: Path) -> PolicyFunction:
         lines = read_script(path)
     except BadRow as error:
         raise BadModelOption(f"scripted/script: {error}") from None
-    plain = [line for line in lines if line.when is None]
+    unconditional = [line for line in lines if line.when is None]
     if not lines:
         raise BadModelOption(f'scripted/script: {path} is empty; write a line for each turn, as in {{"text": "42"}}')
-    if not plain:
+    if not unconditional:
         raise BadModelOption(f"scripted/script: {path} has no line without `when`; add one for all other turns")
 
     async def choose(request: Item, episode: Episode | None) -> list[Item]:
@@ -245,7 +248,7 @@ def build_script(path: Path) -> PolicyFunction:
         turn = sum(1 for _ in iter_turns(history[opening_length:]))
         last_text = read_text(history[-1].get("content") or history[-1].get("output")) if history else ""
         matching = (line for line in lines if line.when is not None and line.when in last_text)
-        return next(matching, plain[min(turn, len(plain) - 1)]).build_items(turn)
+        return next(matching, unconditional[min(turn, len(unconditional) - 1)]).build_items(turn)
 
     return choose
 
@@ -260,7 +263,7 @@ class ScriptedCall(BaseModel):
 
 
 class ScriptLine(BaseModel):
-    """A turn of a script. A line with *when* is played if the last message or tool output contains that text."""
+    """A turn of a script. A line with *when* is played if the last message or tool output contains the text *when*."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -305,15 +308,15 @@ def read_script(path: Path) -> list[ScriptLine]:
 def _format_error(error: ValidationError) -> str:
     """Return the first error of a line in the terms of a script."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where, kind = format_error_location(first), first["type"]
+    location, kind = format_error_location(first), first["type"]
     if kind == "extra_forbidden":
-        return f"unknown key {where!r}"
+        return f"unknown key {location!r}"
     if kind == "missing":
-        return f"{where} is missing"
+        return f"{location} is missing"
     if kind in TYPE_DESCRIPTIONS:
         # For a union of types, pydantic appends the name of a type to the location.
-        return f"{where.removesuffix('.str').removesuffix('.dict[str,any]')} must be {TYPE_DESCRIPTIONS[kind]}"
-    return f"{where}: {format_error_detail(first)}" if where else format_error_detail(first)
+        return f"{location.removesuffix('.str').removesuffix('.dict[str,any]')} must be {TYPE_DESCRIPTIONS[kind]}"
+    return f"{location}: {format_error_detail(first)}" if location else format_error_detail(first)
 
 
 def _get_opening(history: list[Item]) -> list[Item]:

@@ -27,7 +27,7 @@ NVIDIA_SMI = "nvidia-smi"
 NVIDIA_SMI_ARGS = ("--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits")
 
 GPU_REFRESH_SECONDS = 10.0
-"""Seconds that a result is cached."""
+"""Seconds for which an output of `nvidia-smi` is cached."""
 
 NVIDIA_SMI_SECONDS = 3.0
 """Timeout of `nvidia-smi`, in seconds."""
@@ -45,18 +45,18 @@ GaugeReader: TypeAlias = Callable[[], float | Sequence[Sample]]
 """Returns the current value of a gauge, or one value for each set of labels."""
 
 ParsedSample: TypeAlias = tuple[str, dict[str, str], float]
-"""A sample that was read from a server: its name without the prefix, its labels and its value."""
+"""A sample from the metrics of a server: its name without the prefix, its labels and its value."""
 
 
 class ServerMetrics(Collector):
     """The metrics of one server.
 
-    Each request only changes plain counters of this object; `prometheus_client` builds and writes the metrics when they
-    are requested.
+    A request only increases counters of this object. `prometheus_client` builds the metrics from them when a client
+    asks for the metrics.
 
     Attributes:
         name: The server's name, which is a label of each metric.
-        in_flight: How many requests are being answered.
+        in_flight: The number of requests that are being answered.
         updates: Functions that update the values before they are rendered.
     """
 
@@ -87,7 +87,7 @@ class ServerMetrics(Collector):
         return round(sum(sample.value for name in names if name in self._gauges for sample in self._read_gauge(name)))
 
     def record_response(self, route: str, status: int, seconds: float) -> None:
-        """Count one response."""
+        """Count one response of *route*, which took *seconds*, for the counter and the histogram."""
         self._responses[route, status] += 1
         self._seconds[route] += seconds
         self._buckets[route][bisect_left(BUCKET_SECONDS, seconds)] += 1
@@ -130,7 +130,7 @@ class ServerMetrics(Collector):
 
 
 def parse_samples(text: str) -> list[ParsedSample]:
-    """Parse gymsdk's own samples from metrics in the Prometheus text format; other text has no samples."""
+    """Return gymsdk's own samples from metrics in the Prometheus text format; an empty list if *text* is invalid."""
     try:
         return [
             (sample.name.removeprefix(METRIC_PREFIX), sample.labels, sample.value)
@@ -154,33 +154,34 @@ class GpuMonitor:
     """The utilization of this machine's GPUs, updated at most every `GPU_REFRESH_SECONDS` seconds."""
 
     def __init__(self) -> None:
-        self._used: list[Sample] = []
-        self._at = float("-inf")
+        self._samples: list[Sample] = []
+        self._refreshed_at = float("-inf")
 
     async def refresh(self) -> None:
-        """Query the utilization again if the last result is old."""
-        if time.monotonic() - self._at >= GPU_REFRESH_SECONDS:
-            self._at = time.monotonic()
-            self._used = parse_utilization(await _run_nvidia_smi())
+        """Run `nvidia-smi` again if its last output is older than `GPU_REFRESH_SECONDS`."""
+        if time.monotonic() - self._refreshed_at >= GPU_REFRESH_SECONDS:
+            self._refreshed_at = time.monotonic()
+            self._samples = parse_utilization(await _run_nvidia_smi())
 
     def utilization(self) -> list[Sample]:
         """Return each GPU's utilization, from 0 to 1."""
-        return self._used
+        return self._samples
 
 
 def parse_utilization(text: str) -> list[Sample]:
-    """Parse the output of `nvidia-smi`; GPUs without a number, such as MIG parts, are left out."""
+    """Return the utilization of each GPU in the output of `nvidia-smi`, without GPUs that report none, such as MIG."""
     rows = (line.split(",") for line in text.splitlines() if line.count(",") == 1)
     return [Sample(int(percent) / 100, {"gpu": gpu.strip()}) for gpu, percent in rows if percent.strip().isdecimal()]
 
 
 async def _run_nvidia_smi() -> str:
+    """Return the output of `nvidia-smi`; empty if the program fails or exceeds its time limit."""
     try:
         process = await asyncio.create_subprocess_exec(
             NVIDIA_SMI, *NVIDIA_SMI_ARGS, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
     except OSError:
-        # The tool was removed or cannot be run.
+        # The program was removed after the start of the server, or cannot be executed.
         return ""
     try:
         async with asyncio.timeout(NVIDIA_SMI_SECONDS):

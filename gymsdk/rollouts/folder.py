@@ -25,16 +25,16 @@ TRAJECTORY = "ng_trajectory"
 """The key of NeMo Gym's trajectory on the line of a rollout."""
 
 RESULT_FIELDS = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
-"""The keys that a run writes on a row. On a row that is played again they are out of date."""
+"""The keys that a run adds to a row. They are removed before the row is played again."""
 
 ATTEMPT_INDEX = "_ng_attempt_index"
 """The key of NeMo Gym's index of the attempt."""
 
-AGAIN = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
-"""Failure kinds, beside those of the model, with a cause that may be gone when the run is resumed."""
+RESUMABLE_KINDS = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
+"""Failure kinds outside the model whose cause may no longer exist when the run is resumed."""
 
-LOST = frozenset({"worker_killed", "worker_timeout", "worker_start"})
-"""Failure kinds that the answer may have caused in `verify`: further attempts would select answers by their reward."""
+WORKER_FAILURE_KINDS = frozenset({"worker_killed", "worker_timeout", "worker_start"})
+"""Failure kinds that the answer may cause in `verify`. Further attempts would select answers by their reward."""
 
 
 class StoredVerdict(Verdict):
@@ -73,7 +73,7 @@ def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
         **verdict,
         "reward": rollout.reward,
         **components,
-        **_build_stamps(key),
+        **_build_index_fields(key),
         "gymsdk": host_fields,
     }
 
@@ -92,14 +92,14 @@ def build_failed_line(rollout: Rollout, key: Key, *, attempts: int) -> Row:
         ATTEMPT_INDEX: attempts - 1,
     }
     host_fields = _build_gymsdk_field(rollout, attempts) | {"retryable": failure.retryable}
-    return {**_build_row(rollout), **failure_keys, **_build_stamps(key), "gymsdk": host_fields}
+    return {**_build_row(rollout), **failure_keys, **_build_index_fields(key), "gymsdk": host_fields}
 
 
 def _is_terminal(failure: Failure) -> bool:
-    """Return whether neither another attempt nor a corrected set-up can help, or may be used."""
-    if failure.stage == "verify" and failure.kind in LOST:
+    """Return whether a resume must not repeat the rollout: another attempt cannot help, or would select by reward."""
+    if failure.stage == "verify" and failure.kind in WORKER_FAILURE_KINDS:
         return True
-    return not (failure.retryable or failure.stage == "model" or failure.kind in AGAIN)
+    return not (failure.retryable or failure.stage == "model" or failure.kind in RESUMABLE_KINDS)
 
 
 def get_key(line: Row) -> Key:
@@ -112,7 +112,7 @@ def parse_rollout(line: Row) -> Rollout:
     host_fields = line["gymsdk"]
     fields = {name: line[name] for name in host_fields["verdict"] if name in line}
     components = line.get("reward_components", {})
-    judged = {name: value for name, value in components.items() if name != STEPS_COMPONENT}
+    verdict_components = {name: value for name, value in components.items() if name != STEPS_COMPONENT}
     params = line["responses_create_params"]
     return Rollout(
         id=host_fields["id"],
@@ -129,30 +129,34 @@ def parse_rollout(line: Row) -> Rollout:
         reward=line["reward"],
         components=components,
         verdict=StoredVerdict(
-            **{"reward": line["reward"] - components.get(STEPS_COMPONENT, 0.0), "components": judged, **fields}
+            **{
+                "reward": line["reward"] - components.get(STEPS_COMPONENT, 0.0),
+                "components": verdict_components,
+                **fields,
+            }
         ),
         turns=host_fields["turns"],
-        usage={role: Usage(**used) for role, used in host_fields["usage"].items()},
+        usage={role: Usage(**usage) for role, usage in host_fields["usage"].items()},
         timing=Timing(**host_fields["timing"]),
     )
 
 
 def _build_row(rollout: Rollout) -> Row:
     row = strip_results(rollout.row)
-    own = row.get("responses_create_params", {})
-    params = {**own, **rollout.sampling, "input": rollout.opening or own.get("input", [])}
+    row_params = row.get("responses_create_params", {})
+    params = {**row_params, **rollout.sampling, "input": rollout.opening or row_params.get("input", [])}
     params |= {"tools": rollout.tools} if rollout.tools else {}
     return {**row, "responses_create_params": params, "response": rollout.response}
 
 
-def _build_stamps(key: Key) -> Row:
+def _build_index_fields(key: Key) -> Row:
     return {TASK_INDEX: key[0], ROLLOUT_INDEX: key[1]}
 
 
 def _build_gymsdk_field(rollout: Rollout, attempts: int) -> Row:
-    kept = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"}
-    kept |= {"rollout_id"} if rollout.rollout_id else set()
-    return rollout.model_dump(mode="json", include=kept) | {"attempts": attempts}
+    included = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"}
+    included |= {"rollout_id"} if rollout.rollout_id else set()
+    return rollout.model_dump(mode="json", include=included) | {"attempts": attempts}
 
 
 def drop_partial_line(path: Path) -> None:
@@ -161,19 +165,19 @@ def drop_partial_line(path: Path) -> None:
         return
     with path.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
-        whole = _last_newline(file, size)
-        if whole != size:
-            file.truncate(whole)
+        complete_size = _find_end_of_last_line(file, size)
+        if complete_size != size:
+            file.truncate(complete_size)
 
 
-def _last_newline(file: IO[bytes], size: int, block: int = 65536) -> int:
-    """Return the size up to and including the last newline, or 0."""
+def _find_end_of_last_line(file: IO[bytes], size: int, block: int = 65536) -> int:
+    """Return the offset after the last newline of *file*, or 0 if there is none; reads backwards in blocks."""
     while size:
         start = max(0, size - block)
         file.seek(start)
-        at = file.read(size - start).rfind(b"\n")
-        if at >= 0:
-            return start + at + 1
+        newline = file.read(size - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         size = start
     return 0
 
@@ -181,16 +185,23 @@ def _last_newline(file: IO[bytes], size: int, block: int = 65536) -> int:
 FILES = ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl", "metrics.json", "run.json")
 """The files of a run."""
 
-DRAWN = ("profile.json", "profile.png")
+PROFILE_FILES = ("profile.json", "profile.png")
 """The files that `gymsdk profile` adds."""
 
 CREATE_TRIES = 100
-"""How many times a process creates its folder before it gives up: other processes may remove an empty folder."""
+"""How many times a process tries to create and lock its folder, which other processes may remove while empty."""
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """The progress of a run: the finished positions, the scored rollouts, the sum of their rewards, the failures."""
+    """The progress of a run.
+
+    Attributes:
+        done: The positions of the finished rollouts.
+        scored: The number of scored rollouts.
+        earned: The sum of their rewards.
+        failed: The number of rollouts without a reward.
+    """
 
     done: set[Key] = field(default_factory=set)
     scored: int = 0
@@ -201,7 +212,7 @@ class RunProgress:
 class RunFolder:
     """The files of one run. `with folder:` locks the folder for one process.
 
-    `keep` hands a line to the kernel before it returns, so that a killed process loses no rollout that it counted.
+    `append` hands a line to the kernel before it returns, so that a killed process loses no rollout that it counted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -254,37 +265,43 @@ class RunFolder:
         self._created.clear()
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the folder holds a run, or the rest of a run after an interrupted removal."""
+    def holds_run(self) -> bool:
+        """Whether the folder holds a run, or the remaining files of a run after an interrupted removal."""
         return self.run.exists() or self._discarded.exists()
 
     @property
-    def is_begun(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether there is a run to resume."""
         return self.run.exists() and (self.inputs.exists() or self.rollouts.exists())
 
     def list_foreign_files(self) -> list[str]:
         """Return the names of files that a run would overwrite although no run wrote them."""
-        return [] if self.is_ours else [name for name in FILES if (self.path / name).exists()]
+        return [] if self.holds_run else [name for name in FILES if (self.path / name).exists()]
 
     def clear(self) -> None:
         """Remove the files of a run, and no others."""
         if self.run.exists():
             # While this file exists, the other files count as a run's and may be removed.
             self.run.replace(self._discarded)
-        for name in (*FILES, *DRAWN):
+        for name in (*FILES, *PROFILE_FILES):
             (self.path / name).unlink(missing_ok=True)
         self._discarded.unlink(missing_ok=True)
 
     def start(self, *, settings: Row, about: Row, inputs: Iterable[Row]) -> None:
-        """Write the plan and the rows to send; an earlier run is removed after all rows have been read."""
+        """Write run.json and the rows to send; an earlier run is removed after all rows have been read.
+
+        Args:
+            settings: The settings that a resume must share with the run.
+            about: Further keys of run.json, such as the command and the versions.
+            inputs: The rows to send.
+        """
         fresh = _part_path(self.inputs)
         try:
             with _convert_write_errors(self.inputs), fresh.open("wb") as file:
                 file.writelines(map(jsonl.dump_row, inputs))
             self.clear()
-            # Before the rows: without them the run has not started, but the folder is recognised as a run's.
-            self._write(self.run, {**about, "settings": settings, "resumed": []})
+            # run.json comes first: if the process is killed here, the next run may replace the folder's files.
+            self._write_document(self.run, {**about, "settings": settings, "resumed": []})
             fresh.replace(self.inputs)
         finally:
             fresh.unlink(missing_ok=True)
@@ -294,41 +311,35 @@ class RunFolder:
         settings: Row = self._read_about()["settings"]
         return settings
 
-    def resume(self, now: Row, *, repeats: int = 1) -> None:
+    def resume(self, resumption: Row, *, repeats: int = 1) -> None:
         """Prepare the folder for a resumed run.
 
-        Adds *now* to run.json, removes incomplete last lines, and removes the failures that another attempt can help.
-        Rows that an older version wrote once per task are written again, once per repeat.
+        Adds *resumption* to run.json, and removes incomplete last lines and the failures that are not terminal. Rows
+        that an older version wrote once per task are written again, once per repeat.
         """
-        written = self._read_about()
-        self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
+        about = self._read_about()
+        self._write_document(self.run, {**about, "resumed": [*about["resumed"], resumption]})
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
             drop_partial_line(path)
-        fresh = _part_path(self.failures)
-        kept = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
-        with _convert_write_errors(self.failures), fresh.open("wb") as file:
-            file.writelines(map(jsonl.dump_row, kept))
-        fresh.replace(self.failures)
+        terminal = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
+        _replace_rows(self.failures, terminal)
 
     def _number_repeats(self, repeats: int) -> None:
         first = next(self.read_inputs(), None)
         if first is None or ROLLOUT_INDEX in first:
             return
-        fresh = _part_path(self.inputs)
         numbered = ({**row, ROLLOUT_INDEX: repeat} for row in self.read_inputs() for repeat in range(repeats))
-        with _convert_write_errors(self.inputs), fresh.open("wb") as file:
-            file.writelines(map(jsonl.dump_row, numbered))
-        fresh.replace(self.inputs)
+        _replace_rows(self.inputs, numbered)
 
     def append(self, line: Row, *, failed: bool = False) -> None:
         """Write the line of a finished rollout."""
         path = self.failures if failed else self.rollouts
-        left = memoryview(jsonl.dump_row(line))
+        remaining = memoryview(jsonl.dump_row(line))
         with _convert_write_errors(path):
-            file = self._file(path)
-            while left:
-                left = left[file.write(left) :]
+            file = self._get_open_file(path)
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
 
     def read_inputs(self) -> Iterator[Row]:
         """Yield the rows as they were sent."""
@@ -358,21 +369,21 @@ class RunFolder:
         """Write the metrics, and create the files that no rollout has created."""
         for path in (self.rollouts, self.failures):
             path.touch()
-        self._write(self.metrics, metrics)
+        self._write_document(self.metrics, metrics)
 
     def _read_about(self) -> Row:
         try:
-            written = jsonl.parse_json(self.run.read_bytes())
-            return {**written, "settings": dict(written["settings"]), "resumed": list(written["resumed"])}
+            about = jsonl.parse_json(self.run.read_bytes())
+            return {**about, "settings": dict(about["settings"]), "resumed": list(about["resumed"])}
         except (OSError, ValueError, KeyError, TypeError):
             raise BadOutput(f"{self.run} is missing or unreadable; start over with --overwrite") from None
 
-    def _file(self, path: Path) -> FileIO:
+    def _get_open_file(self, path: Path) -> FileIO:
         if path not in self._open:
             self._open[path] = path.open("ab", buffering=0)
         return self._open[path]
 
-    def _write(self, path: Path, value: Any) -> None:
+    def _write_document(self, path: Path, value: Any) -> None:
         fresh = _part_path(path)
         with _convert_write_errors(path):
             fresh.write_bytes(jsonl.dump_document(value))
@@ -382,7 +393,7 @@ class RunFolder:
 def _create_and_lock(path: Path) -> int:
     """Create the folder at *path* if it is missing, and return a descriptor that holds its lock.
 
-    Another process may remove an empty folder between any two of these steps, so that the lock only counts if the
+    Another process may remove an empty folder at any time before it is locked. The lock is therefore valid only if the
     locked folder is still at *path*.
     """
     for _ in range(CREATE_TRIES):
@@ -399,7 +410,7 @@ def _create_and_lock(path: Path) -> int:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, descriptor):
+            if _is_same_folder(path, descriptor):
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
@@ -417,7 +428,7 @@ def _check_writable(path: Path) -> None:
         raise BadOutput(f"cannot write to {path}: permission denied; choose another --output")
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_same_folder(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -431,7 +442,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _lock_and_remove_if_empty(folder: Path) -> None:
-    """Remove *folder* unless it holds something or a run holds its lock."""
+    """Remove *folder* unless it contains files or a run holds its lock."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -449,6 +460,14 @@ def _convert_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GymsdkError(f"cannot write {path}: {error.strerror}; correct the cause, then use --resume") from error
+
+
+def _replace_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write *rows* to the file at *path*, which is replaced only after all rows have been read and written."""
+    fresh = _part_path(path)
+    with _convert_write_errors(path), fresh.open("wb") as file:
+        file.writelines(map(jsonl.dump_row, rows))
+    fresh.replace(path)
 
 
 def _part_path(path: Path) -> Path:

@@ -24,7 +24,7 @@ from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Budget, Row
 
 UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments"})
-"""Fields that are not compared as they are: addresses may change, the others are compared by their content."""
+"""Fields that a resume does not compare directly: addresses may change; digests represent tasks and environments."""
 
 
 class Plan(BaseModel):
@@ -37,6 +37,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environments: dict[str, dict[str, Any]]
+    """The settings of each environment that the user has set, by the environment's name."""
     model: str | None = None
     head: str | None = None
     base_url: str | None = None
@@ -70,8 +71,8 @@ def build_settings(plan: Plan, environments: Mapping[str, Environment], servers:
         "gymsdk": version("gymsdk"),
         "split": None if plan.tasks else {name: _resolve_split(plan, each) for name, each in environments.items()},
         "environments": {
-            name: _describe_environment(environments[name], given) if name in environments else {}
-            for name, given in plan.environments.items()
+            name: _describe_environment(environments[name], settings) if name in environments else {}
+            for name, settings in plan.environments.items()
         },
         "tasks": _digest_tasks(plan.tasks) if plan.tasks else None,
     }
@@ -81,27 +82,33 @@ def _resolve_split(plan: Plan, environment: Environment) -> str | None:
     return plan.split or (get_default_split(environment) if environment.splits else None)
 
 
-def _describe_environment(environment: Environment, given: Mapping[str, Any]) -> Row:
-    """Return the version, the code's digest and the settings of an environment, with defaults; secrets are masked."""
+def _describe_environment(environment: Environment, settings: Mapping[str, Any]) -> Row:
+    """Return the version, the code's digest and all settings of an environment, with secrets masked.
+
+    The user has set only *settings*; the result also contains the defaults.
+    """
     fields = type(environment.config).model_fields
-    models = {key for key, field in fields.items() if is_model_field(field)}
-    own = environment.config.model_dump(exclude=models)
+    model_keys = {key for key, field in fields.items() if is_model_field(field)}
+    values = environment.config.model_dump(exclude=model_keys)
     return {
         "version": environment.version,
         "fingerprint": compute_fingerprint(environment.plugin),
-        "settings": {key: _dump_setting(value, given.get(key)) for key, value in own.items()}
-        | {key: str(given[key]) for key in models & given.keys()},
+        "settings": {key: _dump_setting(value, settings.get(key)) for key, value in values.items()}
+        | {key: str(settings[key]) for key in model_keys & settings.keys()},
     }
 
 
-def _dump_setting(value: object, given: object) -> Any:
-    """Return a setting as JSON that is the same in every process; for another type its *given* text, or its type."""
+def _dump_setting(value: object, user_value: object) -> Any:
+    """Return a setting as JSON that is the same in every process.
+
+    A value that JSON cannot express is represented by the text that the user has set, or by the name of its type.
+    """
     try:
         return _to_stable_json(value)
     except PydanticSerializationError:
-        return (
-            given if isinstance(given, str) else _to_stable_json(value, fallback=lambda each: type(each).__qualname__)
-        )
+        if isinstance(user_value, str):
+            return user_value
+        return _to_stable_json(value, fallback=lambda each: type(each).__qualname__)
 
 
 def _to_stable_json(value: object, fallback: Callable[[Any], Any] | None = None) -> Any:
@@ -116,6 +123,7 @@ def _to_stable_json(value: object, fallback: Callable[[Any], Any] | None = None)
 
 
 def _digest_tasks(path: Path) -> str:
+    """Return the digest of a task file; raises `BadRow` if the file cannot be read."""
     if not path.is_file():
         reason = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
         raise BadRow(f"--tasks {path}: the path {reason}; name a JSONL file")
@@ -130,11 +138,11 @@ def _digest_tasks(path: Path) -> str:
 def list_differences(stored: Row, requested: Row) -> list[str]:
     """Return one phrase for each setting in which *requested* differs from the *stored* run."""
     before, now = dict(_flatten(stored)), dict(_flatten(requested))
-    other_source = bool(stored.get("tasks")) != bool(requested.get("tasks"))
+    changed_source = bool(stored.get("tasks")) != bool(requested.get("tasks"))
     return [
         _describe_difference(path, before.get(path), now.get(path))
         for path in dict.fromkeys([*before, *now])
-        if before.get(path) != now.get(path) and not (other_source and path[0] == "split")
+        if before.get(path) != now.get(path) and not (changed_source and path[0] == "split")
     ]
 
 
@@ -158,7 +166,7 @@ OPTIONS = {
     ("servers", "model"): "the model of the servers",
     ("servers", "gymsdk"): "the servers' version of gymsdk",
 }
-"""The names in messages of settings that differ from the names of their options."""
+"""The names in messages of the settings whose option has a different name."""
 
 
 def _describe_difference(path: tuple[str, ...], before: object, now: object) -> str:
@@ -178,8 +186,8 @@ def _describe_difference(path: tuple[str, ...], before: object, now: object) -> 
             option = f"--split of {name}"
         case ("environments", name, "settings", *keys):
             option = f"--set {name}.{'.'.join(keys)}"
-        case ("environments", name, what):
-            option = f"the {what} of environment {name!r}"
+        case ("environments", name, key):
+            option = f"the {key} of environment {name!r}"
         case ("sampling", *keys) if path not in OPTIONS:
             option = f"--param {'.'.join(keys)}"
         case ("pinned", *keys):
@@ -196,16 +204,16 @@ def _format_value(value: object) -> str:
 
 
 def compute_fingerprint(plugin: object) -> str:
-    """Return a digest of the files of *plugin*: those of its package, or its single module."""
+    """Return a digest of all files of the package of *plugin*, or of its module; empty if there is no file."""
     module = sys.modules.get(getattr(plugin, "__name__", type(plugin).__module__))
     file = getattr(module, "__file__", None)
     if file is None:
         return ""
-    home = Path(file)
-    if home.name != "__init__.py":
-        return _digest_files({home.name: home})
-    files = (path for path in home.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return _digest_files({str(path.relative_to(home.parent)): path for path in sorted(files)})
+    module_path = Path(file)
+    if module_path.name != "__init__.py":
+        return _digest_files({module_path.name: module_path})
+    files = (path for path in module_path.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return _digest_files({str(path.relative_to(module_path.parent)): path for path in sorted(files)})
 
 
 def _digest_files(files: Mapping[str, Path]) -> str:
@@ -219,13 +227,14 @@ def _digest_files(files: Mapping[str, Path]) -> str:
 
 def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     """Return when, where and with which command the run starts, and the address of its model; without secrets."""
-    address, secrets = plan.base_url or load_policy_settings().policy_base_url, _collect_secrets(environments)
+    address = plan.base_url or load_policy_settings().policy_base_url
+    secrets = _collect_secrets(environments)
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*describe_program(), *(_redact(secrets, word) for word in sys.argv[1:])]),
         "folder": str(Path.cwd()),
-        "base_url": _redact([], address) if address and _uses_address(plan) else None,
-        "head": plan.head and _redact([], plan.head),
+        "base_url": _redact_urls(address) if address and _uses_address(plan) else None,
+        "head": plan.head and _redact_urls(plan.head),
     }
 
 
@@ -256,5 +265,9 @@ def _collect_secrets(environments: Iterable[Environment]) -> list[str]:
 def _redact(secrets: Iterable[str], text: str) -> str:
     for secret in filter(None, secrets):
         text = text.replace(secret, "***")
-    # A URL may hold credentials: http://USER:PASSWORD@HOST, and a key in its query.
+    return _redact_urls(text)
+
+
+def _redact_urls(text: str) -> str:
+    # A URL may hold credentials: http://USER:PASSWORD@HOST, or a key in its query.
     return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))

@@ -22,7 +22,7 @@ from gymsdk.rollouts import remote
 from gymsdk.rollouts.folder import FILES, RESULT_FIELDS, TRAJECTORY, strip_results
 from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name, get_environment_name
 from gymsdk.rollouts.remote import HeadServers, Wanted, convert_to_server_error, has_all
-from gymsdk.rollouts.tasks import SAMPLE
+from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
 from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference
 
 if TYPE_CHECKING:
@@ -342,9 +342,11 @@ def build_remote_judge(servers: HeadServers) -> Judge:
 
 
 def list_wanted(run: StoredRun) -> list[Wanted]:
-    """Return the agents and environments of the first `SAMPLE` rollouts of *run*."""
+    """Return the agents and environments of the first `MAX_SAMPLED_LINES` rollouts of *run*."""
     return list(
-        dict.fromkeys((get_agent_name(case.line), case.environment) for case in islice(run.iter_cases(), SAMPLE))
+        dict.fromkeys(
+            (get_agent_name(case.line), case.environment) for case in islice(run.iter_cases(), MAX_SAMPLED_LINES)
+        )
     )
 
 

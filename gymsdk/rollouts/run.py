@@ -41,7 +41,7 @@ from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_s
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
 from gymsdk.rollouts.summary import MetricsSource, build_summaries
 from gymsdk.rollouts.tasks import (
-    Sourced,
+    NamedRows,
     UnknownAgent,
     check_one_source,
     describe_shortages,
@@ -370,11 +370,11 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
     if not run.overwrite and (strangers := folder.list_foreign_files()):
         names = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {names}, but no run; use --overwrite, or choose another --output")
-    if folder.is_ours and not (run.resume or run.overwrite):
+    if folder.holds_run and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
-    if run.resume and not folder.is_begun:
+    if run.resume and not folder.can_resume:
         watch.log(f"{run.output} holds no run to resume; starting a new one")
-    if not (run.resume and folder.is_begun):
+    if not (run.resume and folder.can_resume):
         folder.start(settings=settings, about={**about, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
     if changed := list_differences(folder.read_settings(), settings):
@@ -417,7 +417,7 @@ def _build_inputs(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Iterator
         watch.log(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
 
 
-def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Sourced:
+def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> NamedRows:
     if plan.tasks is None:
         return read_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or DEFAULT_TASKS)
 

@@ -21,7 +21,7 @@ ANSWER = "extracted_answer"
 RAISED = frozenset({"hook_raised", "tool_raised"})
 """Kinds of failure in which the environment's own code raised an exception."""
 
-FIGURED = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
+METRIC_FIELDS = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
 """The keys of a line that become metrics, beside the fields of its verdict; the numbers of its row do not."""
 
 
@@ -59,7 +59,7 @@ class Tally:
     def add_scored(self, line: Row) -> None:
         """Count a scored rollout."""
         host_fields = line["gymsdk"]
-        kept = FIGURED.union(host_fields["verdict"])
+        kept = METRIC_FIELDS.union(host_fields["verdict"])
         parts = {f"reward_components/{name}": paid for name, paid in line.get("reward_components", {}).items()}
         figured = {key: value for key, value in line.items() if key in kept} | parts
         self.scored.append(

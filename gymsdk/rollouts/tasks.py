@@ -28,12 +28,12 @@ from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference
 Environments = Mapping[str, Environment]
 """Environments by name."""
 
-Sourced = Iterator[tuple[str, Row]]
+NamedRows = Iterator[tuple[str, Row]]
 """Rows, each with the name of its environment."""
 
 
-SAMPLE = 1000
-"""How many lines of a file are read beforehand to find out whether the servers know their agents."""
+MAX_SAMPLED_LINES = 1000
+"""How many lines of a file are read before a run, to check whether the servers know the agents of the rows."""
 
 
 class UnknownAgent(BadRow):
@@ -46,15 +46,29 @@ def check_one_source(tasks: Path | None, split: str | None) -> None:
         raise UsageError("--tasks reads rows from a file, --split from the environment; choose one of them")
 
 
-def read_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> Sourced:
-    """Yield the rows of *split*, at most *limit* per environment; raises `UnknownSplit`."""
+def read_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> NamedRows:
+    """Yield the rows of *split*, at most *limit* per environment.
+
+    Args:
+        environments: The environments.
+        split: The split; by default the default split of each environment.
+        seed: The seed of generated rows.
+        limit: The largest number of rows per environment, or `None`.
+
+    Raises:
+        UnknownSplit: An environment does not have the split.
+    """
     for name, environment in environments.items():
         for task in islice(environment.tasks(split or get_default_split(environment), seed=seed), limit):
             yield name, task.row()
 
 
 def get_default_split(environment: Environment) -> str:
-    """Return the split to use if none is given: `example` if there is one, else the environment's first."""
+    """Return the split to use if the user names none: `example` if it exists, else the environment's first split.
+
+    Raises:
+        UnknownSplit: The environment has no splits.
+    """
     splits = environment.splits
     if not splits:
         raise UnknownSplit(f"environment {environment.name!r} has no splits; name a task file with --tasks")
@@ -67,52 +81,52 @@ def describe_shortages(environments: Environments, split: str | None, *, seed: i
     The other splits are not read: reading one may download a dataset.
     """
     for name, environment in environments.items():
-        used = split or get_default_split(environment)
-        count = sum(1 for _ in islice(environment.tasks(used, seed=seed), limit))
+        split_name = split or get_default_split(environment)
+        count = sum(1 for _ in islice(environment.tasks(split_name, seed=seed), limit))
         if count >= limit:
             continue
-        listed = ", ".join(repr(each) for each in environment.splits if each != used)
+        listed = ", ".join(repr(each) for each in environment.splits if each != split_name)
         advice = f"; its other splits: {listed} (choose with --split)" if listed else "; it has no other split"
-        yield f"split {used!r} of environment {name!r} has {count} tasks, fewer than --limit {limit}{advice}"
+        yield f"split {split_name!r} of environment {name!r} has {count} tasks, fewer than --limit {limit}{advice}"
 
 
 def read_file(
     environments: Environments, path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
-) -> Sourced:
+) -> NamedRows:
     """Yield the rows of a task file without the keys that an earlier run added.
 
     Args:
         environments: The environments that the rows may be for.
         path: The task file.
-        limit: The most rows to yield.
+        limit: The largest number of rows to yield.
         bad: Called with the error of each invalid row, which is skipped.
 
     Raises:
         BadRow: A row is invalid, and *bad* is not given.
     """
 
-    def here(row: Row, where: str) -> tuple[str, Row]:
+    def parse(row: Row, where: str) -> tuple[str, Row]:
         name = _get_environment_name(environments, row, where)
         row = strip_results(row, keep=environments[name].task_type.model_fields)
         _check_fit(environments[name], row, where)
         return name, row
 
-    return islice(_read_checked(path, here, bad), limit)
+    return islice(_read_parsed_rows(path, parse, bad), limit)
 
 
-def _read_checked(
-    path: Path, checked: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None
-) -> Sourced:
+def _read_parsed_rows(
+    path: Path, parse: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None
+) -> NamedRows:
     for number, line in jsonl.read_lines(path):
         where = f"{path}:{number}"
         try:
-            task = checked(jsonl.parse_row(line, where=where), where)
+            named_row = parse(jsonl.parse_row(line, where=where), where)
         except BadRow as error:
             if bad is None:
                 raise
             bad(error)
             continue
-        yield task
+        yield named_row
 
 
 def read_file_for_servers(
@@ -123,8 +137,8 @@ def read_file_for_servers(
     limit: int | None,
     bad: Callable[[BadRow], None] | None = None,
     agent: str | None = None,
-) -> Sourced:
-    """Yield the rows of a task file that servers play, like `from_file`.
+) -> NamedRows:
+    """Yield the rows of a task file for rollouts on servers, without the keys that an earlier run added.
 
     The servers validate the rows; this function only checks that a row names an agent that they know.
 
@@ -132,12 +146,15 @@ def read_file_for_servers(
         served: The servers.
         names: The environments that the rows may name; empty for any.
         path: The task file.
-        limit: The most rows to yield.
+        limit: The largest number of rows to yield.
         bad: Called with the error of each invalid row, which is skipped.
-        agent: The agent of the rows that name none.
+        agent: The agent of the rows that name no agent.
+
+    Raises:
+        BadRow: A row is invalid or names an unknown agent, and *bad* is not given.
     """
 
-    def elsewhere(row: Row, where: str) -> tuple[str, Row]:
+    def parse(row: Row, where: str) -> tuple[str, Row]:
         name, row = _address_row(row, where, names, agent)
         try:
             served.get_agent_for_row(row, name)
@@ -145,24 +162,24 @@ def read_file_for_servers(
             raise UnknownAgent(f"{where}: {error}") from None
         return name, row
 
-    return islice(_read_checked(path, elsewhere, bad), limit)
+    return islice(_read_parsed_rows(path, parse, bad), limit)
 
 
 def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> list[Wanted]:
-    """Return the agents and environments that the rows of a task file name, in its first `SAMPLE` lines at most."""
-    agents: dict[Wanted, None] = {}
-    good = 0
-    for number, line in islice(jsonl.read_lines(path), SAMPLE):
+    """Return the agents and environments that the first `MAX_SAMPLED_LINES` rows of a task file name."""
+    wanted: dict[Wanted, None] = {}
+    count = 0
+    for number, line in islice(jsonl.read_lines(path), MAX_SAMPLED_LINES):
         try:
             name, row = _address_row(jsonl.parse_row(line, where=str(path)), f"{path}:{number}", names, agent)
         except BadRow:
             # `read_file_for_servers` reports this line.
             continue
-        agents[jobs.get_agent_name(row), name] = None
-        good += 1
-        if good == limit:
+        wanted[jobs.get_agent_name(row), name] = None
+        count += 1
+        if count == limit:
             break
-    return list(agents)
+    return list(wanted)
 
 
 def has_agents(served: HeadServers, wanted: Iterable[Wanted]) -> bool:
@@ -171,7 +188,11 @@ def has_agents(served: HeadServers, wanted: Iterable[Wanted]) -> bool:
 
 
 def _address_row(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:
-    """Return *row* as it is sent, and the environment that the row is for."""
+    """Return the name of the environment that *row* is for, and the row to send, which names its agent.
+
+    Raises:
+        BadRow: The row is invalid, or names no agent or another environment than *names*.
+    """
     row = strip_results(row)
     _check_row(row, where)
     if agent is not None and get_environment_name(row) is None:
@@ -187,20 +208,20 @@ def _address_row(row: Row, where: str, names: Sequence[str], agent: str | None) 
 def find_index_fields(path: Path) -> frozenset[str]:
     """Return the index fields that identify the rows of a task file.
 
-    In the shards of a larger file, `_ng_task_index` differs in each row. In the rows that a run has sent
-    (`inputs.jsonl`, NeMo Gym's `_materialized_inputs.jsonl`), `_ng_task_index` and `_ng_rollout_index` together differ.
-    In any other file, no index identifies a row.
+    In a shard of a larger file, `_ng_task_index` identifies a row. In a file of the rows that a run has sent
+    (`inputs.jsonl`, NeMo Gym's `_materialized_inputs.jsonl`), `_ng_task_index` and `_ng_rollout_index` together
+    identify a row. In other files, no index does.
     """
-    conflicts: list[tuple[object, object]] = []
+    indexes: list[tuple[object, object]] = []
     for _, line in jsonl.read_lines(path):
         try:
             row = jsonl.parse_row(line, where=str(path))
         except BadRow:
             # The function that yields the rows reports this line.
             continue
-        conflicts.append((row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)))
-    tasks, repeats = zip(*conflicts, strict=True) if conflicts else ((), ())
-    if _are_numbers(tasks) and _are_numbers(repeats) and len(set(conflicts)) == len(conflicts):
+        indexes.append((row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)))
+    tasks, repeats = zip(*indexes, strict=True) if indexes else ((), ())
+    if _are_numbers(tasks) and _are_numbers(repeats) and len(set(indexes)) == len(indexes):
         return frozenset({TASK_INDEX, ROLLOUT_INDEX})
     return frozenset({TASK_INDEX}) if _are_numbers(tasks) and len(set(tasks)) == len(tasks) else frozenset()
 
@@ -238,20 +259,20 @@ def _check_fit(environment: Environment, row: Row, where: str) -> None:
 def interleave_splits(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[Row]:
     """Yield rows of *split*, one per environment in turn, at most *limit* of each; raises `UnknownSplit`.
 
-    Any part of the output is as mixed as the whole, so that a trainer need not shuffle.
+    The environments alternate in the whole output, so that a trainer need not shuffle the rows.
     """
-    left = [read_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
-    while left:
-        for source in list(left):
+    sources = [read_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
+    while sources:
+        for source in list(sources):
             row = _next_row(source)
             if row is None:
-                left.remove(source)
+                sources.remove(source)
             else:
                 yield row
 
 
 async def add_tools(environments: Environments, rows: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
-    """Add to each row the tools that its episode offers: agents on other machines know no others.
+    """Yield the rows with the tools that their episodes offer: an agent on another machine knows only these tools.
 
     Raises:
         EpisodeError: An episode cannot be opened.
@@ -263,7 +284,8 @@ async def add_tools(environments: Environments, rows: Iterable[Row], *, seed: in
             yield await environments[get_environment_name(row) or ""].row(row, seed=seed)
 
 
-def _next_row(source: Sourced) -> Row | None:
+def _next_row(source: NamedRows) -> Row | None:
+    """Return the next row of *source* with the name of its agent, or `None` at the end."""
     return next(({**row, "agent_ref": build_agent_reference(name + AGENT_SUFFIX)} for name, row in source), None)
 
 
@@ -275,36 +297,37 @@ class FileCheck:
     bad: list[tuple[int, str]] = field(default_factory=list)
 
 
-Known: TypeAlias = Callable[[str], Environment | GymsdkError]
-"""Returns an environment by name, or the error why it is not available."""
+EnvironmentLookup: TypeAlias = Callable[[str], Environment | GymsdkError]
+"""Returns the environment with a name, or the error that explains why the environment is not available."""
 
 
-def check_file(path: Path, environment_of: Known, *, only: str | None = None) -> FileCheck:
+def check_file(path: Path, find_environment: EnvironmentLookup, *, default: str | None = None) -> FileCheck:
     """Check each row of a file against its environment.
 
     Args:
         path: The file.
-        environment_of: Returns an environment by name.
-        only: The environment of the rows that name none in `agent_ref.name`.
+        find_environment: Returns an environment by name.
+        default: The environment of the rows that name no environment in `agent_ref.name`.
 
     Raises:
         BadRow: The file cannot be read.
     """
-    check = FileCheck()
+    result = FileCheck()
     for number, line in jsonl.read_lines(path):
         try:
-            check.good[_check_line(line, environment_of, only)] += 1
+            result.good[_check_line(line, find_environment, default)] += 1
         except BadRow as error:
-            check.bad.append((number, str(error).removeprefix("line: ")))
-    return check
+            result.bad.append((number, str(error).removeprefix("line: ")))
+    return result
 
 
-def _check_line(line: bytes, environment_of: Known, only: str | None) -> str:
+def _check_line(line: bytes, find_environment: EnvironmentLookup, default: str | None) -> str:
+    """Return the name of the environment of a valid row; raises `BadRow` if the row is invalid."""
     row = jsonl.parse_row(line, where="line")
-    name = get_environment_name(row) or only
+    name = get_environment_name(row) or default
     if name is None:
         raise BadRow("the row does not name its environment; add `agent_ref.name`")
-    environment = environment_of(name)
+    environment = find_environment(name)
     if isinstance(environment, GymsdkError):
         raise BadRow(str(environment))
     environment.read(strip_results(row, keep=environment.task_type.model_fields))
@@ -312,7 +335,9 @@ def _check_line(line: bytes, environment_of: Known, only: str | None) -> str:
 
 
 class AtomicRowWriter:
-    """Writes a file of rows that appears at its path when it is complete; after an error nothing remains.
+    """Writes rows to a temporary file, which replaces the file at *path* when it is complete.
+
+    After an error, the temporary file is removed.
 
     Args:
         path: The file.

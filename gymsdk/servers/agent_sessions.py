@@ -27,7 +27,7 @@ SWEEP_SECONDS = 60.0
 """Seconds between two sweeps of expired sessions."""
 
 MAX_CLOSED_SESSIONS = 10_000
-"""Largest number of closed sessions that are remembered, with the reply to their close request."""
+"""Largest number of closed sessions whose ids, and replies to the close request, are remembered."""
 
 
 class HttpToolAccess(BaseModel):
@@ -80,10 +80,10 @@ class AgentSession:
     """An open agent session.
 
     Attributes:
-        opening: The body that opened it.
-        connection: The connection to its tools.
+        opening: The body of the request that opened the session.
+        connection: The connection to the tools of the session, if it has tools.
         token: The secret in the client's cookie.
-        last_used: When it was last used.
+        last_used: When the session was last used, on the clock of `AgentSessions`.
     """
 
     opening: OpenAgentSession
@@ -109,7 +109,7 @@ class AgentSessions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ttl = ttl
-        self._cap = max_sessions
+        self._max_sessions = max_sessions
         self._clock = clock
         self._open: OrderedDict[str, AgentSession] = OrderedDict()
         self._ids: dict[str, str] = {}
@@ -133,9 +133,9 @@ class AgentSessions:
             raise RequestRejected(
                 409, f"an agent session {opening.agent_session_id!r} exists or existed; choose another id"
             )
-        if len(self._open) >= self._cap:
+        if len(self._open) >= self._max_sessions:
             raise ServerOverloaded(
-                f"all {self._cap} agent sessions are in use; close some", retry_after=RETRY_AFTER_SECONDS
+                f"all {self._max_sessions} agent sessions are in use; close some", retry_after=RETRY_AFTER_SECONDS
             )
         session = AgentSession(opening, connection, secrets.token_urlsafe(24), self._clock())
         self._open[session.token] = session
@@ -143,7 +143,7 @@ class AgentSessions:
         return session
 
     def find_by_token(self, token: str | None) -> AgentSession | None:
-        """Return the session with this token and mark it as used."""
+        """Return the session with this token and mark it as used, or return `None`."""
         self.sweep()
         session = self._open.get(token or "")
         if session is not None:
@@ -152,7 +152,7 @@ class AgentSessions:
         return session
 
     def close(self, closing: CloseAgentSession) -> Cookies | None:
-        """Close a session and return the cookies of its tools; closing it again returns the same.
+        """Close a session and return the cookies of its tools; a repeated request returns the same cookies.
 
         A session that was never opened cannot be opened afterwards.
 
@@ -164,7 +164,7 @@ class AgentSessions:
         if session is not None and session.opening.episode_id != closing.episode_id:
             raise RequestRejected(409, f"agent session {name!r} belongs to another episode")
         if session is not None:
-            self._drop(session)
+            self._remove(session)
         cookies = dict(session.connection.cookies) if session is not None and session.connection else None
         self._closed.setdefault(name, cookies)
         if len(self._closed) > MAX_CLOSED_SESSIONS:
@@ -189,9 +189,9 @@ class AgentSessions:
         """Remove expired sessions."""
         limit = self._clock() - self._ttl
         while self._open and (oldest := next(iter(self._open.values()))).last_used <= limit:
-            self._drop(oldest)
+            self._remove(oldest)
 
-    def _drop(self, session: AgentSession) -> None:
+    def _remove(self, session: AgentSession) -> None:
         del self._open[session.token]
         del self._ids[session.opening.agent_session_id]
 
@@ -203,7 +203,7 @@ def connect_to_tools(
 
     Args:
         opening: The body that opens the session.
-        headers_for: Returns further headers for requests to a URL.
+        headers_for: Returns further headers for requests to a URL, such as the token.
 
     Returns:
         The connection, or `None` if the session has no tools.
@@ -218,15 +218,13 @@ def connect_to_tools(
         raise RequestRejected(
             422, f"this agent only supports direct_http: change {unsupported[0]!r} to direct_http, or make it optional"
         )
-    direct = [access for access in accesses if isinstance(access, HttpToolAccess)]
-    if len(direct) > 1:
+    http_accesses = [access for access in accesses if isinstance(access, HttpToolAccess)]
+    if len(http_accesses) > 1:
         raise RequestRejected(422, "this agent supports one tool server: send exactly one direct_http access")
-    return next(
-        (_build_connection(access, headers_for(access.base_url) if headers_for else {}) for access in direct), None
-    )
-
-
-def _build_connection(access: HttpToolAccess, headers: client.Headers) -> SessionConnection:
+    if not http_accesses:
+        return None
+    access = http_accesses[0]
+    headers: client.Headers = headers_for(access.base_url) if headers_for else {}
     return SessionConnection(
         access.base_url.rstrip("/"), client.filter_cookies(access.cookies), {**headers, **access.headers}
     )

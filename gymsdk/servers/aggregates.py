@@ -16,14 +16,14 @@ from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import is_finite_number
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import RESULT_FIELDS, StoredVerdict
-from gymsdk.rollouts.summary import ANSWER, FIGURED
+from gymsdk.rollouts.summary import ANSWER, METRIC_FIELDS
 from gymsdk.servers.app import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 T = TypeVar("T")
 
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-"""Serialises the aggregation of large requests, per event loop."""
+"""The lock of each event loop, which only one large request at a time may hold."""
 
 THREAD_ROW_COUNT = 1000
 """Number of rows from which metrics are computed in a thread, so that other requests do not wait."""
@@ -33,12 +33,12 @@ MAX_ROWS = 250_000
 
 
 async def aggregate_rows(environment: Environment, body: Row) -> Item:
-    """Compute the metrics of the rows in `verify_responses`; rows without a reward or with a masked one are left out.
+    """Return the metrics of the rows in `verify_responses`, except rows without a reward or with a masked reward.
 
-    Large requests are computed in a thread, one request at a time.
+    A thread computes the metrics of a large request, one request at a time.
 
     Raises:
-        RequestRejected: The rows are invalid, or there are more than 250,000.
+        RequestRejected: The rows are invalid, or there are more than `MAX_ROWS`.
     """
     received = _read_rows(body)
     if len(received) <= THREAD_ROW_COUNT:
@@ -49,11 +49,11 @@ async def aggregate_rows(environment: Environment, body: Row) -> Item:
 
 async def _aggregate(environment: Environment, received: Sequence[Row]) -> Item:
     rows = await _run_in_thread_if_many(received, lambda: list(_number_repeats(received)))
-    own_metrics, complaint = await _call_metrics_hook(environment, rows)
-    metrics_by_level, conflict = await _run_in_thread_if_many(
-        rows, lambda: _compute_metrics(environment.name, rows, own_metrics)
+    hook_metrics, hook_error = await _call_metrics_hook(environment, rows)
+    metrics_by_level, name_conflict = await _run_in_thread_if_many(
+        rows, lambda: _compute_metrics(environment.name, rows, hook_metrics)
     )
-    complaints = "; ".join(filter(None, (complaint, conflict)))
+    complaints = "; ".join(filter(None, (hook_error, name_conflict)))
     return metrics_by_level | ({"complaint": complaints} if complaints else {})
 
 
@@ -65,20 +65,20 @@ async def _run_in_thread_if_many(rows: Sequence[Row], work: Callable[[], T]) -> 
 def _compute_metrics(
     environment: str, rows: Sequence[Row], hook_metrics: Mapping[str, float]
 ) -> tuple[Item, str | None]:
-    """Return the metrics, and a complaint about metrics of the environment that would overwrite the host's."""
+    """Return the metrics, and an error if metrics of the environment have the names of the host's metrics."""
     scored = [_to_scored(row) for row in rows]
-    figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows))
-    own, complaint = metrics.merge_metrics(figures, hook_metrics)
-    means = {name: value for name, value in figures.items() if name.startswith("mean/")}
+    host_metrics = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows))
+    own_metrics, name_conflict = metrics.merge_metrics(host_metrics, hook_metrics)
+    means = {name: value for name, value in host_metrics.items() if name.startswith("mean/")}
     repeats = max(Counter(each.task for each in scored).values(), default=None)
     return {
-        "agent_metrics": figures | own,
-        "key_metrics": means | own,
+        "agent_metrics": host_metrics | own_metrics,
+        "key_metrics": means | own_metrics,
         "group_level_metrics": metrics.summarize_tasks(
             scored, expected=repeats, samples={row[TASK_INDEX]: _sample_row(row) for row in rows}
         ),
         "repeat_level_metrics": _summarize_repeats(scored, environment + AGENT_SUFFIX),
-    }, complaint
+    }, name_conflict
 
 
 def _read_rows(body: Row) -> list[Row]:
@@ -96,7 +96,7 @@ def _is_counted(row: Row) -> bool:
 
 
 def _number_repeats(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows with task and repeat indices; a missing repeat index continues the task's count."""
+    """Yield the rows with task and repeat indices; a missing repeat index is the number of the task's earlier rows."""
     counts: Counter[int] = Counter()
     for row in rows:
         task = _read_index(row, TASK_INDEX, 0)
@@ -114,9 +114,12 @@ def _read_index(row: Row, name: str, default: int) -> int:
 
 
 def _to_scored(row: Row) -> ScoredRollout:
-    """Convert a row for the metrics; if it lists the verdict's fields, its other numbers belong to the task."""
-    verdict = _verdict_fields(row)
-    kept = row.keys() if verdict is None else FIGURED | set(verdict)
+    """Return a row as a scored rollout.
+
+    If the row lists the fields of its verdict, its other numbers belong to the task and are no metrics.
+    """
+    verdict = _get_verdict_fields(row)
+    kept = row.keys() if verdict is None else METRIC_FIELDS | set(verdict)
     rewards = row.get("reward_components")
     components = (
         {f"reward_components/{name}": reward for name, reward in rewards.items()} if isinstance(rewards, dict) else {}
@@ -128,7 +131,7 @@ def _to_scored(row: Row) -> ScoredRollout:
     return metrics.parse_scored_rollout(fields | components | usage_field, answer_key=ANSWER if ANSWER in row else None)
 
 
-def _verdict_fields(row: Row) -> list[str] | None:
+def _get_verdict_fields(row: Row) -> list[str] | None:
     details = row.get("gymsdk")
     names = details.get("verdict") if isinstance(details, dict) else None
     return list(map(str, names)) if isinstance(names, list) else None
@@ -139,7 +142,7 @@ def _sample_row(row: Row) -> Row:
 
 
 async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str, float], str | None]:
-    """Return the environment's own metrics, or why its `metrics` hook failed."""
+    """Return the metrics of the environment's `metrics` hook, or the error with which the hook failed."""
     if not rows or not environment.has_metrics:
         return {}, None
     try:
@@ -151,7 +154,7 @@ async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> t
 
 def _to_rollout(row: Row, environment: str) -> Rollout:
     """Build a rollout from a verified row, without its response, which clients do not send."""
-    names = _verdict_fields(row)
+    names = _get_verdict_fields(row)
     fields = {
         key: value for key, value in row.items() if (key in names if names is not None else key not in RESULT_FIELDS)
     }
@@ -170,24 +173,26 @@ def _to_rollout(row: Row, environment: str) -> Rollout:
 
 def _summarize_repeats(scored: Sequence[ScoredRollout], agent: str) -> list[Item]:
     """Return the metrics of each repeat over all tasks, if there are several repeats."""
-    runs: defaultdict[int, list[ScoredRollout]] = defaultdict(list)
+    repeats: defaultdict[int, list[ScoredRollout]] = defaultdict(list)
     for each in scored:
-        runs[each.repeat].append(each)
+        repeats[each.repeat].append(each)
     tasks = len({each.task for each in scored})
-    return [_summarize_repeat(index, runs[index], tasks, agent) for index in sorted(runs)] if len(runs) > 1 else []
+    if len(repeats) <= 1:
+        return []
+    return [_summarize_repeat(index, repeats[index], tasks, agent) for index in sorted(repeats)]
 
 
-def _summarize_repeat(index: int, run: Sequence[ScoredRollout], tasks: int, agent: str) -> Item:
-    count = len({each.task for each in run})
+def _summarize_repeat(index: int, rollouts: Sequence[ScoredRollout], tasks: int, agent: str) -> Item:
+    count = len({each.task for each in rollouts})
     entry: Item = {
         "agent_ref": {"name": agent},
         ROLLOUT_INDEX: index,
         "sample_count": count,
         "missing_count": tasks - count,
     }
-    spread = metrics.summarize_fields(run)
-    rewards = sorted(each.reward for each in run)
+    field_metrics = metrics.summarize_fields(rollouts)
+    rewards = sorted(each.reward for each in rollouts)
     low, _, high = quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
     error = metrics.std(rewards) / math.sqrt(len(rewards))
     reward_metrics = {"sem/reward": error, "p25/reward": low, "p75/reward": high}
-    return entry | spread | {name: figure for name, figure in reward_metrics.items() if math.isfinite(figure)}
+    return entry | field_metrics | {name: value for name, value in reward_metrics.items() if math.isfinite(value)}

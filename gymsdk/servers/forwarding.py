@@ -46,7 +46,7 @@ MAX_INSTANCES = 4
 """Largest number of instances that are looked up for one request."""
 
 MAX_FORWARD_SECONDS = 3600.0
-"""Timeout of a forwarded request in seconds; the other instance has bounds of its own."""
+"""Timeout of a forwarded request in seconds; the other instance enforces its own time limits."""
 
 RETRY_AFTER_SECONDS = 1.0
 
@@ -57,7 +57,7 @@ class Peers:
 
     Attributes:
         instance: This instance's id.
-        url: Returns the URL of an instance by its id, or `None` if it is gone.
+        url: Returns the URL of an instance by its id, or `None` if the instance is gone.
         token: The token for the other instances; the process's own by default.
         watch_seconds: Seconds between two checks that an instance is alive.
     """
@@ -71,7 +71,7 @@ class Peers:
 class ForwardingMiddleware:
     """ASGI middleware that forwards POST requests whose session belongs to another instance.
 
-    If that instance is gone, the session is lost, and this instance answers. A request is forwarded only once.
+    If the other instance is gone, the session is lost, and this instance answers. A request is forwarded only once.
 
     Args:
         app: The app.
@@ -96,7 +96,7 @@ class ForwardingMiddleware:
             body_budget().release(scope)
 
     async def _forward(self, other: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request to the instance `other`; handle it here if that instance is gone."""
+        """Forward a request to the instance `other`, given as id and URL; handle the request if `other` is gone."""
         request = Request(scope, receive)
         try:
             body = await read_body(request)
@@ -112,7 +112,7 @@ class ForwardingMiddleware:
             await response(scope, receive, send)
 
     async def _find_owner(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the id and the URL of the instance that has the session, or `None` for this one."""
+        """Return the id and the URL of the other instance that has the session, or `None` if this instance answers."""
         for other in self._find_instances(scope):
             if (url := await self._peers.url(other)) is not None:
                 return other, url
@@ -132,13 +132,13 @@ class ForwardingMiddleware:
         return [] if self._peers.instance in instances else instances[:MAX_INSTANCES]
 
     async def _send_to(self, other: str, url: str, request: Request, body: bytes) -> Response | None:
-        """Send the request to the instance `other`; return `None` if it is gone."""
+        """Send the request to the instance `other` and return its response, or `None` if the instance is gone."""
 
-        async def known() -> bool:
+        async def is_registered() -> bool:
             return await self._peers.url(other) is not None
 
         headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
-        # The client's token was checked here; the request carries this server's own.
+        # This server has checked the client's token; the forwarded request carries this server's token.
         outgoing: client.Headers = {
             **headers,
             FORWARDED_HEADER: "1",
@@ -149,12 +149,12 @@ class ForwardingMiddleware:
             exchange = client.post(
                 target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
             )
-            answer = await wait_while_alive(exchange, url, known, watch=self._peers.watch_seconds)
+            answer = await wait_while_alive(exchange, url, is_registered, watch=self._peers.watch_seconds)
         except client.NotSent:
             return None
         except EpisodeError as error:
             # The request may have taken effect, so the client must decide whether to repeat it.
-            return _failure_response(error)
+            return _build_failure_response(error)
         response = Response(answer.body, status_code=answer.status)
         response_headers = _filter_headers(answer.headers.items(), RESPONSE_HOP_HEADERS)
         response.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_headers]
@@ -162,14 +162,14 @@ class ForwardingMiddleware:
 
 
 def _build_url(url: str, scope: Scope) -> str:
-    """Build the URL at the other instance; nothing in the path can change its host or port."""
+    """Build the URL at the other instance; the request's path cannot change the host or the port."""
     path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{url.rstrip('/')}/{path.removeprefix('/')}" + (f"?{query}" if query else "")
 
 
 def _filter_headers(headers: Iterable[tuple[str, str]], excluded: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers that are not hop-by-hop."""
+    """Yield the headers that are neither hop-by-hop nor *excluded*; their names are in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     connection_headers = {
         word.strip().lower() for name, value in lower if name == "connection" for word in value.split(",")
@@ -180,21 +180,18 @@ def _filter_headers(headers: Iterable[tuple[str, str]], excluded: frozenset[str]
 
 
 def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Join headers of the same name into one value."""
+    """Return the headers as a dict; values of headers with the same name are joined."""
     joined: dict[str, str] = {}
     for name, value in headers:
         separator = "; " if name == "cookie" else ", "
-        title = _title_case_header(name)
-        joined[title] = f"{joined[title]}{separator}{value}" if title in joined else value
+        # The HTTP client adds `Content-Type`; with another spelling, the header would be sent twice.
+        key = "Content-Type" if name == "content-type" else name
+        joined[key] = f"{joined[key]}{separator}{value}" if key in joined else value
     return joined
 
 
-def _title_case_header(name: str) -> str:
-    """Return the name as our HTTP client spells it, so that no header is sent twice."""
-    return "Content-Type" if name == "content-type" else name
-
-
-def _failure_response(error: EpisodeError) -> Response:
+def _build_failure_response(error: EpisodeError) -> Response:
+    """Return the response for a forwarded request without an answer."""
     detail = f"the instance that has the session failed: {error}"
     fields = {"stage": "step", "kind": "server_unreachable", "retryable": True, "outcome": "failed"}
     response = json_response({"detail": detail, **fields}, status=503)
@@ -203,7 +200,7 @@ def _failure_response(error: EpisodeError) -> Response:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that delivers a body which was read before."""
+    """Return a `receive` function that delivers the *body*, which was already read from *receive*."""
     is_delivered = False
 
     async def replay() -> MutableMapping[str, Any]:

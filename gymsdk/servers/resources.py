@@ -16,7 +16,7 @@ from gymsdk.episode import JudgedEpisode
 from gymsdk.errors import Unscorable
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.rollouts.folder import AGAIN, LOST
+from gymsdk.rollouts.folder import RESUMABLE_KINDS, WORKER_FAILURE_KINDS
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.app import (
@@ -77,8 +77,11 @@ def create_app(
         max_sessions: The largest number of open sessions.
         budget: The largest budget of an episode.
         with_mcp: Whether to offer the tools at `/mcp` too.
-        metrics: The server's metrics.
+        metrics: The server's metrics; new ones by default.
         peers: The other instances, if several servers have this name.
+
+    Returns:
+        The ASGI app.
     """
     server_name = name or environment.name
     metrics = metrics or ServerMetrics(server_name)
@@ -99,8 +102,8 @@ def create_app(
                 stopping.set()
                 await _end_sessions(sessions, sweeper)
 
-    about = f"The resources server of the environment {environment.name}, version {environment.version}."
-    app = create_base_app(server_name, about, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
+    description = f"The resources server of the environment {environment.name}, version {environment.version}."
+    app = create_base_app(server_name, description, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
     app.add_middleware(
         CookieMiddleware,
         name=cookie_name("ResourcesServer", server_name),
@@ -132,6 +135,7 @@ async def _sweep_until(sessions: SessionStore, stopping: asyncio.Event, seconds:
 
 
 async def _end_sessions(sessions: SessionStore, sweeper: asyncio.Task[None]) -> None:
+    """Wait for the *sweeper* and close all sessions, for `CLOSE_SECONDS` at most."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await sweeper
@@ -160,7 +164,7 @@ class ResourcesEndpoints:
         self._seeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def seed(self, request: Request) -> Response:
-        """Open a session for a row, given flat or in the typed body; the response sets its cookie."""
+        """Open a session and set its cookie. The row is the body, or `task_data` in NeMo Gym's typed body."""
         content = await read_json_object(request)
         if "resources_session_id" in content:
             return await self._open_typed(request, parse_body(SeedRequest, content))
@@ -170,7 +174,7 @@ class ResourcesEndpoints:
         return json_response(self._build_tool_access(session, "mcp") | _describe_episode(row_request, session))
 
     async def close(self, request: Request) -> Response:
-        """Close the session that the body names, or the cookie's; closing a session twice is no error."""
+        """Close the session that the body names, or else the session of the cookie; closing it twice is no error."""
         content = await read_json_object(request)
         if "resources_session_id" not in content:
             session, trusted = self._find_session(request), tool_calls.CLIENT_HEADER in request.headers
@@ -185,13 +189,11 @@ class ResourcesEndpoints:
         return json_response({key: content[key] for key in ("resources_session_id",) if key in content})
 
     async def verify(self, request: Request) -> Response:
-        """Judge a response to a row, with the session's state if there is a session."""
+        """Judge a response to a row, in the state of its session if there is one."""
         content = await read_json_object(request)
         row_request, response = self._parse_request(request, content), parse_response(content)
-        items, end_reason = (
-            tool_calls.strip_server_prefix(response["output"], self._name),
-            infer_end_reason(content, response),
-        )
+        items = tool_calls.strip_server_prefix(response["output"], self._name)
+        end_reason = infer_end_reason(content, response)
         session = self._find_session(request)
         if request.scope["state"]["lost"] and self._environment.needs_replay and _has_tool_call(items):
             raise RequestRejected(
@@ -206,7 +208,7 @@ class ResourcesEndpoints:
             judged, judged_session, reason = await self.episodes.judge(row_request, items, end_reason, session)
         except Unscorable as error:
             if session is None or session.extras["kind"] != "typed":
-                error.retryable = error.retryable or error.kind in AGAIN | LOST
+                error.retryable = error.retryable or error.kind in RESUMABLE_KINDS | WORKER_FAILURE_KINDS
                 raise
             return json_response(_build_unscored_row(row_request, content, error))
         return json_response(self._build_verified_row(row_request, content, judged, judged_session, reason))
@@ -216,7 +218,7 @@ class ResourcesEndpoints:
         return json_response(await aggregate_rows(self._environment, await read_json_object(request)))
 
     async def mode(self) -> Response:
-        """Report that `/verify` needs no session."""
+        """Report NeMo Gym's mode `stateless`: `/verify` needs no session."""
         return json_response("stateless")
 
     async def _open_typed(self, request: Request, seed: SeedRequest) -> Response:
@@ -229,18 +231,21 @@ class ResourcesEndpoints:
         )
 
     async def _open_named(self, request: Request, seed: SeedRequest) -> Session:
-        unprompted: Row = {"responses_create_params": {"input": []}}
+        empty_prompt: Row = {"responses_create_params": {"input": []}}
         row_request = self._parse_request(
-            request, {**unprompted, **seed.task_data, ROLLOUT_ID_FIELD: seed.episode_id.rollout_id}
+            request, {**empty_prompt, **seed.task_data, ROLLOUT_ID_FIELD: seed.episode_id.rollout_id}
         )
         existing = self._sessions.find_by_name(seed.resources_session_id)
         if existing is not None and existing.extras.get("seed") == seed and not _is_played(existing):
-            # The session has not been used since, so the repeated request gets the same one.
+            # Nothing was played in this session, so the repeated request gets the same session.
             return existing
         # NeMo Gym may send the prompt to the agent alone; then only the row in `/verify` contains it.
-        prompted, previous = "responses_create_params" in seed.task_data, self._find_session(request)
         session = await self.episodes.open_session(
-            row_request, "typed", name=seed.resources_session_id, previous=previous, has_prompt=prompted
+            row_request,
+            "typed",
+            name=seed.resources_session_id,
+            previous=self._find_session(request),
+            has_prompt="responses_create_params" in seed.task_data,
         )
         session.extras["seed"] = seed
         return session
@@ -283,11 +288,9 @@ class ResourcesEndpoints:
 
 def _add_routes(app: FastAPI, endpoints: ResourcesEndpoints) -> None:
     task = endpoints.episodes.environment.task_type
-    row_schema, verify_schema, typed_schema = (
-        build_row_schema(task),
-        build_row_schema(task, response=RESPONSE_SCHEMA),
-        SeedRequest.model_json_schema(),
-    )
+    row_schema = build_row_schema(task)
+    verify_schema = build_row_schema(task, response=RESPONSE_SCHEMA)
+    typed_schema = SeedRequest.model_json_schema()
     seed_schema = {
         "anyOf": [row_schema, typed_schema],
         "$defs": {**row_schema.get("$defs", {}), **typed_schema["$defs"]},
@@ -306,6 +309,7 @@ def _add_routes(app: FastAPI, endpoints: ResourcesEndpoints) -> None:
 
 
 def _echo_row(row_request: RowRequest, content: Row) -> Item:
+    """Return the row, the prompt and the response as the client sent them."""
     prompt = {key: content[key] for key in ("responses_create_params",) if key in content}
     return {**row_request.row, **prompt, "response": content["response"]}
 
@@ -325,7 +329,7 @@ def _is_played(session: Session) -> bool:
 
 
 def _describe_episode(row_request: RowRequest, session: Session) -> Item:
-    """Return the seed, the opening messages and the tools of an episode, for gymsdk's own clients."""
+    """Return the seed, the opening messages and the tools of an episode if the client is gymsdk's own."""
     episode = session.runner.episode
     if row_request.options is None or episode is None:
         return {}

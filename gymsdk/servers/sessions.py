@@ -29,13 +29,13 @@ RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
 
 LEFT_SESSION_SECONDS = 600.0
-"""Seconds after which a session is closed that its client left without asking for a verdict."""
+"""Seconds from the last use to the close of a session that its client left without a request for a verdict."""
 
 CLOSE_GRACE_SECONDS = 1.0
-"""Seconds that a sweep waits for the sessions it closes; slower ones finish in the background."""
+"""Seconds that a sweep waits for the sessions that it closes; slower sessions close in the background."""
 
 MAX_BLOCKED_NAMES = 100_000
-"""How many names of closed sessions are remembered, so that they are not opened again."""
+"""How many names of closed sessions are remembered; a session with such a name is not opened again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class SessionStore:
     Args:
         ttl: Seconds after its last use when a session expires.
         max_sessions: The largest number of open sessions.
-        instance: The id of this instance, which each token then starts with, if several servers have one name.
+        instance: The id of this instance, if several servers have the same name; each token then starts with it.
         clock: Returns the time in seconds.
     """
 
@@ -184,32 +184,33 @@ class SessionStore:
         return closing
 
     def close_soon(self, session: Session) -> None:
-        """Mark a session to be closed soon, or when another session needs its place."""
+        """Mark a session as left: it closes after `LEFT_SESSION_SECONDS`, or when another session needs its place."""
         session.left = True
         if self.is_open(session):
             self._left[session] = None
 
     def block_name(self, name: str) -> None:
-        """Keep a session called `name` from being opened again."""
+        """Prevent a session with this name from being opened again."""
         self._blocked_names[name] = None
         if len(self._blocked_names) > MAX_BLOCKED_NAMES:
             self._blocked_names.popitem(last=False)
 
     async def sweep(self) -> None:
-        """Close expired sessions; a session with a call under way is not expired."""
-        now, shortest = self._clock(), min(LEFT_SESSION_SECONDS, self._ttl)
-        unused = takewhile(lambda session: session.last_used <= now - shortest, self._open.values())
-        old = [each for each in unused if each.left or each.last_used <= now - self._ttl]
-        await self._await_closed([each for each in old if not each.lock.locked()])
+        """Close expired sessions, except sessions with a call under way."""
+        now, shortest_ttl = self._clock(), min(LEFT_SESSION_SECONDS, self._ttl)
+        # The open sessions are in the order of their last use.
+        unused = takewhile(lambda session: session.last_used <= now - shortest_ttl, self._open.values())
+        expired = [session for session in unused if session.left or session.last_used <= now - self._ttl]
+        await self._await_closed([session for session in expired if not session.lock.locked()])
 
     async def aclose(self) -> None:
-        """Close all sessions; cancellation abandons those still closing."""
+        """Close all sessions; a cancellation abandons the sessions that are still closing."""
         for session in list(self._open.values()):
             self._begin_close(session)
         await asyncio.gather(*self._closing)
 
     async def _await_closed(self, sessions: Iterable[Session]) -> None:
-        # All at the same time: each may take as long as the environment's `close` hook is allowed.
+        # Sessions close concurrently, because each may take as long as the time limit of the `close` hook.
         closing = [task for session in sessions if (task := self._begin_close(session)) is not None]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_GRACE_SECONDS)
@@ -221,8 +222,8 @@ async def _close_episode(session: Session) -> None:
 
 
 OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."
-NO_CALL_SEEN_MESSAGE = "None of the response's tool calls was sent to the cookie's session."
-CALLS_UNSEEN_MESSAGE = (
+NO_CALL_RECEIVED_MESSAGE = "None of the response's tool calls was sent to the cookie's session."
+CALLS_NOT_RECEIVED_MESSAGE = (
     "Some of the response's tool calls were not sent to the cookie's session; the first is a call of {name!r}."
 )
 ABANDONED_MESSAGE = (
@@ -267,39 +268,39 @@ class Match:
 def find_session(
     candidates: Sequence[Session], request: RowRequest, items: Sequence[Item], environment: Environment
 ) -> Match:
-    """Find the session in which `items`, the response to a row, were played.
+    """Find the session in which the policy played a response.
 
     Args:
-        candidates: The sessions of one cookie in the order in which they were opened; the last is the current one.
+        candidates: The sessions of one cookie in the order in which they were opened; the last is the newest.
         request: The row.
         items: The output of the response.
         environment: The environment of the sessions.
 
     Raises:
-        BadRow: The row does not fit the environment.
+        BadRow: The row is invalid for the environment.
     """
     newest = candidates[-1]
-    fitting, differs = _sessions_of_row(candidates, request, environment)
-    if not fitting:
-        return Match(None, OTHER_ROW_MESSAGE.format(difference=differs), row_has_session=False)
-    calls = ResponseCalls.from_items(items, fitting[-1], environment)
-    if newest in fitting and calls.is_complete_in(newest):
+    row_sessions, difference = _find_sessions_of_row(candidates, request, environment)
+    if not row_sessions:
+        return Match(None, OTHER_ROW_MESSAGE.format(difference=difference), row_has_session=False)
+    calls = ResponseCalls.from_items(items, row_sessions[-1], environment)
+    if newest in row_sessions and calls.is_complete_in(newest):
         return Match(newest)
-    sharing = [session for session in fitting if calls.has_seen_any([session])]
+    with_calls = [session for session in row_sessions if calls.has_received_any([session])]
     # A call of an unknown tool may have opened a newer session, which received the later calls.
-    played = candidates[candidates.index(sharing[0]) :] if sharing and calls.others else fitting
-    unseen = calls.find_unseen(played)
-    if unseen or not sharing:
-        name = unseen[0].name if unseen else ""
-        return Match(None, CALLS_UNSEEN_MESSAGE.format(name=name) if sharing else NO_CALL_SEEN_MESSAGE)
-    complete = [session for session in sharing if not calls.find_unseen([session])]
-    # A policy may have opened the newer session itself; it must not choose where it is judged.
-    chosen = complete[-1] if complete and not calls.others else sharing[0]
+    searched = candidates[candidates.index(with_calls[0]) :] if with_calls and calls.others else row_sessions
+    not_received = calls.find_not_received(searched)
+    if not_received or not with_calls:
+        name = not_received[0].name if not_received else ""
+        return Match(None, CALLS_NOT_RECEIVED_MESSAGE.format(name=name) if with_calls else NO_CALL_RECEIVED_MESSAGE)
+    complete = [session for session in with_calls if not calls.find_not_received([session])]
+    # The policy may have opened the newer session with a tool call, to be judged in another session.
+    chosen = complete[-1] if complete and not calls.others else with_calls[0]
     return Match(chosen, None if chosen is newest else ABANDONED_MESSAGE)
 
 
 def is_judged(session: Session) -> bool:
-    """Return whether the session was judged."""
+    """Return whether `/verify` judged the session, or the runner has a result."""
     return "judged" in session.extras or session.runner.result is not None
 
 
@@ -324,7 +325,7 @@ class ResponseCalls:
     @classmethod
     def from_items(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
         """Return the calls among `items`, which were played in an episode like that of `session`."""
-        episode = _episode_of(session)
+        episode = _get_episode(session)
         names = {tool.get("name") for tool in episode.tools} - RESERVED_PATHS
         answered = [
             action
@@ -338,14 +339,14 @@ class ResponseCalls:
     def is_complete_in(self, session: Session) -> bool:
         """Return whether `session` received every call, including calls of unknown tools."""
         missing, _ = _pair_calls(self.others, session.calls, lambda call: call.name)
-        return not missing and not self.find_unseen([session])
+        return not missing and not self.find_not_received([session])
 
-    def has_seen_any(self, sessions: Iterable[Session]) -> bool:
-        """Return whether one of `sessions` received an offered call, or no agent would have sent any of them."""
+    def has_received_any(self, sessions: Iterable[Session]) -> bool:
+        """Return whether one of `sessions` received an offered call, or agents would send none of the offered calls."""
         missing = self._find_missing(sessions)
         return len(missing) < len(self.offered) or not self._keep_sendable(missing)
 
-    def find_unseen(self, sessions: Iterable[Session]) -> list[ToolCall]:
+    def find_not_received(self, sessions: Iterable[Session]) -> list[ToolCall]:
         """Return the offered calls that `sessions` did not receive, except those that agents do not send."""
         return self._keep_sendable(self._find_missing(sessions))
 
@@ -357,16 +358,17 @@ class ResponseCalls:
         return missing
 
     def _keep_sendable(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        """Return the *calls* that agents send: agents answer calls that the tool rejects."""
         return [call for call in calls if _received_key(call, self.environment) is not None]
 
 
 def _pair_calls(
     calls: Sequence[ToolCall], recorded: Sequence[ToolCall], key_of: Callable[[ToolCall], Hashable]
 ) -> tuple[list[ToolCall], list[ToolCall]]:
-    """Match calls with recorded calls.
+    """Match each call with one recorded call that has the same `key_of`.
 
     Returns:
-        The calls without an equal recorded call, and the recorded calls without an equal call, compared by `key_of`.
+        The calls without a match, and the recorded calls without a match.
     """
     available: defaultdict[Hashable, list[ToolCall]] = defaultdict(list)
     for call in recorded:
@@ -381,7 +383,7 @@ def _pair_calls(
 
 
 def _written_key(call: ToolCall) -> Hashable:
-    """Return the name and the arguments without nulls, independent of spacing and key order."""
+    """Return the name and the arguments as the policy wrote them, without nulls, spacing and key order."""
     text = call.arguments.encode("utf-8", "replace")
     try:
         return call.name, _freeze(to_canonical(parse_json(text or b"{}")))
@@ -401,7 +403,7 @@ def _received_key(call: ToolCall, environment: Environment) -> Hashable | None:
     except INTERRUPTS:
         raise
     except BaseException:  # noqa: BLE001  # a validator of the environment may raise anything
-        # Agents send such a call, and the server answers with a failure.
+        # Agents send a call that the validator cannot check, and the server answers with a failure.
         return _written_key(call)
 
 
@@ -414,20 +416,20 @@ def _freeze(value: Any) -> Hashable:
     return (bool, value) if isinstance(value, bool) else value
 
 
-def _sessions_of_row(
+def _find_sessions_of_row(
     candidates: Sequence[Session], request: RowRequest, environment: Environment
 ) -> tuple[list[Session], str | None]:
-    """Return the candidates that were opened with the row, and how the last candidate's row differs.
+    """Return the candidates that were opened with the row, and how the row of the last candidate differs, if it does.
 
     A session whose row differs only in fields that clients add or leave out counts if no other session matches.
     """
     difference: str | None = None
     for exact in (True, False):
         differences = [_describe_difference(session, request, environment, exact=exact) for session in candidates]
-        fitting = [session for session, found in zip(candidates, differences, strict=True) if found is None]
-        if fitting:
-            return fitting, differences[-1]
+        same_row = [session for session, each in zip(candidates, differences, strict=True) if each is None]
         difference = differences[-1]
+        if same_row:
+            return same_row, difference
     return [], difference
 
 
@@ -438,21 +440,21 @@ def _describe_difference(session: Session, request: RowRequest, environment: Env
     index, which some clients send only with one of their requests.
     """
     origin: SessionOrigin = session.extras["origin"]
-    own, other = origin.identity, request.identity
-    for name, value in own.fields.items():
-        if name not in other.fields or other.fields[name] != value:
+    opened, requested = origin.identity, request.identity
+    for name, value in opened.fields.items():
+        if name not in requested.fields or requested.fields[name] != value:
             return f"the field {name!r} differs"
-    if origin.prompted and not _has_prompt(own.prompt, other.prompt, exact=exact):
+    if origin.prompted and not _is_same_prompt(opened.prompt, requested.prompt, exact=exact):
         return "the prompt differs"
     if not _has_seed(origin, request, exact=exact):
         return "the seed or the task index differs"
     return _find_added_field(session, request, environment)
 
 
-def _has_prompt(own: list[Any] | None, other: list[Any] | None, *, exact: bool) -> bool:
-    if own is None or other is None or own == other:
+def _is_same_prompt(opened: list[Any] | None, requested: list[Any] | None, *, exact: bool) -> bool:
+    if opened is None or requested is None or opened == requested:
         return True
-    return not exact and recordings.has_added_system_prompt(other, own)
+    return not exact and recordings.has_added_system_prompt(requested, opened)
 
 
 def _has_seed(origin: SessionOrigin, request: RowRequest, *, exact: bool) -> bool:
@@ -464,28 +466,28 @@ def _has_seed(origin: SessionOrigin, request: RowRequest, *, exact: bool) -> boo
     indexes = origin.identity.task_index, request.identity.task_index
     if None not in indexes:
         return False
-    # Without an index the fields determine the seed, and an agent may add fields.
-    is_same = indexes == (None, None)
+    # Without an index, the fields of the row determine the seed, and an agent may add fields.
+    lacks_both = indexes == (None, None)
     # The typed body has no field for the index.
     may_lack_index = origin.typed and indexes[0] is None
-    return is_same or may_lack_index or (not exact and request.identity.prompt is not None)
+    return lacks_both or may_lack_index or (not exact and request.identity.prompt is not None)
 
 
 def _find_added_field(session: Session, request: RowRequest, environment: Environment) -> str | None:
-    """Describe a difference in declared fields that the request has and the session's row lacks."""
+    """Describe the first difference in a declared field that the request has and the session's row lacks, if any."""
     origin: SessionOrigin = session.extras["origin"]
     added = request.identity.fields.keys() - origin.identity.fields.keys()
     declared = sorted(added & environment.task_type.model_fields.keys())
     if not declared:
         return None
-    own, task = _episode_of(session).task, parse_task(request.row, environment)
+    session_task, task = _get_episode(session).task, parse_task(request.row, environment)
     for name in declared:
-        if getattr(own, name, None) != getattr(task, name, None):
+        if getattr(session_task, name, None) != getattr(task, name, None):
             return f"the field {name!r} differs"
     return None
 
 
-def _episode_of(session: Session) -> Episode:
+def _get_episode(session: Session) -> Episode:
     episode = session.runner.episode
     assert episode is not None, "a session is opened with its episode"
     return episode

@@ -60,7 +60,7 @@ def _parse_ids(body: Item) -> list[int]:
     open_ended = bool(body.get("continue_final_message"))
     prompted = not open_ended and body.get("add_generation_prompt") is not False
     try:
-        ids = engine.build_chat_prompt(body).ids(add_generation_prompt=prompted)
+        ids = engine.build_chat_prompt(body).get_token_ids(add_generation_prompt=prompted)
     except UsageError as error:
         raise InvalidRequest(str(error), "messages") from error
     # Without the end-of-turn marker and its line break, the policy continues the last message.

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 from gymsdk import responses
 from gymsdk.convert import chat_inbound, content
-from gymsdk.convert import content as parts
 from gymsdk.convert.api import InboundApi, InvalidRequest
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX, wants_tokens
@@ -31,16 +30,16 @@ class Prompt:
     messages: list[Item]
     tools: list[Item]
 
-    def turn(self) -> int:
+    def count_turns(self) -> int:
         """Return the number of the policy's turns in the prompt."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
-    def size(self) -> int:
+    def count_tokens(self) -> int:
         """Return the number of tokens."""
         pieces = chatml.render_pieces(self.messages, tools=self.tools, add_generation_prompt=True)
         return sum(1 if isinstance(piece, SpecialToken) else count_tokens(piece) for piece in pieces)
 
-    def ids(self, *, add_generation_prompt: bool = True) -> list[int]:
+    def get_token_ids(self, *, add_generation_prompt: bool = True) -> list[int]:
         """Return the token IDs; with a generation prompt, the policy's turn begins after them."""
         return BYTES.apply_chat_template(self.messages, tools=self.tools, add_generation_prompt=add_generation_prompt)
 
@@ -53,17 +52,18 @@ def build_chat_prompt(body: Item) -> Prompt:
 
 def build_request_prompt(request: Item) -> Prompt:
     """Return the prompt of a Responses *request*."""
-    input_items = request.get("input") or []
-    items = [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
+    prompt = request.get("input") or []
+    items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     instructions = request.get("instructions")
-    lead = [{"role": "system", "content": instructions}] if instructions else []
-    return Prompt([*lead, *_iter_messages(items)], [_build_tool(tool) for tool in request.get("tools") or []])
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    return Prompt([*system, *_iter_messages(items)], [_build_tool(tool) for tool in request.get("tools") or []])
 
 
 def render_output(output: Iterable[Item], *, thoughts: bool = True) -> str:
     """Return the text that a policy generates for *output*, with or without reasoning."""
     turn = _build_turn(item for item in output if thoughts or item.get("type") != "reasoning")
-    return "".join(piece for piece in [*chatml.render_pieces([turn])][2:-2])
+    # The first two and the last two pieces are the markup around the turn.
+    return "".join([*chatml.render_pieces([turn])][2:-2])
 
 
 def count_tokens(text: str) -> int:
@@ -92,51 +92,65 @@ def _build_turn(items: Iterable[Item]) -> Item:
     turn = list(items)
     text = "".join(_get_text(item.get("content")) for item in turn if is_reply(item))
     calls = [{"function": item} for item in turn if item.get("type") == "function_call"]
-    return {"role": "assistant", "content": text, "reasoning_content": parts.join_reasoning(turn), "tool_calls": calls}
+    return {
+        "role": "assistant",
+        "content": text,
+        "reasoning_content": content.join_reasoning(turn),
+        "tool_calls": calls,
+    }
 
 
 def _build_tool(tool: Item) -> Item:
     return {"type": tool.get("type"), "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-def _get_text(content: object) -> str:
-    """Return the text of *content*; other parts appear as their type in brackets."""
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    return "".join(extract_text([part]) if "text" in part else f"[{part.get('type')}]" for part in content)
+def _get_text(value: object) -> str:
+    """Return the text of a content *value*; a part without text appears as its type in brackets."""
+    if not isinstance(value, list):
+        return value if isinstance(value, str) else ""
+    return "".join(extract_text([part]) if "text" in part else f"[{part.get('type')}]" for part in value)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The *output* of a turn, its text, whether it is complete, and its number of tokens."""
+    """What the policy generates in one turn.
+
+    Attributes:
+        output: The output items; of a truncated generation, the items in the part that fits.
+        text: The whole text, before truncation.
+        is_complete: Whether the generation was not truncated.
+        size: The number of tokens that count as usage.
+    """
 
     output: list[Item]
-    words: str
+    text: str
     is_complete: bool = True
     size: int = 0
 
-    def ids(self) -> list[int]:
-        """Return the token IDs; those of a complete turn end with the end-of-turn token."""
-        written = BYTES.encode(self.words)
-        return [*written, BYTES.eos_token_id] if self.is_complete else written[: self.size]
+    def get_token_ids(self) -> list[int]:
+        """Return the token IDs; the IDs of a complete turn end with the end-of-turn token."""
+        text_ids = BYTES.encode(self.text)
+        return [*text_ids, BYTES.eos_token_id] if self.is_complete else text_ids[: self.size]
 
 
-def build_generation(output: list[Item], *, turn: int, room: int | None, thoughts: bool, parsed: bool) -> Generation:
+def build_generation(
+    output: list[Item], *, turn: int, max_tokens: int | None, thoughts: bool, parsed: bool
+) -> Generation:
     """Return the generation of *output*, truncated to the maximum number of tokens.
 
     Args:
         output: The output items.
         turn: The index of the turn, for the IDs of items parsed from truncated text.
-        room: The maximum number of tokens, or `None`.
+        max_tokens: The maximum number of tokens, or `None`.
         thoughts: Whether reasoning is part of the text.
         parsed: Whether tool calls in truncated text are parsed.
     """
-    words = render_output(output, thoughts=thoughts)
-    size = count_tokens(words) + 1
-    if room is None or size <= room:
-        return Generation(output, words, size=size)
-    left = _drop_partial_marker(words.encode("utf-8", "replace")[:room].decode("utf-8", "ignore"))
-    return Generation(_parse_output(left, turn=turn, parsed=parsed), words, is_complete=False, size=room)
+    text = render_output(output, thoughts=thoughts)
+    size = count_tokens(text) + 1
+    if max_tokens is None or size <= max_tokens:
+        return Generation(output, text, size=size)
+    truncated = _drop_partial_marker(text.encode("utf-8", "replace")[:max_tokens].decode("utf-8", "ignore"))
+    return Generation(_parse_output(truncated, turn=turn, parsed=parsed), text, is_complete=False, size=max_tokens)
 
 
 def keep_first_call(output: list[Item]) -> list[Item]:
@@ -160,14 +174,17 @@ def unparse_calls(output: list[Item]) -> list[Item]:
     return [*thoughts, responses.build_message(render_output(output, thoughts=False))]
 
 
-def compute_logprob(token: int, place: int) -> float:
-    """Return the log-probability of *token* at *place*: always -(1 + (31 token + 17 place) mod 97) / 50."""
-    return -(1 + (31 * token + 17 * place) % 97) / 50
+def compute_logprob(token: int, position: int) -> float:
+    """Return the log-probability of *token* at *position*, which depends on nothing else."""
+    return -(1 + (31 * token + 17 * position) % 97) / 50
 
 
 def build_chat_logprobs(ids: list[int], *, as_ids: bool, top: bool) -> list[Item]:
-    """Return the log-probabilities of *ids* in the form of Chat Completions; with *top*, each is also the likeliest."""
-    return [_build_logprob(token, place, as_ids=as_ids, top=top) for place, token in enumerate(ids)]
+    """Return the log-probabilities of *ids* in the form of Chat Completions.
+
+    With *top*, `top_logprobs` of each entry contains the same token.
+    """
+    return [_build_logprob(token, position, as_ids=as_ids, top=top) for position, token in enumerate(ids)]
 
 
 def add_response_logprobs(generation: Generation, *, top: bool) -> list[Item]:
@@ -184,40 +201,46 @@ def _add_logprobs(part: Item, generation: Generation, *, top: bool) -> Item:
     text = part.get("text")
     if not isinstance(text, str) or not text:
         return part
-    before = generation.words.partition(text)[0] if text in generation.words else ""
-    place, ids = count_tokens(before), BYTES.encode(text)
-    logprobs = [_build_logprob(token, place + number, as_ids=False, top=top) for number, token in enumerate(ids)]
+    before = generation.text.partition(text)[0] if text in generation.text else ""
+    start = count_tokens(before)
+    logprobs = [
+        _build_logprob(token, position, as_ids=False, top=top)
+        for position, token in enumerate(BYTES.encode(text), start)
+    ]
     return part | {"logprobs": logprobs}
 
 
-def _build_logprob(token: int, place: int, *, as_ids: bool, top: bool) -> Item:
+def _build_logprob(token: int, position: int, *, as_ids: bool, top: bool) -> Item:
     text = BYTES.decode([token])
-    spelled = [*text.encode()] if token >= 256 else [token]  # noqa: PLR2004 - the first that is no byte
-    one: Item = {
+    token_bytes = [*text.encode()] if token >= 256 else [token]  # noqa: PLR2004 - lower ids are bytes
+    entry: Item = {
         "token": f"{TOKEN_ID_PREFIX}{token}" if as_ids else text,
-        "logprob": compute_logprob(token, place),
-        "bytes": spelled,
+        "logprob": compute_logprob(token, position),
+        "bytes": token_bytes,
     }
-    return one | {"top_logprobs": [one] if top else []}
+    return entry | {"top_logprobs": [entry] if top else []}
 
 
-def _parse_output(words: str, *, turn: int, parsed: bool) -> list[Item]:
-    """Parse the text into output items; unless *parsed*, calls stay text."""
+def _parse_output(generated: str, *, turn: int, parsed: bool) -> list[Item]:
+    """Parse the *generated* text into output items; unless *parsed*, calls stay text."""
     if parsed:
-        return parse_output(words).build_items(turn=turn)
-    thoughts, text = content.split_think_blocks(words)
+        return parse_output(generated).build_items(turn=turn)
+    thoughts, text = content.split_think_blocks(generated)
     items = [responses.build_message(text)] if text or not thoughts else []
     return [responses.build_reasoning(*thoughts), *items] if thoughts else items
 
 
-def _drop_partial_marker(words: str) -> str:
-    """Remove the beginning of a marker at the end of truncated text: to most tokenizers, a marker is one token."""
-    thinking = words.startswith(content.THINK_START) and content.THINK_END not in words
-    mark = content.THINK_END if thinking else content.THINK_START
-    if not thinking and not mark.startswith(words):
-        return words
-    torn = next((size for size in range(len(mark) - 1, 0, -1) if words.endswith(mark[:size])), 0)
-    return words[: len(words) - torn]
+def _drop_partial_marker(text: str) -> str:
+    """Remove an incomplete `<think>` or `</think>` tag at the end of truncated text.
+
+    Most tokenizers encode such a tag as one token, so that an engine never returns a part of the tag.
+    """
+    is_thinking = text.startswith(content.THINK_START) and content.THINK_END not in text
+    marker = content.THINK_END if is_thinking else content.THINK_START
+    if not is_thinking and not marker.startswith(text):
+        return text
+    partial_size = next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)
+    return text[: len(text) - partial_size]
 
 
 def _truncate_arguments(arguments: str) -> str:
@@ -238,11 +261,19 @@ NO_PARSER_MESSAGE = '"auto" tool choice requires --enable-auto-tool-choice and -
 
 
 class BadRequest(InvalidRequest):
-    """A request that is valid in its API, but that this engine refuses."""
+    """A request that is valid in its API, but that this engine rejects."""
 
 
 class Engine:
-    """Answers requests of any API with *model*, under *name*."""
+    """Answers requests of any API with a scripted policy or another model.
+
+    Args:
+        model: The model that plays.
+        name: The name of the model in answers.
+        faults: The faults and limits to simulate.
+        reasoning: How chat responses show reasoning.
+        bundles: Whether messages of chat responses contain all token fields.
+    """
 
     def __init__(
         self, model: Model, *, name: str, faults: Faults, reasoning: Reasoning = "field", bundles: bool = False
@@ -250,61 +281,63 @@ class Engine:
         self.name = name
         self.faults = faults
         self._model = model
-        self._asking = REASONING_FIELDS[reasoning]
+        self._reasoning_fields = REASONING_FIELDS[reasoning]
         self._bundles = bundles
-        # A scripted policy counts only text, and not the markup of the conversation.
-        self._counts = str(getattr(model, "name", "")).startswith("scripted/")
+        # A scripted policy counts only text, without the markup of the conversation.
+        self._computes_usage = str(getattr(model, "name", "")).startswith("scripted/")
 
-    async def answer(self, face: InboundApi, body: Item, fate: Fate) -> Item:
-        """Return the answer to *body* in the API *face*; raises `InvalidRequest` or `Failed`."""
-        request = face.parse_request(body)
-        options = body | self._asking if self._asking else body
-        prompt, used = build_prompt(face, body, request)
+    async def answer(self, api: InboundApi, body: Item, fate: Fate) -> Item:
+        """Return the answer to *body* in the format *api*; raises `InvalidRequest` or `Failed`."""
+        request = api.parse_request(body)
+        options = body | self._reasoning_fields
+        prompt, prompt_size = build_prompt(api, body, request)
         check_request(request, where="input" if "input" in body else "messages")
         self._check_tools(request)
-        room = self._compute_max_tokens(request, used)
+        max_tokens = self._compute_max_tokens(request, prompt_size)
         response = await responses.query_model_allowing_filtered(self._model, request, episode=None)
-        thoughts = face is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
+        thoughts = api is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
         output = self._apply_limits(response["output"], request, fate)
         generation = build_generation(
-            output, turn=prompt.turn(), room=room, thoughts=thoughts, parsed=not self.faults.unparsed
+            output, turn=prompt.count_turns(), max_tokens=max_tokens, thoughts=thoughts, parsed=not self.faults.unparsed
         )
-        return self._build_answer(face, options, request, response | {"model": self.name}, prompt, generation, used)
+        return self._build_answer(
+            api, options, request, response | {"model": self.name}, prompt, generation, prompt_size
+        )
 
     def _build_answer(
         self,
-        face: InboundApi,
+        api: InboundApi,
         body: Item,
         request: Item,
         response: Item,
         prompt: Prompt,
         generation: Generation,
-        used: int,
+        prompt_size: int,
     ) -> Item:
         response["output"] = generation.output
         if not generation.is_complete:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        ids = _wants_ids(body)
-        if self._counts or ids or not generation.is_complete:
-            response["usage"] = responses.build_usage(used, generation.size)
-        if not ids:
+        wants_ids = _wants_ids(body)
+        if self._computes_usage or wants_ids or not generation.is_complete:
+            response["usage"] = responses.build_usage(prompt_size, generation.size)
+        if not wants_ids:
             if LOGPROBS_INCLUDE in (request.get("include") or ()):
                 response["output"] = add_response_logprobs(generation, top=bool(request.get("top_logprobs")))
-            return face.build_answer(response, body)
-        if face is chat_inbound.CHAT_API:
-            return self._with_tokens(face.build_answer(response, body), body, prompt, generation)
+            return api.build_answer(response, body)
+        if api is chat_inbound.CHAT_API:
+            return self._with_tokens(api.build_answer(response, body), body, prompt, generation)
         if body.get("return_token_ids") and generation.output:
             response["output"] = [
                 *generation.output[:-1],
                 generation.output[-1] | _build_token_fields(prompt, generation),
             ]
-        return face.build_answer(response, body)
+        return api.build_answer(response, body)
 
     def _with_tokens(self, answer: Item, body: Item, prompt: Prompt, generation: Generation) -> Item:
         """Add the requested tokens and log-probabilities to a chat response."""
-        choice, ids = answer["choices"][0], generation.ids()
+        choice, ids = answer["choices"][0], generation.get_token_ids()
         if body.get("return_token_ids"):
-            answer["prompt_token_ids"], choice["token_ids"] = prompt.ids(), ids
+            answer["prompt_token_ids"], choice["token_ids"] = prompt.get_token_ids(), ids
         if body.get("logprobs"):
             as_ids, top = bool(body.get("return_tokens_as_token_ids")), bool(body.get("top_logprobs"))
             choice["logprobs"] = {"content": build_chat_logprobs(ids, as_ids=as_ids, top=top)}
@@ -324,36 +357,36 @@ class Engine:
         if self.faults.refuses_tools and request.get("tools") and request.get("tool_choice") in (None, "auto"):
             raise BadRequest(NO_PARSER_MESSAGE)
 
-    def _compute_max_tokens(self, request: Item, used: int) -> int | None:
-        """Return the maximum number of tokens; raises `BadRequest` if a prompt of *used* tokens leaves no room."""
+    def _compute_max_tokens(self, request: Item, prompt_size: int) -> int | None:
+        """Return the maximum number of tokens; raises `BadRequest` if the prompt leaves no room."""
         limit, context = _get_max_tokens(request), self.faults.context
         if context is None:
             return limit
         length = f"This model's maximum context length is {context} tokens"
-        if used >= context:
+        if prompt_size >= context:
             raise BadRequest(
-                f"{length}. However, your request has {used} input tokens."
+                f"{length}. However, your request has {prompt_size} input tokens."
                 " Please reduce the length of the input messages.",
                 "input_tokens",
             )
-        if limit is not None and used + limit > context:
+        if limit is not None and prompt_size + limit > context:
             raise BadRequest(
                 f"'max_tokens' or 'max_completion_tokens' is too large: {limit}. {length} and your request has"
-                f" {used} input tokens ({limit} > {context} - {used}).",
+                f" {prompt_size} input tokens ({limit} > {context} - {prompt_size}).",
                 "max_tokens",
             )
-        return context - used if limit is None else limit
+        return context - prompt_size if limit is None else limit
 
 
-def build_prompt(face: InboundApi, body: Item, request: Item) -> tuple[Prompt, int]:
+def build_prompt(api: InboundApi, body: Item, request: Item) -> tuple[Prompt, int]:
     """Return the prompt of *body* and its number of tokens; *request* is its form in the Responses API.
 
     Raises:
         BadRequest: The chat template cannot express the conversation.
     """
     try:
-        prompt = build_chat_prompt(body) if face is chat_inbound.CHAT_API else build_request_prompt(request)
-        return prompt, prompt.size()
+        prompt = build_chat_prompt(body) if api is chat_inbound.CHAT_API else build_request_prompt(request)
+        return prompt, prompt.count_tokens()
     except (UsageError, LookupError, TypeError, AttributeError) as error:
         raise BadRequest(f"the conversation cannot be rendered for the policy: {error}") from error
 
@@ -372,9 +405,9 @@ def _wants_ids(body: Item) -> bool:
 
 
 def _build_token_fields(prompt: Prompt, generation: Generation) -> Item:
-    ids = generation.ids()
-    chances = [compute_logprob(token, place) for place, token in enumerate(ids)]
-    return dict(zip(responses.TOKEN_FIELDS, (prompt.ids(), ids, chances), strict=True))
+    ids = generation.get_token_ids()
+    logprobs = [compute_logprob(token, position) for position, token in enumerate(ids)]
+    return dict(zip(responses.TOKEN_FIELDS, (prompt.get_token_ids(), ids, logprobs), strict=True))
 
 
 STORED_REFERENCES = ("previous_response_id", "conversation", "prompt")
@@ -385,10 +418,10 @@ READABLE_TYPES = frozenset({"message", "reasoning", "function_call", "function_c
 
 
 def check_request(request: Item, *, where: str) -> None:
-    """Raise `InvalidRequest` if a Responses *request* needs what no test policy has; *where* names its input field."""
-    if kept := next((key for key in STORED_REFERENCES if request.get(key) is not None), None):
+    """Raise `InvalidRequest` if a test policy cannot answer a Responses *request*; *where* names its input field."""
+    if reference := next((key for key in STORED_REFERENCES if request.get(key) is not None), None):
         raise InvalidRequest(
-            f"this server stores nothing that {kept!r} could refer to; send the whole conversation", kept
+            f"this server stores nothing that {reference!r} could refer to; send the whole conversation", reference
         )
     for number, tool in enumerate(request.get("tools") or []):
         if tool.get("type") != "function":

@@ -23,7 +23,7 @@ from gymsdk.models.recordings import Recording, RecordingStore
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import get_input_items, iter_turn_spans
 from gymsdk.rollouts.jobs import Job, compute_seed
-from gymsdk.rollouts.tasks import Environments, Sourced, check_one_source, read_file, read_splits
+from gymsdk.rollouts.tasks import Environments, NamedRows, check_one_source, read_file, read_splits
 from gymsdk.types import Budget, Episode, Item, Model, Row
 
 DEFAULT_MAX_ROWS = 10_000
@@ -47,7 +47,7 @@ BUDGET = Budget(seconds=60.0)
 log = logging.getLogger("gymsdk")
 
 
-def read_all_splits(environments: Environments, split: str | None = None, *, seed: int = 0) -> list[Sourced]:
+def read_all_splits(environments: Environments, split: str | None = None, *, seed: int = 0) -> list[NamedRows]:
     """Return the rows of all splits of *environments*, or of one; raises `UnknownSplit` if none has it."""
     chosen = [
         read_splits({name: environment}, each, seed=seed, limit=None)
@@ -60,7 +60,7 @@ def read_all_splits(environments: Environments, split: str | None = None, *, see
     return chosen
 
 
-def read_tasks_file(environments: Environments, path: Path) -> list[Sourced]:
+def read_tasks_file(environments: Environments, path: Path) -> list[NamedRows]:
     """Return the rows of a task file that are valid for one of *environments*; raises `BadRow` if there is none."""
 
     def log_skipped(error: BadRow) -> None:
@@ -98,7 +98,7 @@ class Recorder:
         self,
         environments: Environments,
         model: Model,
-        sources: Sequence[Sourced],
+        sources: Sequence[NamedRows],
         *,
         limit: int = DEFAULT_MAX_ROWS,
         seed: int = 0,
@@ -228,7 +228,7 @@ def decompress_row(row: bytes) -> Row:
     return jsonl.parse_row(zlib.decompress(row), where="a recording")
 
 
-def _add_seeds(source: Sourced, seed: int) -> Iterator[_SeededRow]:
+def _add_seeds(source: NamedRows, seed: int) -> Iterator[_SeededRow]:
     """Yield rows with the seeds that `gymsdk rollout` gives them."""
     for number, (name, row) in enumerate(source):
         yield _SeededRow(name, row, compute_seed(seed, Job(name, number, 0, row)))
@@ -274,7 +274,7 @@ class Oracle(ScriptedModel):
         self,
         model: Model,
         environments: Environments,
-        sources: Sequence[Sourced],
+        sources: Sequence[NamedRows],
         *,
         limit: int = DEFAULT_MAX_ROWS,
         seed: int = 0,

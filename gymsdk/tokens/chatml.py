@@ -1,8 +1,8 @@
 """Render conversations as ChatML, with tools and tool calls in the Hermes format.
 
 A turn is `<|im_start|>ROLE`, a line break, the text, `<|im_end|>` and a line break. Tool outputs are rendered in a
-user turn. No turn is ever shortened later, not even its reasoning, so a longer conversation always starts with the
-rendering of the shorter one.
+user turn. Earlier turns are never shortened, not even their reasoning. The rendering of a conversation therefore
+starts with the rendering of each shorter conversation that it continues.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def parse_output(text: str, *, thinking: bool = False) -> ParsedOutput:
     segments = [*split_segments(f"{THINK_START}{text}" if thinking else text)]
     reasoning = [stripped for each in segments if each.kind == "reasoning" and (stripped := each.content.strip())]
     parsed = [_parse_segment(each) for each in segments if each.kind != "reasoning"]
-    calls = [call for found, _ in parsed for call in found]
-    remaining = "".join(rest for _, rest in parsed)
+    calls = [call for segment_calls, _ in parsed for call in segment_calls]
+    remaining = "".join(text_part for _, text_part in parsed)
     if calls:
         return ParsedOutput(reasoning, remaining.strip(), calls)
     return ParsedOutput(reasoning, remaining if remaining == text else remaining.lstrip(), calls)
@@ -96,11 +96,12 @@ def _parse_segment(segment: Segment) -> tuple[list[ParsedCall], str]:
     return calls, "\n".join(each.source for call, each in parsed if not call)
 
 
-def _parse_call(found: ParsedObject) -> ParsedCall | None:
-    name = found.get_string("name")
+def _parse_call(json_object: ParsedObject) -> ParsedCall | None:
+    """Return the call that *json_object* describes, or `None` if it has no name."""
+    name = json_object.get_string("name")
     if not name:
         return None
-    arguments = next((found.members[key] for key in ARGUMENT_KEYS if key in found.members), "{}")
+    arguments = next((json_object.members[key] for key in ARGUMENT_KEYS if key in json_object.members), "{}")
     unquoted = unquote(arguments)
     return ParsedCall(name, arguments if unquoted is None else unquoted)
 
@@ -124,8 +125,8 @@ class Segment(NamedTuple):
 
 
 def split_segments(text: str) -> Iterator[Segment]:
-    """Yield the segments of *text* in order; together they cover all of it. Takes time linear in its length."""
-    done = position = 0
+    """Yield the segments of *text* in order, which cover the whole text, in time linear in its length."""
+    segment_start = position = 0
     first_word, last_think_end = _skip_white_space(text, 0), text.rfind(THINK_END)
     while tag := _TAG.search(text, position):
         if tag[0] == THINK_START:
@@ -134,20 +135,21 @@ def split_segments(text: str) -> Iterator[Segment]:
         elif tag[0] == TOOL_CALL_START:
             segment = _find_call(text, tag)
         else:
-            # The prompt may contain the opening tag of this reasoning.
-            opened_by_prompt = tag[0] == THINK_END and done == 0
+            # Text that starts with reasoning has no opening tag if the prompt ends with the opening tag.
+            opened_by_prompt = tag[0] == THINK_END and segment_start == 0
             segment = Segment("reasoning", text, 0, tag.end(), text[: tag.start()]) if opened_by_prompt else None
         position = segment.end if segment else tag.end()
         if segment:
-            if done < segment.begin:
-                yield Segment("text", text, done, segment.begin, text[done : segment.begin])
+            if segment_start < segment.begin:
+                yield Segment("text", text, segment_start, segment.begin, text[segment_start : segment.begin])
             yield segment
-            done, first_word = position, _skip_white_space(text, position)
-    if done < len(text):
-        yield Segment("text", text, done, len(text), text[done:])
+            segment_start, first_word = position, _skip_white_space(text, position)
+    if segment_start < len(text):
+        yield Segment("text", text, segment_start, len(text), text[segment_start:])
 
 
 def _find_reasoning(text: str, tag: re.Match[str], *, closed: bool, leading: bool) -> Segment | None:
+    """Return the reasoning after an opening *tag*; without a closing tag, only if no text precedes the reasoning."""
     if not (closed or leading):
         return None
     content_end = text.index(THINK_END, tag.end()) if closed else len(text)
@@ -166,8 +168,8 @@ def _find_call(text: str, tag: re.Match[str]) -> Segment:
 
 
 def _skip_white_space(text: str, start: int) -> int:
-    white_space = _WHITE_SPACE.match(text, start)
-    return white_space.end() if white_space else start
+    match = _WHITE_SPACE.match(text, start)
+    return match.end() if match else start
 
 
 class ParsedObject(NamedTuple):
@@ -185,7 +187,7 @@ class ParsedObject(NamedTuple):
 
 
 def find_json_end(text: str, start: int) -> int | None:
-    """Return the end of the JSON object or array that starts at *start*, `None` if there is no valid one."""
+    """Return the end of the JSON object or array that starts at *start*, or `None` if the JSON is invalid."""
     if not text.startswith(("{", "["), start):
         return None
     depth = 0
@@ -207,13 +209,13 @@ def find_objects(text: str) -> Iterator[ParsedObject]:
     """Yield the objects in *text*, separate or in an array; the last one may be truncated."""
     start = text.find("{")
     while start >= 0:
-        found, end = _parse_object(text, start)
-        yield found
+        parsed, end = _parse_object(text, start)
+        yield parsed
         start = text.find("{", end)
 
 
 def unquote(source: str) -> str | None:
-    """Return the string that *source* writes in single or double quotes, `None` if it is no string."""
+    """Return the value of a string in single or double quotes, or `None` if *source* is not a string."""
     quote = source[:1]
     if quote not in {'"', "'"} or len(source) < 2 or source[-1] != quote:  # noqa: PLR2004  # two quotes
         return None
@@ -225,7 +227,7 @@ def unquote(source: str) -> str | None:
 
 
 def _parse_object(text: str, start: int) -> tuple[ParsedObject, int]:
-    """Parse the object that starts at *start*; return it and its end."""
+    """Return the object that starts at *start*, and the position of its end in *text*."""
     members: dict[str, str] = {}
     depth, key, member_start, end = 0, None, start + 1, len(text)
     for token in _LENIENT_TOKEN.finditer(text, start):
@@ -264,7 +266,7 @@ TOOL_RESPONSE_TAGS = ("<tool_response>", "</tool_response>")
 
 
 class SpecialToken(StrEnum):
-    """A token that gives a conversation its structure."""
+    """A token that marks the start or the end of a turn or a text."""
 
     TEXT_END = "<|endoftext|>"
     START = "<|im_start|>"
@@ -272,7 +274,7 @@ class SpecialToken(StrEnum):
 
 
 Piece = SpecialToken | str
-"""A special token, or plain text. Text that spells a special token is still text."""
+"""A special token, or plain text. Plain text may contain the characters of a special token."""
 
 
 def render_pieces(
@@ -302,7 +304,7 @@ def render_pieces(
 
 
 def join_pieces(pieces: Iterable[Piece]) -> str:
-    """Return *pieces* as text, with special tokens that the plain text spells escaped."""
+    """Return *pieces* as text. In plain text, the characters of special tokens are escaped."""
     runs = groupby(pieces, key=lambda piece: isinstance(piece, SpecialToken))
     return "".join(
         "".join(run) if is_special else escape_markers("".join(run), [*SpecialToken]) for is_special, run in runs
@@ -310,7 +312,7 @@ def join_pieces(pieces: Iterable[Piece]) -> str:
 
 
 def truncate_at_special_token(text: str) -> str:
-    """Return *text* up to the first special token that it spells."""
+    """Return *text* up to the first occurrence of a special token's characters."""
     for token in SpecialToken:
         text = text.partition(token)[0]
     return text
@@ -366,7 +368,7 @@ def escape_markers(text: str, markers: Collection[str]) -> str:
 
 @lru_cache(maxsize=32)
 def _compile_marker_starts(markers: frozenset[str]) -> re.Pattern[str]:
-    # The lookahead also finds a marker that begins within another one.
+    # The lookahead also finds a marker that begins within another marker.
     return re.compile(f"(?={'|'.join(map(re.escape, sorted(markers)))}).", re.DOTALL)
 
 

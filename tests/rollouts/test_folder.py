@@ -58,7 +58,7 @@ def test_a_rejected_process_leaves_the_folder_to_its_holder(tmp_path: Path) -> N
         with pytest.raises(BadOutput), RunFolder(out):
             pass
         _start(folder)
-    assert folder.is_begun
+    assert folder.can_resume
 
 
 THREE_AT_ONCE = """

@@ -11,7 +11,7 @@ from gymsdk import Environment, ServerClient
 from gymsdk.errors import BadRow, UnknownSplit
 from gymsdk.rollouts.remote import HeadServers
 from gymsdk.rollouts.reverify import has_judges
-from gymsdk.rollouts.tasks import SAMPLE, get_default_split, has_agents, list_wanted, read_file, read_splits
+from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES, get_default_split, has_agents, list_wanted, read_file, read_splits
 
 GOOD = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "extra": {"kept": [1]}}
 
@@ -138,7 +138,7 @@ def test_the_agents_named_in_a_file_are_listed_once_each(task_file: Callable[...
 
 
 def test_only_the_first_lines_of_a_file_are_sampled_for_agents(task_file: Callable[..., Path]) -> None:
-    assert list_wanted(["sums"], task_file(*[b"{torn"] * SAMPLE, GOOD), limit=None, agent=None) == []
+    assert list_wanted(["sums"], task_file(*[b"{torn"] * MAX_SAMPLED_LINES, GOOD), limit=None, agent=None) == []
 
 
 @pytest.mark.parametrize(
