@@ -1,3 +1,5 @@
+"""The JSON schemas that gymsdk derives from the parameters of a tool."""
+
 from __future__ import annotations
 
 from enum import Enum
@@ -23,11 +25,11 @@ class Trip(BaseModel):
     stops: list[Place]
 
 
-class Loose(BaseModel):
+class WithDefault(BaseModel):
     city: str = "Bern"
 
 
-class Open(BaseModel):
+class WithExtraKeys(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     city: str
@@ -37,19 +39,19 @@ class Tree(BaseModel):
     branches: list[Tree]
 
 
-def shown(kind, **default):
+def build_schemas(annotation, **default):
     """Return the schema of a parameter with this annotation, and the schema of the whole tool."""
 
-    def one(value): ...
+    def tool(value): ...
 
-    one.__annotations__ = {"value": kind}
-    one.__defaults__ = tuple(default.values()) or None
-    schema = build_tool(one).schema
+    tool.__annotations__ = {"value": annotation}
+    tool.__defaults__ = tuple(default.values()) or None
+    schema = build_tool(tool).schema
     return schema["parameters"]["properties"]["value"], schema
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("annotation", "expected"),
     [
         (str, {"type": "string"}),
         (int, {"type": "integer"}),
@@ -61,8 +63,8 @@ def shown(kind, **default):
         (Unit, {"$ref": "#/$defs/Unit"}),
     ],
 )
-def test_a_required_argument_has_a_strict_schema(kind, expected):
-    node, schema = shown(kind)
+def test_a_required_argument_has_a_strict_schema(annotation, expected):
+    node, schema = build_schemas(annotation)
     assert node == expected
     assert schema["strict"] is True
     assert schema["parameters"]["required"] == ["value"]
@@ -70,7 +72,7 @@ def test_a_required_argument_has_a_strict_schema(kind, expected):
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("annotation", "expected"),
     [
         (str, {"type": ["string", "null"]}),
         (Annotated[str, Field(description="Where.")], {"type": ["string", "null"], "description": "Where."}),
@@ -85,15 +87,15 @@ def test_a_required_argument_has_a_strict_schema(kind, expected):
         ),
     ],
 )
-def test_a_defaulted_argument_is_required_and_nullable(kind, expected):
-    node, schema = shown(kind, default=None)
+def test_an_argument_with_a_default_is_required_and_nullable(annotation, expected):
+    node, schema = build_schemas(annotation, default=None)
     assert node == expected
     assert schema["strict"] is True
     assert schema["parameters"]["required"] == ["value"]
 
 
-def test_a_nested_model_that_requires_all_its_fields_is_closed():
-    node, schema = shown(Trip)
+def test_a_nested_model_with_required_fields_forbids_additional_properties():
+    node, schema = build_schemas(Trip)
     assert node == {"$ref": "#/$defs/Trip"}
     assert schema["strict"] is True
     assert schema["parameters"]["$defs"] == {
@@ -115,17 +117,17 @@ def test_a_nested_model_that_requires_all_its_fields_is_closed():
     }
 
 
-def test_a_reference_with_a_description_is_wrapped():
-    node, _ = shown(Annotated[Place, Field(description="Where.")])
+def test_a_reference_with_a_description_is_wrapped_in_any_of():
+    node, _ = build_schemas(Annotated[Place, Field(description="Where.")])
     assert node == {"description": "Where.", "anyOf": [{"$ref": "#/$defs/Place"}]}
 
 
 def test_a_recursive_model_has_a_strict_schema():
-    assert shown(Tree)[1]["strict"] is True
+    assert build_schemas(Tree)[1]["strict"] is True
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "annotation",
     [
         dict[str, int],
         dict,
@@ -133,15 +135,15 @@ def test_a_recursive_model_has_a_strict_schema():
         list,
         tuple[int, str],
         set[str],
-        Loose,
-        Open,
-        list[Loose],
+        WithDefault,
+        WithExtraKeys,
+        list[WithDefault],
         Annotated[str, Field(examples=["Bern"])],
         Annotated[str, Field(json_schema_extra={"format": "colour"})],
     ],
 )
-def test_types_that_strict_mode_cannot_express_are_not_strict(kind):
-    node, schema = shown(kind, default=None)
+def test_a_type_that_strict_mode_cannot_express_has_a_schema_that_is_not_strict(annotation):
+    node, schema = build_schemas(annotation, default=None)
     assert schema["strict"] is False
     assert "required" not in schema["parameters"]
     assert "title" not in node

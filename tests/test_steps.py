@@ -11,7 +11,7 @@ import pytest
 STEPS = Path(__file__).parents[1] / ".ci" / "steps.sh"
 
 
-def verdict(line: str, folder: Path, body: str = "") -> tuple[int, list[str]]:
+def run_step(line: str, folder: Path, body: str = "") -> tuple[int, list[str]]:
     """Run a script with the functions in *body* and one *line*; return its exit code and last lines."""
     script = folder / "set.sh"
     script.write_text(f"source '{STEPS}'\n{body}\n{line}\nverdict\n")
@@ -33,8 +33,8 @@ def verdict(line: str, folder: Path, body: str = "") -> tuple[int, list[str]]:
     ],
 )
 def test_a_suite_counts_its_tests_and_other_errors(tmp_path: Path, body: str, last_line: str, code: int) -> None:
-    result = verdict("suite some 5 . python tests", tmp_path, f"tests() {{ {body}; }}")
-    assert (result[0], result[1][-1]) == (code, last_line)
+    exit_code, lines = run_step("suite some 5 . python tests", tmp_path, f"tests() {{ {body}; }}")
+    assert (exit_code, lines[-1]) == (code, last_line)
 
 
 @pytest.mark.slow
@@ -45,12 +45,12 @@ def test_a_few_failed_tests_run_again_alone_and_are_reported(tmp_path: Path, alw
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_some.py").write_text(
         "from pathlib import Path\n\n"
-        "def test_sound():\n    pass\n\n"
-        "def test_not_the_first_time():\n"
-        "    seen = Path('seen').exists()\n    Path('seen').touch()\n"
-        f"    assert seen and not {always_fails}\n"
+        "def test_that_passes():\n    pass\n\n"
+        "def test_that_fails_in_its_first_run():\n"
+        "    ran_before = Path('ran').exists()\n    Path('ran').touch()\n"
+        f"    assert ran_before and not {always_fails}\n"
     )
-    words = f"'{tmp_path}' '{sys.executable}' in_folder '{tmp_path}' '{sys.executable}' -m pytest -ra"
-    code, lines = verdict(f"suite some 60 {words}", tmp_path)
+    arguments = f"'{tmp_path}' '{sys.executable}' in_folder '{tmp_path}' '{sys.executable}' -m pytest -ra"
+    code, lines = run_step(f"suite some 60 {arguments}", tmp_path)
     assert (code, lines[-1]) == (int(always_fails == "True"), last_line)
     assert (lines[0] == "1 of these passed only alone") is (always_fails == "False")

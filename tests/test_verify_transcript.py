@@ -11,7 +11,7 @@ from gymsdk import Environment, Rollout, Task, play, responses
 from gymsdk.episode import verify_transcript
 from gymsdk.types import Budget, Episode, Item
 
-PAYING = """
+ENVIRONMENT = """
 class Count(State):
     count: int = 0
 
@@ -47,30 +47,30 @@ async def verify(task, state: Count):
 
 
 class Policy:
-    """A policy that returns the same response after *late* seconds."""
+    """A policy that returns the same response after *delay* seconds."""
 
-    def __init__(self, *output: Item, status: responses.ResponseStatus = "completed", late: float = 0.0) -> None:
+    def __init__(self, *output: Item, status: responses.ResponseStatus = "completed", delay: float = 0.0) -> None:
         self._output = list(output)
         self._status = status
-        self._late = late
+        self._delay = delay
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        await asyncio.sleep(self._late)
+        await asyncio.sleep(self._delay)
         return responses.build_response(self._output, model="m", status=self._status, request=request)
 
 
 PAY = responses.build_function_call("pay", {}, "c1")
 WAIT = responses.build_function_call("wait", {}, "c2")
 CASES = {
-    "a turn that was cut off is not played": (
+    "the calls of a truncated turn do not run": (
         Policy(responses.build_message("cut o"), status="incomplete"),
         Budget(),
         "tokens",
     ),
-    "calls before the deadline are": (Policy(PAY, WAIT, late=0.95), Budget(seconds=1.0), "deadline"),
-    "calls beyond the budget are not": (Policy(PAY, PAY | {"call_id": "c3"}), Budget(tools=1), "tools"),
-    "every turn is": (Policy(PAY), Budget(turns=2), "turns"),
-    "a reply is": (Policy(responses.build_message("so be it")), Budget(), "done"),
+    "calls before the deadline run": (Policy(PAY, WAIT, delay=0.95), Budget(seconds=1.0), "deadline"),
+    "calls beyond the budget do not run": (Policy(PAY, PAY | {"call_id": "c3"}), Budget(tools=1), "tools"),
+    "every turn runs until the limit of turns": (Policy(PAY), Budget(turns=2), "turns"),
+    "a reply ends the episode": (Policy(responses.build_message("done")), Budget(), "done"),
 }
 
 
@@ -79,28 +79,30 @@ async def played(
     request: pytest.FixtureRequest, environment: Callable[..., Environment]
 ) -> tuple[Environment, Rollout]:
     policy, budget, ended = CASES[request.param]
-    paying = environment(PAYING)
-    rollout = await play(paying, policy, Task.ask("go").row(), budget=budget)
+    played_environment = environment(ENVIRONMENT)
+    rollout = await play(played_environment, policy, Task.ask("go").row(), budget=budget)
     assert (rollout.outcome, rollout.ended) == ("scored", ended)
-    return paying, rollout
+    return played_environment, rollout
 
 
 @pytest.mark.slow
 async def test_verifying_a_transcript_again_gives_the_same_reward(played: tuple[Environment, Rollout]) -> None:
-    paying, rollout = played
+    played_environment, rollout = played
     assert rollout.response is not None
     assert rollout.ended is not None
     items = rollout.response["output"]
-    again = await verify_transcript(paying, rollout.row, items, seed=rollout.seed, ended=rollout.ended, seconds=5)
-    assert (again.reward, again.components) == (rollout.reward, rollout.components)
+    repeated = await verify_transcript(
+        played_environment, rollout.row, items, seed=rollout.seed, ended=rollout.ended, seconds=5
+    )
+    assert (repeated.reward, repeated.components) == (rollout.reward, rollout.components)
 
 
 @pytest.mark.slow
 async def test_actions_before_the_deadline_are_in_the_transcript_and_rewarded(
     environment: Callable[..., Environment],
 ) -> None:
-    policy, budget, _ = CASES["calls before the deadline are"]
-    rollout = await play(environment(PAYING), policy, Task.ask("go").row(), budget=budget)
+    policy, budget, _ = CASES["calls before the deadline run"]
+    rollout = await play(environment(ENVIRONMENT), policy, Task.ask("go").row(), budget=budget)
     assert rollout.response is not None
     outputs = {item["call_id"]: item["output"] for item in rollout.response["output"] if "output" in item}
     assert (outputs, rollout.reward, rollout.components) == ({"c1": "paid"}, 1.25, {"verdict": 1.0, "steps": 0.25})

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from gymsdk.checks import run as catalog
+from gymsdk.checks import run as check_catalog
 from gymsdk.checks.loading import LOAD_CHECK, check_loading
 from gymsdk.checks.report import Check, Finding, NotApplicable, format_report
 from gymsdk.checks.run import CheckRun, run_in_thread
@@ -29,8 +29,8 @@ class Sum(Task):
 def tasks(split: Literal["train", "test"], seed, config: Settings):
     rng = random.Random(f"{split}:{seed}")
     while True:
-        one, other = rng.randrange(10**config.digits), rng.randrange(1000)
-        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
+        first, second = rng.randrange(10**config.digits), rng.randrange(1000)
+        yield Sum.ask(f"What is {first} + {second}?", answer=first + second)
 
 @hookimpl
 async def verify(task: Sum, transcript):
@@ -42,8 +42,8 @@ async def solve(task: Sum):
 """
 
 
-def build_check(look: Callable[[Subject], Awaitable[list[Finding]]], **given) -> Check:
-    return Check(id="runtime.made", requirement="all is well", why="it matters", fix="mend it", run=look, **given)
+def build_check(run: Callable[[Subject], Awaitable[list[Finding]]], **options) -> Check:
+    return Check(id="runtime.made", requirement="all is well", why="it matters", fix="mend it", run=run, **options)
 
 
 async def find_nothing(subject):
@@ -69,45 +69,45 @@ async def test_a_check_with_findings_fails_with_reason_and_fix(subject):
 
 
 async def test_a_check_with_nothing_to_examine_is_skipped_with_its_reason(subject):
-    async def look(subject):
+    async def check(subject):
         raise NotApplicable("it has no tools")
 
-    result = await CheckRun(subject(SUMS)).run_check(build_check(look))
+    result = await CheckRun(subject(SUMS)).run_check(build_check(check))
     assert (result.status, result.reason) == ("skipped", "it has no tools")
 
 
 async def test_a_check_that_takes_too_long_fails(subject):
-    async def look(subject):
+    async def check(subject):
         await asyncio.sleep(60)
 
-    result = await CheckRun(subject(SUMS)).run_check(build_check(look, seconds=0.05))
-    assert [each.problem for each in result.findings] == ["it did not end within 0.05 seconds"]
+    result = await CheckRun(subject(SUMS)).run_check(build_check(check, seconds=0.05))
+    assert [finding.problem for finding in result.findings] == ["it did not end within 0.05 seconds"]
 
 
 async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subject):
     sums = subject(SUMS)
     sums.episode_seconds = 30.0
 
-    async def look(subject):
+    async def check(subject):
         async with subject.enter_environment() as environment:
             await subject.count_affordable(environment, 9, each=8)
         return [Finding(problem="it went on")]
 
-    result = await CheckRun(sums).run_check(build_check(look))
+    result = await CheckRun(sums).run_check(build_check(check))
     assert result.status == "skipped"
     assert result.reason.startswith(
         "an episode takes 30.0 s, so the required 8 episodes take about 240 s; the check had 1"
     )
 
 
-async def test_a_check_that_is_late_because_of_slow_episodes_is_skipped(subject):
+async def test_a_check_that_exceeds_its_time_because_of_slow_episodes_is_skipped(subject):
     sums = subject(SUMS)
     sums.episode_seconds = 2.0
 
-    async def look(subject):
+    async def check(subject):
         await asyncio.sleep(60)
 
-    result = await CheckRun(sums).run_check(build_check(look, seconds=0.05))
+    result = await CheckRun(sums).run_check(build_check(check, seconds=0.05))
     assert (result.status, result.reason.partition(";")[0]) == (
         "skipped",
         "an episode takes 2.0 s, so the check did not end within 0.05 s",
@@ -122,20 +122,20 @@ async def test_fewer_slow_episodes_are_played(subject):
 
 
 async def test_code_that_blocks_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
-    async def look(subject):
+    async def block(subject):
         stuck.wait()
 
     run = CheckRun(subject(SUMS), grace=0.2)
-    results = [await run.run_check(build_check(each, seconds=0.05)) for each in (look, find_nothing)]
-    assert [each.status for each in results] == ["failed", "skipped"]
+    results = [await run.run_check(build_check(check, seconds=0.05)) for check in (block, find_nothing)]
+    assert [result.status for result in results] == ["failed", "skipped"]
     assert "could not be stopped" in results[0].findings[0].problem
 
 
 async def test_an_episode_error_names_its_stage(subject):
-    async def look(subject):
+    async def check(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
-    result = await CheckRun(subject(SUMS)).run_check(build_check(look))
+    result = await CheckRun(subject(SUMS)).run_check(build_check(check))
     assert result.findings[0].problem == "it failed in step (tool_raised): the tool broke"
 
 
@@ -143,71 +143,73 @@ async def test_an_error_in_a_task_group_is_unwrapped(subject):
     async def fail():
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
-    async def look(subject):
+    async def check(subject):
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
 
-    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings[0].problem
+    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(build_check(check))).findings[0].problem
 
 
 async def test_an_exception_of_the_environment_is_a_finding(subject):
-    async def look(subject):
+    async def check(subject):
         subject.environment.plugin.tasks("train", 0, None).send(None)
 
-    [finding] = (await CheckRun(subject(SUMS)).run_check(build_check(look))).findings
+    [finding] = (await CheckRun(subject(SUMS)).run_check(build_check(check))).findings
     assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.problem
 
 
 async def test_an_internal_error_fails_the_check_and_the_others_continue(subject):
-    async def look(subject):
-        raise ZeroDivisionError("by nought")
+    async def check(subject):
+        raise ZeroDivisionError("division by zero")
 
-    report = await CheckRun(subject(SUMS)).report([build_check(look), build_check(find_nothing)])
+    report = await CheckRun(subject(SUMS)).report([build_check(check), build_check(find_nothing)])
     assert [result.status for result in report.results] == ["failed", "passed"]
     [finding] = report.results[0].findings
-    assert re.fullmatch(r"the check itself failed: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.problem)
+    assert re.fullmatch(
+        r"the check itself failed: ZeroDivisionError: division by zero \(test_run.py:\d+\)", finding.problem
+    )
     assert "report it as a bug of gymsdk" in finding.fix
 
 
 async def test_lone_surrogates_are_escaped(subject):
-    async def look(subject):
+    async def check(subject):
         return [Finding(problem="it said \ud800")]
 
-    report = await CheckRun(subject(SUMS)).report([build_check(look)])
+    report = await CheckRun(subject(SUMS)).report([build_check(check)])
     assert r"it said \\ud800" in report.model_dump_json()
 
 
 async def test_equal_warnings_are_kept_once(subject):
-    async def look(subject):
+    async def check(subject):
         for _ in range(3):
             logging.getLogger("gymsdk").warning("the hook %s raised", "close")
         return []
 
-    assert (await CheckRun(subject(SUMS)).run_check(build_check(look))).warnings == ["the hook close raised"]
+    assert (await CheckRun(subject(SUMS)).run_check(build_check(check))).warnings == ["the hook close raised"]
 
 
 async def test_warnings_of_earlier_checks_are_not_repeated(subject):
-    async def look(subject):
+    async def check(subject):
         logging.getLogger("gymsdk").warning("episode %s: it does not close", "without an id")
         return []
 
     run = CheckRun(subject(SUMS))
-    warnings = [(await run.run_check(build_check(look))).warnings for _ in range(2)]
+    warnings = [(await run.run_check(build_check(check))).warnings for _ in range(2)]
     assert warnings == [["an episode: it does not close"], []]
 
 
 async def test_if_loading_fails_the_remaining_checks_are_skipped(subject):
     run = CheckRun(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
     results = [await run.run_check(build_check(find_nothing)) for _ in range(2)]
-    assert [each.status for each in results] == ["failed", "skipped"]
+    assert [result.status for result in results] == ["failed", "skipped"]
     assert "hook 'tasks' raised IndexError" in results[0].findings[0].problem
     assert results[1].reason == "it does not load"
 
 
 @pytest.mark.slow
-async def test_checks_without_loading_run_anyway(subject):
+async def test_checks_that_need_no_loaded_environment_run_if_loading_fails(subject):
     run = CheckRun(subject("1 / 0"))
-    report = await run.report(catalog.select_checks(["packaging", "runtime.load", "runtime.splits"]))
+    report = await run.report(check_catalog.select_checks(["packaging", "runtime.load", "runtime.splits"]))
     statuses = {result.id: result.status for result in report.results}
     assert (statuses["packaging.metadata"], statuses["runtime.load"], statuses["runtime.splits"]) == (
         "passed",
@@ -216,7 +218,7 @@ async def test_checks_without_loading_run_anyway(subject):
     )
 
 
-async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
+async def test_a_tasks_hook_that_hangs_fails_the_loading(subject, stuck):
     sums = subject(SUMS.replace("while True:", "while WAIT.wait():"))
     sums.environment.plugin.WAIT = stuck
     result = await CheckRun(sums, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
@@ -237,7 +239,7 @@ async def test_a_misspelt_split_raises_an_error_for_the_caller(subject):
         await CheckRun(sums).run_check(build_check(find_nothing))
 
 
-async def test_a_named_split_is_the_only_one_checked(subject):
+async def test_only_the_selected_split_is_checked(subject):
     sums = subject(SUMS, count=3)
     sums.split = "test"
     assert len(sums.tasks) == 3
@@ -274,8 +276,8 @@ async def test_a_report_shows_findings_reason_and_fix(subject):
 
 
 async def test_findings_are_shown_without_control_characters(subject):
-    async def look(subject):
+    async def check(subject):
         return [Finding(problem="it said \x1b[2J\u202e")]
 
-    text = format_report(await CheckRun(subject(SUMS)).report([build_check(look)]))
+    text = format_report(await CheckRun(subject(SUMS)).report([build_check(check)]))
     assert r"it said \x1b[2J\u202e" in text

@@ -1,3 +1,5 @@
+"""Merge configuration files, overrides and included files; a later source wins."""
+
 from __future__ import annotations
 
 from itertools import combinations
@@ -19,23 +21,23 @@ KEY = "port_range_low"
 
 @pytest.mark.parametrize("sources", [pair for size in (1, 2, 6) for pair in combinations(ORDER, size)])
 def test_the_later_source_wins(write: Write, sources: tuple[str, ...]) -> None:
-    include = {"mid.yaml": "config_paths: [low.yaml]\n"}
+    includes = {"mid.yaml": "config_paths: [low.yaml]\n"}
     for name in ORDER[:-1]:
-        write(name, include.get(name, "") + (f"{KEY}: {LEVELS[name]}\n" if name in sources else ""))
+        write(name, includes.get(name, "") + (f"{KEY}: {LEVELS[name]}\n" if name in sources else ""))
     overrides = [f"{KEY}={LEVELS['command line']}"] if "command line" in sources else []
     value, place = list_settings(load_config(["mid.yaml", "late.yaml"], overrides))[KEY]
     assert value == LEVELS[sources[-1]]
     assert place.split(":")[0] == sources[-1]
 
 
-def test_a_file_included_twice_counts_once_and_first(write: Write) -> None:
+def test_a_file_included_twice_is_read_once_before_the_files_that_include_it(write: Write) -> None:
     write("common.yaml", "log_level: error\n")
     write("a.yaml", "config_paths: [common.yaml]\nlog_level: debug\n")
     write("b.yaml", "config_paths: [common.yaml]\n")
     assert load_config(["a.yaml", "b.yaml"]).logs.level == "debug"
 
 
-def test_an_include_is_looked_up_beside_its_file_and_then_in_the_folder(write: Write) -> None:
+def test_an_included_file_is_looked_up_next_to_its_file_and_then_in_the_working_folder(write: Write) -> None:
     write("parts/a.yaml", "config_paths: [b.yaml, c.yaml]\n")
     write("parts/b.yaml", "log_level: error\n")
     write("b.yaml", "log_level: debug\n")
@@ -65,14 +67,14 @@ def test_merging_keeps_the_later_mapping_and_the_other_keys_of_the_earlier_one(e
     def contains(whole, part) -> bool:
         if not isinstance(part, dict):
             return whole == part
-        return all(key in whole and contains(whole[key], each) for key, each in part.items())
+        return all(key in whole and contains(whole[key], value) for key, value in part.items())
 
     merged = to_plain(merge_nodes(build_node(earlier, DEFAULT_PLACE), build_node(later, DEFAULT_PLACE)))
     assert contains(merged, later)
     assert all(merged[key] == earlier[key] for key in earlier.keys() - later.keys())
 
 
-def test_overrides_join_mappings_delete_keys_and_replace_lists(write: Write) -> None:
+def test_overrides_merge_mappings_delete_keys_and_replace_lists(write: Write) -> None:
     write("a.yaml", "disallowed_ports: [1, 2]\nlog_dir: logs\nhead_server: {host: 127.0.0.2, port: 5}\n")
     deployment = load_config(["a.yaml"], ["disallowed_ports=[3]", "~log_dir", "++head_server={port: 6}"])
     assert (deployment.port_range.disallowed, deployment.logs.directory) == ((3,), None)

@@ -34,11 +34,11 @@ async def serve_body(body: bytes, encoding: str | None, status: int = 200) -> As
     async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()
         headers = {"Content-Type": "application/json"} | ({"Content-Encoding": encoding} if encoding else {})
-        answer = web.StreamResponse(status=status, headers=headers)
-        await answer.prepare(request)
-        await answer.write(body)
-        await answer.write_eof()
-        return answer
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        await response.write(body)
+        await response.write_eof()
+        return response
 
     application = web.Application()
     application.router.add_post("/{path:.*}", handle)
@@ -53,31 +53,31 @@ async def request_response(provider: str, url: str, **options: object) -> Item:
 
 
 @pytest.fixture
-def peak() -> Iterator[None]:
+def bounded_memory() -> Iterator[None]:
     """Check that a test allocates no more than a few times the limit of a response."""
     tracemalloc.start()
     yield
-    used = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert used < 24 * MiB
+    assert peak_bytes < 24 * MiB
 
 
-def spaces(bits: int) -> bytes:
+def compress_spaces(bits: int) -> bytes:
     """Return 64 MiB of compressed spaces without allocating the text at once."""
     compressor = zlib.compressobj(wbits=bits)
     return b"".join([*(compressor.compress(b" " * MiB) for _ in range(64)), compressor.flush()])
 
 
 BOMBS = {
-    "gzip": spaces(16 + zlib.MAX_WBITS),
+    "gzip": compress_spaces(16 + zlib.MAX_WBITS),
     "gzip in many members": gzip.compress(b" " * MiB) * 64,
-    "deflate": spaces(zlib.MAX_WBITS),
+    "deflate": compress_spaces(zlib.MAX_WBITS),
 }
 
 
 @PROVIDERS
 @pytest.mark.parametrize("encoding", BOMBS)
-@pytest.mark.usefixtures("peak")
+@pytest.mark.usefixtures("bounded_memory")
 async def test_a_decompression_bomb_is_stopped(provider: str, encoding: str) -> None:
     async with serve_body(BOMBS[encoding], encoding.split(maxsplit=1)[0]) as url:
         with pytest.raises(Failed, match=rf"sent a response of more than {LIMIT} bytes, .* raise max_answer") as caught:
@@ -87,18 +87,18 @@ async def test_a_decompression_bomb_is_stopped(provider: str, encoding: str) -> 
 
 @PROVIDERS
 async def test_an_endless_response_is_stopped_and_not_requested_again(provider: str) -> None:
-    sent = calls = 0
+    sent_bytes = calls = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        nonlocal sent, calls
+        nonlocal sent_bytes, calls
         calls += 1
         await request.read()
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        while sent < 512 * MiB:
-            await answer.write(b" " * 65_536)
-            sent += 65_536
-        return answer
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while sent_bytes < 512 * MiB:
+            await response.write(b" " * 65_536)
+            sent_bytes += 65_536
+        return response
 
     application = web.Application()
     application.router.add_post("/{path:.*}", handle)
@@ -106,7 +106,7 @@ async def test_an_endless_response_is_stopped_and_not_requested_again(provider: 
         with pytest.raises(Failed) as caught:
             await request_response(provider, url, max_answer=LIMIT)
     assert (caught.value.kind, calls) == ("model_answer_too_large", 1)
-    assert sent < 64 * MiB
+    assert sent_bytes < 64 * MiB
 
 
 @PROVIDERS
@@ -155,7 +155,7 @@ async def test_a_response_that_cannot_be_decompressed_is_a_bad_answer(
 
 
 @PROVIDERS
-@pytest.mark.usefixtures("peak")
+@pytest.mark.usefixtures("bounded_memory")
 async def test_an_endless_error_response_is_read_up_to_the_limit(provider: str) -> None:
     body = b"it is broken" + b" " * (4 * MiB)
     async with asyncio.timeout(60), serve_body(body, None, status=400) as url:

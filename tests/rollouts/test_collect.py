@@ -1,3 +1,5 @@
+"""Play the jobs of a run: retries, concurrency, results on disk, and the end of a run without a model."""
+
 from __future__ import annotations
 
 import asyncio
@@ -27,10 +29,10 @@ from gymsdk.rollouts.run import LocalPlayer, collect, play_missing, write_result
 from gymsdk.rollouts.tasks import read_splits
 from gymsdk.types import Episode, Failure, Item, Rollout
 
-FLAKY = """
+RETRYABLE_VERIFY_FAILURE = """
 @hookimpl
 def verify():
-    raise Unscorable("the judge is away", kind="judge_failed", retryable=True)
+    raise Unscorable("the judge is unavailable", kind="judge_failed", retryable=True)
 """
 
 FAILS_TWICE = """
@@ -92,18 +94,20 @@ def _counted_model() -> ScriptedModel:
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
         return [responses.build_message("4")]
 
-    return CountedModel("paid", choose)
+    return CountedModel("counted", choose)
 
 
 def _job(folder: RunFolder) -> Job:
+    """Return the first job of the run in *folder*."""
     return next(iter_jobs(folder.read_inputs()))
 
 
 async def _play_missing(folder: RunFolder, play: LocalPlayer, **options: Any) -> list[PlayedJob]:
-    played: list[PlayedJob] = []
-    given = {"done": folder.read_progress().done, "concurrency": 4, "report": played.append}
-    await play_missing(folder, play, **{**given, **options})
-    return played
+    """Play the jobs of *folder* that have no result yet; *options* replace the default arguments."""
+    jobs: list[PlayedJob] = []
+    defaults = {"done": folder.read_progress().done, "concurrency": 4, "report": jobs.append}
+    await play_missing(folder, play, **{**defaults, **options})
+    return jobs
 
 
 async def test_every_rollout_is_on_disk_before_it_is_counted(
@@ -147,7 +151,7 @@ async def test_attempts_are_limited(sums: Mapping[str, Environment], folder: Run
 async def test_a_failure_of_the_verifier_is_not_retried_within_a_run(
     folder: RunFolder, environment: Callable[..., Environment]
 ) -> None:
-    unscorable = environment(FLAKY)
+    unscorable = environment(RETRYABLE_VERIFY_FAILURE)
     model = _failing_model(0, ValueError())
     played = await LocalPlayer({"sums": unscorable}, model, attempts=5)(_job(folder))
     failure = played.rollout.failure
@@ -184,13 +188,13 @@ async def test_a_retry_waits_as_long_as_the_server_asks(
     monkeypatch.setattr("gymsdk.rollouts.jobs.BACKOFF", Backoff(first=0.0))
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
-    started = loop.time()
+    start_time = loop.time()
     played = await LocalPlayer(sums, _failing_model(1, error))(_job(folder))
     assert (played.rollout.outcome, played.attempts) == ("scored", 2)
-    assert loop.time() - started >= 0.2
+    assert loop.time() - start_time >= 0.2
 
 
-async def test_a_server_that_asks_for_too_long_a_wait_is_not_retried(
+async def test_a_request_is_not_retried_if_the_server_asks_for_too_long_a_wait(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_RETRY_AFTER_SECONDS + 1)
@@ -215,10 +219,10 @@ async def test_an_internal_error_fails_one_rollout_only(
         def __getattr__(self, method: str) -> Any:
             return getattr(sums["sums"], method)
 
-        async def reset(self, row: Item, *, id: str, **given: Any) -> Episode:
+        async def reset(self, row: Item, *, id: str, **options: Any) -> Episode:
             if id == "1:0":
                 raise KeyError("a bug")
-            return await sums["sums"].reset(row, id=id, **given)
+            return await sums["sums"].reset(row, id=id, **options)
 
     results = await _play_missing(folder, LocalPlayer({"sums": BrokenEnvironment()}, _failing_model(0, ValueError())))
     assert sorted(played.rollout.outcome for played in results) == ["failed", "scored", "scored"]
@@ -228,7 +232,7 @@ async def test_an_internal_error_fails_one_rollout_only(
     assert "Traceback" in caplog.text
 
 
-async def test_a_row_that_no_longer_fits_is_a_terminal_failure(
+async def test_a_row_that_no_longer_fits_the_environment_is_a_terminal_failure(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}})
@@ -282,6 +286,7 @@ async def test_closing_the_iterator_cancels_running_rollouts() -> None:
 
 
 def _rollout(kind: str | None = None, *, stage: str = "model") -> Rollout:
+    """Return a scored rollout, or a rollout that failed with *kind* in *stage*."""
     failure = Failure(stage=stage, kind=kind, message="no answer") if kind else None
     outcome, reward = ("failed", None) if kind else ("scored", 1.0)
     return Rollout(id="", environment="sums", row={}, seed=0, outcome=outcome, reward=reward, failure=failure)

@@ -1,3 +1,5 @@
+"""The lines of `rollouts.jsonl` and `failures.jsonl`: their fields, and rollouts that are parsed from them."""
+
 from __future__ import annotations
 
 import json
@@ -10,14 +12,14 @@ from gymsdk.rollouts import folder
 from gymsdk.types import Budget, Failure
 
 
-class Graded(Verdict):
+class DetailedVerdict(Verdict):
     """A verdict with additional fields."""
 
     extracted: str | None
-    seen: tuple[int, ...] = (1,)
+    scores: tuple[int, ...] = (1,)
 
 
-class Grades:
+class GradedEnvironment:
     """An environment with step rewards and a verdict with additional fields."""
 
     def __init__(self, error=None) -> None:
@@ -31,7 +33,7 @@ class Grades:
     def verify(self, transcript):
         if self.error:
             raise self.error
-        return Graded(reward=1.0, components={"right": 0.75, "brief": 0.25}, extracted=transcript.reply)
+        return DetailedVerdict(reward=1.0, components={"right": 0.75, "brief": 0.25}, extracted=transcript.reply)
 
 
 ROW = {"responses_create_params": {"input": "Hi", "temperature": 0.1}, "expected_answer": "4", "verifier_metadata": {}}
@@ -40,19 +42,21 @@ ROW = {"responses_create_params": {"input": "Hi", "temperature": 0.1}, "expected
 @pytest.fixture
 async def rollout(policy):
     sampling = {"temperature": 0.9}
-    return await play(Environment("grades", Grades()), policy("4"), ROW, seed=5, repeat=1, id="3:1", sampling=sampling)
+    return await play(
+        Environment("grades", GradedEnvironment()), policy("4"), ROW, seed=5, repeat=1, id="3:1", sampling=sampling
+    )
 
 
 async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rollout):
     line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
-    ours = line.pop("gymsdk")
+    gymsdk_fields = line.pop("gymsdk")
     response = line.pop("response")
     assert line == {
         "responses_create_params": {"input": [{"role": "user", "content": "Hi"}], "temperature": 0.9},
         "expected_answer": "4",
         "verifier_metadata": {},
         "extracted": "4",
-        "seen": [1],
+        "scores": [1],
         "grader_timeout": False,
         "reward": 1.25,
         "reward_components": {"right": 0.75, "brief": 0.25, "steps": 0.25},
@@ -60,7 +64,7 @@ async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rol
         "_ng_rollout_index": 1,
     }
     assert [item["type"] for item in response["output"]] == ["message"]
-    assert {key: ours[key] for key in ("id", "environment", "seed", "outcome", "ended", "turns")} == {
+    assert {key: gymsdk_fields[key] for key in ("id", "environment", "seed", "outcome", "ended", "turns")} == {
         "id": "3:1",
         "environment": "grades",
         "seed": 5,
@@ -72,12 +76,12 @@ async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rol
 
 async def test_a_scored_line_can_be_read_back(rollout):
     line = folder.build_scored_line(rollout, (3, 1))
-    read = folder.parse_rollout(json.loads(jsonl.dump_row(line)))
+    parsed = folder.parse_rollout(json.loads(jsonl.dump_row(line)))
     assert folder.get_key(line) == (3, 1)
-    assert (read.reward, read.components, read.repeat, read.seed) == (1.25, rollout.components, 1, 5)
-    assert (read.usage, read.timing, read.opening) == (rollout.usage, rollout.timing, rollout.opening)
-    assert read.verdict.model_dump() == rollout.verdict.model_dump(mode="json")
-    assert read.response == rollout.response
+    assert (parsed.reward, parsed.components, parsed.repeat, parsed.seed) == (1.25, rollout.components, 1, 5)
+    assert (parsed.usage, parsed.timing, parsed.opening) == (rollout.usage, rollout.timing, rollout.opening)
+    assert parsed.verdict.model_dump() == rollout.verdict.model_dump(mode="json")
+    assert parsed.response == rollout.response
 
 
 async def test_a_line_that_was_read_back_is_written_unchanged(rollout):
@@ -96,20 +100,22 @@ async def test_a_verdict_without_components_adds_none_to_its_line(policy):
 
 
 async def test_the_offered_tools_are_on_the_line(policy):
-    def look(where: str): ...
+    def search(place: str): ...
 
-    class WithTools(Grades):
+    class WithTools(GradedEnvironment):
         @hookimpl
         def tools(self):
-            return [look]
+            return [search]
 
-    rollout = await play(Environment("tooled", WithTools()), policy("4"), ROW)
+    rollout = await play(Environment("with_tools", WithTools()), policy("4"), ROW)
     line = folder.build_scored_line(rollout, (0, 0))
-    assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["look"]
+    assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["search"]
 
 
 async def test_a_failed_line_describes_the_failure_and_has_no_reward(policy):
-    rollout = await play(Environment("grades", Grades(ValueError("no"))), policy("4"), ROW, budget=Budget(turns=1))
+    rollout = await play(
+        Environment("grades", GradedEnvironment(ValueError("no"))), policy("4"), ROW, budget=Budget(turns=1)
+    )
     line = json.loads(jsonl.dump_row(folder.build_failed_line(rollout, (3, 1), attempts=2)))
     assert {key: value for key, value in line.items() if key.startswith("_ng_")} == {
         "_ng_failure_class": "hook_raised",
@@ -133,16 +139,16 @@ def test_a_rollout_that_failed_before_its_reset_has_a_line():
     assert line["response"] is None
 
 
-async def test_results_of_an_earlier_run_are_left_out_of_a_line(policy):
+async def test_a_line_omits_the_results_of_an_earlier_run(policy):
     row = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
-    rollout = await play(Environment("grades", Grades()), policy("4"), row)
+    rollout = await play(Environment("grades", GradedEnvironment()), policy("4"), row)
     line = folder.build_scored_line(rollout, (0, 0))
     assert (line["reward"], line["mine"]) == (1.25, 1)
     assert "_ng_failure_class" not in line
 
 
-async def test_terminal_failures_are_those_a_retry_cannot_fix(policy):
-    refused = await play(Environment("grades", Grades()), policy([("no", "{")]), ROW, budget=Budget(turns=1))
+async def test_a_failure_that_a_retry_cannot_fix_is_terminal(policy):
+    rollout = await play(Environment("grades", GradedEnvironment()), policy([("no", "{")]), ROW, budget=Budget(turns=1))
     for stage, kind, terminal in (
         ("model", "model_refused", False),
         ("verify", "judge_failed", False),
@@ -151,16 +157,16 @@ async def test_terminal_failures_are_those_a_retry_cannot_fix(policy):
         ("step", "x", True),
     ):
         failure = Failure(stage=stage, kind=kind, message="")
-        line = folder.build_failed_line(refused.model_copy(update={"failure": failure}), (0, 0), attempts=1)
+        line = folder.build_failed_line(rollout.model_copy(update={"failure": failure}), (0, 0), attempts=1)
         assert line["_ng_failure_terminal"] is terminal
 
 
 @pytest.mark.parametrize("kind", ["worker_killed", "worker_timeout", "worker_start"])
-def test_a_worker_lost_while_grading_is_terminal_and_elsewhere_is_not(kind):
+def test_the_loss_of_a_worker_is_terminal_only_in_verify(kind):
     for stage, terminal in (("verify", True), ("step", False)):
         failure = Failure(stage=stage, kind=kind, message="", retryable=True)
-        lost = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
-        assert folder.build_failed_line(lost, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
+        rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
+        assert folder.build_failed_line(rollout, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
 
 
 async def test_a_line_records_the_number_of_attempts(rollout):
@@ -179,6 +185,6 @@ async def test_strip_results_removes_the_verdict_of_an_earlier_run(rollout):
     assert folder.strip_results(row, keep={"extracted"})["extracted"] == "4"
 
 
-@pytest.mark.parametrize("ours", [None, 3, {}, {"verdict": None}, {"verdict": [["x"]]}])
-def test_a_gymsdk_field_without_a_verdict_does_not_affect_the_other_fields(ours):
-    assert folder.strip_results({**ROW, "gymsdk": ours}) == ROW
+@pytest.mark.parametrize("gymsdk_field", [None, 3, {}, {"verdict": None}, {"verdict": [["x"]]}])
+def test_a_gymsdk_field_without_a_verdict_does_not_affect_the_other_fields(gymsdk_field):
+    assert folder.strip_results({**ROW, "gymsdk": gymsdk_field}) == ROW

@@ -1,3 +1,5 @@
+"""The summaries of a run: metrics, failures, tokens and groups, computed from the lines on disk."""
+
 from __future__ import annotations
 
 import asyncio
@@ -17,21 +19,22 @@ from gymsdk.rollouts.summary import StoredRollouts, build_summaries
 from gymsdk.servers.aggregates import aggregate_rows
 
 OWN_METRICS = """
-class Own(Verdict):
+class OwnVerdict(Verdict):
     extracted_answer: str | None = None
     length: int = 0
 
 @hookimpl
 def verify():
-    return Own(reward=0.0)
+    return OwnVerdict(reward=0.0)
 
 @hookimpl
 def metrics(rollouts):
-    return {"own/rollouts": float(len(rollouts)), "own/length": sum(each.verdict.length for each in rollouts)}
+    return {"own/rollouts": float(len(rollouts)), "own/length": sum(rollout.verdict.length for rollout in rollouts)}
 """
 
 
 def _line(task: int, repeat: int, reward: float, answer: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Return the line of a scored rollout; *fields* replace fields of the line."""
     return {
         "responses_create_params": {"input": []},
         "difficulty": 5,
@@ -56,7 +59,7 @@ def _line(task: int, repeat: int, reward: float, answer: str | None = None, **fi
     }
 
 
-def _failed(task: int, repeat: int, kind: str, message: str) -> dict[str, Any]:
+def _failed_line(task: int, repeat: int, kind: str, message: str) -> dict[str, Any]:
     line = _line(task, repeat, 0.0, _ng_failure_class=kind, _ng_failure_message=message)
     del line["reward"]
     line["gymsdk"] |= {"outcome": "failed"}
@@ -64,7 +67,7 @@ def _failed(task: int, repeat: int, kind: str, message: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def counting(environment: Callable[..., Environment]) -> Environment:
+def environment_with_metrics(environment: Callable[..., Environment]) -> Environment:
     return environment(OWN_METRICS)
 
 
@@ -79,17 +82,17 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
         yield folder
 
 
-def _summary(folder: RunFolder, counting: Environment) -> dict[str, Any]:
-    (summary,) = asyncio.run(build_summaries(folder, {"made": counting}))
+def _summary(folder: RunFolder, environment_with_metrics: Environment) -> dict[str, Any]:
+    (summary,) = asyncio.run(build_summaries(folder, {"made": environment_with_metrics}))
     return summary
 
 
 @pytest.fixture
-def summary(folder: RunFolder, counting: Environment) -> dict[str, Any]:
+def summary(folder: RunFolder, environment_with_metrics: Environment) -> dict[str, Any]:
     for line in (_line(0, 0, 1.0, "4"), _line(0, 1, 0.0, "5"), _line(1, 0, 1.0, "7")):
         folder.append(line)
-    folder.append(_failed(1, 1, "tool_raised", "first"), failed=True)
-    return _summary(folder, counting)
+    folder.append(_failed_line(1, 1, "tool_raised", "first"), failed=True)
+    return _summary(folder, environment_with_metrics)
 
 
 def test_only_scored_rollouts_enter_a_mean(summary: dict[str, Any]) -> None:
@@ -102,30 +105,32 @@ def test_failures_are_counted_by_kind_with_one_message_each(summary: dict[str, A
     assert summary["failure_messages"] == {"tool_raised": "first"}
 
 
-def test_retryable_and_terminal_failures_are_counted_separately(folder: RunFolder, counting: Environment) -> None:
-    for task, (kind, ours, more) in enumerate(
+def test_retryable_and_terminal_failures_are_counted_separately(
+    folder: RunFolder, environment_with_metrics: Environment
+) -> None:
+    for task, (kind, gymsdk_fields, fields) in enumerate(
         [
             ("model_unreachable", {"retryable": True}, {}),
             ("model_unauthorized", {"retryable": False}, {}),
             ("tool_raised", {"retryable": False}, {"_ng_failure_terminal": True}),
         ]
     ):
-        line = _failed(task, 0, kind, "no") | more
-        folder.append(line | {"gymsdk": line["gymsdk"] | ours}, failed=True)
-    result = _summary(folder, counting)
+        line = _failed_line(task, 0, kind, "no") | fields
+        folder.append(line | {"gymsdk": line["gymsdk"] | gymsdk_fields}, failed=True)
+    result = _summary(folder, environment_with_metrics)
     assert (result["failures_retryable"], result["failures_for_good"]) == (1, 1)
 
 
-def test_prompts_that_were_too_long_are_counted(folder: RunFolder, counting: Environment) -> None:
+def test_prompts_that_were_too_long_are_counted(folder: RunFolder, environment_with_metrics: Environment) -> None:
     details = {"reason": "max_output_tokens", "message": "maximum context length is 8"}
     folder.append(_line(0, 0, 0.0, response={"output": [], "incomplete_details": details}))
     folder.append(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
-    result = _summary(folder, counting)
+    result = _summary(folder, environment_with_metrics)
     assert result["prompts_too_long"] == 1
     assert re.search(r"^prompt too long +1$", format_metrics_table([result]), re.MULTILINE)
 
 
-def test_tokens_include_those_of_failed_rollouts(summary: dict[str, Any]) -> None:
+def test_tokens_of_failed_rollouts_are_counted(summary: dict[str, Any]) -> None:
     assert summary["usage"] == {"policy": {"input_tokens": 40, "output_tokens": 8, "total_tokens": 48, "calls": 4}}
 
 
@@ -133,26 +138,28 @@ def test_seconds_are_the_mean_of_scored_rollouts(summary: dict[str, Any]) -> Non
     assert summary["seconds"] == pytest.approx({"model": 0.02, "verify": 0.01})
 
 
-def test_verdict_fields_are_averaged_and_row_fields_are_not(summary: dict[str, Any]) -> None:
+def test_verdict_fields_have_means_and_row_fields_do_not(summary: dict[str, Any]) -> None:
     assert summary["agent_metrics"]["mean/length"] == 3.0
     assert "mean/difficulty" not in summary["agent_metrics"]
 
 
-def test_an_answer_key_gives_majorities(summary: dict[str, Any]) -> None:
+def test_a_verdict_with_an_extracted_answer_has_majority_metrics(summary: dict[str, Any]) -> None:
     assert summary["agent_metrics"]["majority@1/accuracy"] == 100.0
 
 
-def test_without_an_answer_key_there_are_no_majorities(folder: RunFolder, counting: Environment) -> None:
+def test_a_verdict_without_an_extracted_answer_has_no_majority_metrics(
+    folder: RunFolder, environment_with_metrics: Environment
+) -> None:
     line = _line(0, 0, 1.0)
     line["gymsdk"]["verdict"] = []
     folder.append(line)
-    assert not any(key.startswith("majority") for key in _summary(folder, counting)["agent_metrics"])
+    assert not any(key.startswith("majority") for key in _summary(folder, environment_with_metrics)["agent_metrics"])
 
 
-def test_components_are_averaged(folder: RunFolder, counting: Environment) -> None:
+def test_reward_components_have_means(folder: RunFolder, environment_with_metrics: Environment) -> None:
     folder.append(_line(0, 0, 1.0, reward_components={"steps": 0.25, "verdict": 0.75}))
     folder.append(_line(0, 1, 0.75, reward_components={"steps": 0.75, "verdict": 0.0}))
-    assert _summary(folder, counting)["agent_metrics"]["mean/reward_components/steps"] == 0.5
+    assert _summary(folder, environment_with_metrics)["agent_metrics"]["mean/reward_components/steps"] == 0.5
 
 
 def test_the_metrics_of_the_environment_are_merged(summary: dict[str, Any]) -> None:
@@ -161,7 +168,7 @@ def test_the_metrics_of_the_environment_are_merged(summary: dict[str, Any]) -> N
 
 
 class ConflictingMetrics:
-    """An environment whose `metrics` hook returns a name that gymsdk uses and a new one."""
+    """An environment whose `metrics` hook returns a metric that gymsdk computes itself, and a new metric."""
 
     @hookimpl
     def verify(self) -> Verdict:
@@ -169,51 +176,53 @@ class ConflictingMetrics:
 
     @hookimpl
     def metrics(self) -> dict[str, float]:
-        return {"mean/reward": 1.0, "own/figure": 3.0}
+        return {"mean/reward": 1.0, "own/value": 3.0}
 
 
 def test_a_metrics_hook_cannot_replace_a_metric_of_gymsdk(folder: RunFolder) -> None:
     folder.append(_line(0, 0, 0.25))
     summary = _summary(folder, Environment("made", ConflictingMetrics()))
-    for figures in (summary["agent_metrics"], summary["key_metrics"]):
-        assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
+    for metrics in (summary["agent_metrics"], summary["key_metrics"]):
+        assert (metrics["mean/reward"], metrics["own/value"]) == (0.25, 3.0)
     assert summary["complaint"].startswith("hook 'metrics' returned 'mean/reward', which gymsdk computes itself")
 
 
 async def test_a_metrics_hook_cannot_replace_a_metric_of_the_servers() -> None:
     rows = [{"reward": 0.25, "_ng_task_index": 0}, {"reward": 0.25, "_ng_task_index": 1}]
     aggregated = await aggregate_rows(Environment("made", ConflictingMetrics()), {"verify_responses": rows})
-    for figures in (aggregated["agent_metrics"], aggregated["key_metrics"]):
-        assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
+    for metrics in (aggregated["agent_metrics"], aggregated["key_metrics"]):
+        assert (metrics["mean/reward"], metrics["own/value"]) == (0.25, 3.0)
     assert "hook 'metrics' returned 'mean/reward'" in aggregated["complaint"]
 
 
-def test_rewards_near_the_float_limit_have_finite_metrics(folder: RunFolder, counting: Environment) -> None:
+def test_rewards_near_the_float_limit_have_finite_metrics(
+    folder: RunFolder, environment_with_metrics: Environment
+) -> None:
     for repeat, reward in enumerate((1.5e308, 1.5e308, -1.5e308)):
         folder.append(_line(0, repeat, reward))
     folder.append(_line(1, 0, 1.5e308))
-    summary = _summary(folder, counting)
-    figures = summary["agent_metrics"]
-    assert figures["mean/reward"] == pytest.approx(0.75e308)
-    assert figures["std/reward"] == pytest.approx(1.5e308)
-    assert figures["stderr/reward"] > 0
-    assert all(map(math.isfinite, figures.values()))
+    summary = _summary(folder, environment_with_metrics)
+    metrics = summary["agent_metrics"]
+    assert metrics["mean/reward"] == pytest.approx(0.75e308)
+    assert metrics["std/reward"] == pytest.approx(1.5e308)
+    assert metrics["stderr/reward"] > 0
+    assert all(map(math.isfinite, metrics.values()))
     json.dumps(summary, allow_nan=False)
 
 
 def test_each_task_counts_its_missing_rollouts(summary: dict[str, Any]) -> None:
-    missing = {each["_ng_task_index"]: each["missing_num_rollouts"] for each in summary["group_level_metrics"]}
+    missing = {group["_ng_task_index"]: group["missing_num_rollouts"] for group in summary["group_level_metrics"]}
     assert missing == {0: 0, 1: 1}
 
 
 def test_each_task_shows_its_row_without_the_prompt(summary: dict[str, Any]) -> None:
-    samples = {each["_ng_task_index"]: each["sample"] for each in summary["group_level_metrics"]}
+    samples = {group["_ng_task_index"]: group["sample"] for group in summary["group_level_metrics"]}
     assert samples == {0: {"difficulty": 0}, 1: {"difficulty": 1}}
 
 
-def test_a_run_without_a_reward_has_a_summary(folder: RunFolder, counting: Environment) -> None:
-    folder.append(_failed(0, 0, "hook_raised", "no"), failed=True)
-    summary = _summary(folder, counting)
+def test_a_run_without_a_reward_has_a_summary(folder: RunFolder, environment_with_metrics: Environment) -> None:
+    folder.append(_failed_line(0, 0, "hook_raised", "no"), failed=True)
+    summary = _summary(folder, environment_with_metrics)
     assert (summary["agent_metrics"], summary["group_level_metrics"]) == ({}, [])
     json.dumps(summary)
 
@@ -235,11 +244,11 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
         stored[4]
 
 
-def test_stored_rollouts_of_other_environments_are_left_out() -> None:
+def test_stored_rollouts_of_other_environments_are_omitted() -> None:
     assert list(StoredRollouts(lambda: [_line(0, 0, 1.0)], "other", count=0)) == []
 
 
-def test_a_stored_rollout_equals_the_played_one() -> None:
+def test_a_stored_rollout_has_the_fields_of_its_line() -> None:
     (rollout,) = StoredRollouts(
         lambda: [_line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})], "made", count=1
     )

@@ -1,4 +1,4 @@
-"""The head's routes for nodes: nodes register, are listed beside the head's own servers, and leave."""
+"""The head's routes for nodes: nodes register, appear in the list with the head's own servers, and leave."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ OTHER = Service(name="sums", kind="resources_servers", implementation="sums", ho
 
 
 def client(*services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", **options) -> httpx.AsyncClient:
+    """Return a client with the address *peer*, connected to a head with these *services*."""
     app = head.create_app(services, host=host, port=11000, extra_config={"policy_model_name": "a"}, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(peer, 1)), base_url="http://h:11000")
 
 
 @pytest.fixture
-async def answering() -> AsyncIterator[int]:
-    """Yield the port of a server that answers."""
+async def healthy_port() -> AsyncIterator[int]:
+    """Yield the port of a server that answers health checks."""
     async with serve_app(head.create_app((), host="127.0.0.1", port=0)) as port:
         yield port
 
 
 def build_registration(*services: Service, **fields) -> dict:
-    return {"services": [each.model_dump() for each in services], **fields}
+    return {"services": [service.model_dump() for service in services], **fields}
 
 
 async def fetch_config(head_client: httpx.AsyncClient) -> dict:
     return yaml.safe_load((await head_client.get("/global_config_dict_yaml")).json())
 
 
-async def test_a_node_joins_is_listed_and_leaves() -> None:
+async def test_a_node_registers_appears_in_the_list_and_leaves() -> None:
     head_client = client(OWN)
-    joined = await head_client.put("/nodes/n1", json=build_registration(OTHER, loads={"sums": {"sessions": 3}}))
-    assert (joined.status_code, joined.json()) == (200, {"lease": 10.0})
+    response = await head_client.put("/nodes/n1", json=build_registration(OTHER, loads={"sums": {"sessions": 3}}))
+    assert (response.status_code, response.json()) == (200, {"lease": 10.0})
     assert (await fetch_config(head_client))["sums"]["resources_servers"]["sums"]["host"] == "10.9.9.9"
     body = (await head_client.get("/nodes")).json()
-    assert [each["id"] for each in body["nodes"]] == ["n1"]
-    assert [(each["name"], each["node"], each["load"]["sessions"]) for each in body["instances"]] == [
+    assert [node["id"] for node in body["nodes"]] == ["n1"]
+    assert [(instance["name"], instance["node"], instance["load"]["sessions"]) for instance in body["instances"]] == [
         ("math", "", 0),
         ("sums", "n1", 3),
     ]
@@ -60,18 +61,18 @@ async def test_the_heads_own_server_takes_precedence() -> None:
     second = OWN.model_copy(update={"port": 10, "started": 1.0, "id": "0" * 12})
     await head_client.put("/nodes/n1", json=build_registration(second))
     assert (await fetch_config(head_client))["math"]["resources_servers"]["math"]["port"] == 9
-    assert [each["port"] for each in (await head_client.get("/server_instances")).json()] == [9, 10]
+    assert [instance["port"] for instance in (await head_client.get("/server_instances")).json()] == [9, 10]
 
 
-async def test_a_healthy_instance_takes_precedence_over_an_unhealthy_one(answering: int) -> None:
+async def test_a_healthy_instance_takes_precedence_over_an_unhealthy_one(healthy_port: int) -> None:
     head_client = client(peer="127.0.0.1")
-    gone = OTHER.model_copy(update={"host": "127.0.0.1", "port": 9, "started": 1.0})
-    await head_client.put("/nodes/n1", json=build_registration(gone))
-    service = gone.model_copy(update={"port": answering, "started": 2.0, "id": "1" * 12})
+    unreachable = OTHER.model_copy(update={"host": "127.0.0.1", "port": 9, "started": 1.0})
+    await head_client.put("/nodes/n1", json=build_registration(unreachable))
+    service = unreachable.model_copy(update={"port": healthy_port, "started": 2.0, "id": "1" * 12})
     await head_client.put("/nodes/n2", json=build_registration(service))
-    assert (await fetch_config(head_client))["sums"]["resources_servers"]["sums"]["port"] == answering
+    assert (await fetch_config(head_client))["sums"]["resources_servers"]["sums"]["port"] == healthy_port
     body = (await head_client.get("/nodes")).json()["instances"]
-    assert [each["status"] for each in body] == ["connection_error", "success"]
+    assert [instance["status"] for instance in body] == ["connection_error", "success"]
 
 
 async def test_the_heads_own_load_and_expected_servers_are_reported() -> None:
@@ -81,21 +82,21 @@ async def test_the_heads_own_load_and_expected_servers_are_reported() -> None:
     assert (body["expected"], body["settled"]) == (["math", "sums"], False)
 
 
-async def test_servers_that_nodes_refer_to_are_expected_unless_the_head_supplies_them() -> None:
-    refers = {"model_server": {"type": "responses_api_models", "name": "policy_model"}, "version": "1"}
-    agent = OWN.model_copy(update={"name": "agent", "kind": "responses_api_agents", "fields": refers, "id": "2" * 12})
+async def test_servers_that_nodes_refer_to_are_expected_unless_the_head_has_them() -> None:
+    fields = {"model_server": {"type": "responses_api_models", "name": "policy_model"}, "version": "1"}
+    agent = OWN.model_copy(update={"name": "agent", "kind": "responses_api_agents", "fields": fields, "id": "2" * 12})
     head_client = client(OWN, agent, fallback_services=[agent], expected=["math"])
     await head_client.put("/nodes/n1", json=build_registration(OTHER, expected=["sums", "judge"]))
     assert (await head_client.get("/nodes")).json()["expected"] == ["math", "sums", "judge"]
 
 
 @asynccontextmanager
-async def serve_silently(connected: asyncio.Semaphore, leave: asyncio.Event) -> AsyncIterator[Service]:
-    """Serve without answers until *leave* is set; release *connected* for each connection."""
+async def serve_silently(connected: asyncio.Semaphore, close: asyncio.Event) -> AsyncIterator[Service]:
+    """Serve without answers until *close* is set; release *connected* for each connection."""
 
     async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.release()
-        await leave.wait()
+        await close.wait()
         writer.close()
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
@@ -104,24 +105,24 @@ async def serve_silently(connected: asyncio.Semaphore, leave: asyncio.Event) -> 
 
 @pytest.mark.parametrize("path", ["/nodes", "/metrics", "/server_instances"])
 async def test_a_node_that_leaves_during_the_health_check_is_not_listed(path: str) -> None:
-    connected, leave = asyncio.Semaphore(0), asyncio.Event()
+    connected, close = asyncio.Semaphore(0), asyncio.Event()
     head_client = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
-    async with serve_silently(connected, leave) as service:
+    async with serve_silently(connected, close) as service:
         await head_client.put("/nodes/n1", json=build_registration(service))
         request = asyncio.ensure_future(head_client.get(path))
         await connected.acquire()
         await head_client.delete("/nodes/n1")
         # A concurrent request makes the head forget nodes that have left.
         assert (await head_client.get("/nodes")).json()["instances"] == []
-        leave.set()
-        found = await request
-    assert (found.status_code, service.name in found.text) == (200, False)
+        close.set()
+        response = await request
+    assert (response.status_code, service.name in response.text) == (200, False)
 
 
-async def test_the_configuration_survives_nodes_that_leave_meanwhile() -> None:
-    connected, leave = asyncio.Semaphore(0), asyncio.Event()
+async def test_the_configuration_is_returned_if_nodes_leave_during_the_request() -> None:
+    connected, close = asyncio.Semaphore(0), asyncio.Event()
     head_client = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
-    async with serve_silently(connected, leave) as service:
+    async with serve_silently(connected, close) as service:
         for number in range(2):
             await head_client.put(
                 f"/nodes/n{number}", json=build_registration(service.model_copy(update={"id": f"{number:012}"}))
@@ -131,7 +132,7 @@ async def test_the_configuration_survives_nodes_that_leave_meanwhile() -> None:
         for number in range(2):
             await head_client.delete(f"/nodes/n{number}")
         await head_client.get("/nodes")
-        leave.set()
+        close.set()
         assert (await request).status_code == 200
 
 
@@ -140,20 +141,20 @@ async def test_oversized_registrations_are_rejected() -> None:
     for _ in range(400):
         deep = [deep]
     head_client = client(peer="127.0.0.1")
-    rejected = await head_client.put(
+    response = await head_client.put(
         "/nodes/n1", json=build_registration(OTHER.model_copy(update={"fields": {"a": deep}}))
     )
-    assert (rejected.status_code, "are too large" in rejected.text) == (422, True)
+    assert (response.status_code, "are too large" in response.text) == (422, True)
     assert (await head_client.get("/global_config_dict_yaml")).status_code == 200
 
 
-async def test_the_instances_of_a_restarting_server_are_reported() -> None:
+async def test_a_restart_returns_the_process_ids_and_instances_of_the_server() -> None:
     head_client = client(peer="127.0.0.1")
     service = OTHER.model_copy(update={"pid": 7})
     await head_client.put("/nodes/n1", json=build_registration(service, supervisor="s"))
     await head_client.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
-    answer = await head_client.post("/servers/sums/restart")
-    assert answer.json() == {"restarting": "sums", "pids": [7], "instances": [service.id]}
+    response = await head_client.post("/servers/sums/restart")
+    assert response.json() == {"restarting": "sums", "pids": [7], "instances": [service.id]}
     body = await head_client.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
     assert body.json() == {"lease": 10.0, "restart": ["sums"]}
 
@@ -163,8 +164,8 @@ async def test_a_node_whose_process_has_ended_is_rejected_with_a_message() -> No
     service = OTHER.model_copy(update={"pid": 7, "started": 1.0})
     exits = {"sums": Exit(code=-9, at=2.0, pid=7).model_dump()}
     await head_client.put("/nodes/n2", json={"exits": exits, "supervisor": "s"})
-    rejected = await head_client.put("/nodes/n1", json=build_registration(service, supervisor="s"))
-    assert (rejected.status_code, "has ended, as its supervisor reports" in rejected.text) == (410, True)
+    response = await head_client.put("/nodes/n1", json=build_registration(service, supervisor="s"))
+    assert (response.status_code, "has ended, as its supervisor reports" in response.text) == (410, True)
 
 
 async def test_nodes_without_servers_are_not_counted() -> None:
@@ -174,22 +175,22 @@ async def test_nodes_without_servers_are_not_counted() -> None:
     assert metric((await head_client.get("/metrics")).text, "nodes", server="head") == 1
 
 
-async def test_a_node_that_listens_everywhere_is_listed_at_its_callers_address() -> None:
+async def test_a_node_that_listens_on_all_addresses_is_listed_at_the_address_it_registered_from() -> None:
     head_client = client(OWN)
     await head_client.put("/nodes/n1", json=build_registration(OTHER.model_copy(update={"host": "0.0.0.0"})))
     assert (await head_client.get("/nodes")).json()["instances"][1]["url"] == "http://10.0.0.7:9"
 
 
-async def test_a_contradiction_is_rejected_with_a_message() -> None:
-    answer = await client(OWN, peer="127.0.0.1").put(
+async def test_a_second_implementation_of_a_server_name_is_rejected_with_a_message() -> None:
+    response = await client(OWN, peer="127.0.0.1").put(
         "/nodes/n1", json=build_registration(OWN.model_copy(update={"implementation": "other"}))
     )
-    assert answer.status_code == 409
-    assert "choose another name" in answer.json()["detail"]
+    assert response.status_code == 409
+    assert "choose another name" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(
-    ("path", "sent", "status"),
+    ("path", "options", "status"),
     [
         ("/nodes/n1", {"json": {"services": [{"name": "x"}]}}, 422),
         ("/nodes/n1", {"content": b"{"}, 422),
@@ -198,9 +199,9 @@ async def test_a_contradiction_is_rejected_with_a_message() -> None:
         ("/nodes/" + "n" * 101, {"json": {}}, 422),
     ],
 )
-async def test_an_invalid_registration_is_rejected(path: str, sent: dict, status: int) -> None:
+async def test_an_invalid_registration_is_rejected(path: str, options: dict, status: int) -> None:
     head_client = client()
-    assert (await head_client.put(path, **sent)).status_code == status
+    assert (await head_client.put(path, **options)).status_code == status
     assert (await head_client.get("/nodes")).json()["nodes"] == []
 
 
@@ -217,6 +218,6 @@ async def test_a_body_without_a_length_is_rejected() -> None:
 
 
 async def test_unreachable_servers_are_rejected_with_a_message() -> None:
-    answer = await client().put("/nodes/n1", json=build_registration(OWN))
-    assert answer.status_code == 422
-    assert "--advertise-host" in answer.json()["detail"]
+    response = await client().put("/nodes/n1", json=build_registration(OWN))
+    assert response.status_code == 422
+    assert "--advertise-host" in response.json()["detail"]

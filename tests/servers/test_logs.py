@@ -1,4 +1,4 @@
-"""Logs of real servers: one search for a rollout finds its lines in every log, and no line contains its text."""
+"""Logs of real servers: one search for a rollout finds its lines in every log, and no line contains its prompt."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from gymsdk.models.registry import model
 from gymsdk.observability.logging import LogHandler, log_to
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent
-from gymsdk.servers.app import create_app as bare
-from gymsdk.servers.app import json_response
+from gymsdk.servers.app import create_app, json_response
 from gymsdk.servers.remote import RemoteEnvironment
 
 from .nodes import wait_until
@@ -96,8 +95,8 @@ def row(**fields: Any) -> dict[str, Any]:
 async def find_request_line(file: Path, route: str = "/run") -> dict[str, Any]:
     """Return the line of a request; the server writes it while it sends the response."""
     await wait_until(lambda: file.exists() and route in file.read_text())
-    [found] = [line for line in lines(file) if line["fields"].get("route") == route]
-    return found
+    [line] = [line for line in lines(file) if line["fields"].get("route") == route]
+    return line
 
 
 async def run_row(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
@@ -115,22 +114,25 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     app = agent.create_app(RemoteEnvironment(urls["sums"], "sums"), player)
     with log_to(LogConfig(level="info", format="json", directory=logs)):
         async with serve_app(app) as url:
-            sent = [row(_ng_rollout_id="the-one"), row(_ng_rollout_id="another")]
-            answers = [await run_row(url, each, **{"x-request-id": f"asked-{each['_ng_rollout_id']}"}) for each in sent]
-    assert [each.status_code for each in answers] == [200, 200]
-    assert answers[0].headers["x-request-id"] == "asked-the-one"
+            responses = [
+                await run_row(url, row(_ng_rollout_id=name), **{"x-request-id": f"request-{name}"})
+                for name in ("first", "second")
+            ]
+    assert [response.status_code for response in responses] == [200, 200]
+    assert responses[0].headers["x-request-id"] == "request-first"
     await wait_until(lambda: (logs / "sums.log").read_text().count("/close_session") == 2 * 2)
-    found = {
-        file.stem: [line for line in lines(file) if line["rollout_id"] == "the-one"] for file in logs.glob("*.log")
+    logged = {file.stem: [line for line in lines(file) if line["rollout_id"] == "first"] for file in logs.glob("*.log")}
+    routes = {
+        server: [line["fields"]["route"] for line in server_lines if line["level"] == "info"]
+        for server, server_lines in logged.items()
     }
-    routes = {name: [line["fields"]["route"] for line in of if line["level"] == "info"] for name, of in found.items()}
     assert routes.pop("sums_simple_agent") == ["/run"]
     assert routes.pop("policy_model") == ["/v1/chat/completions"]
     assert routes.pop("sums") == ["/seed_session", "/verify", "/close_session"]
     assert not any(routes.values())
-    assert {line["request_id"] for of in found.values() for line in of} == {"asked-the-one"}
-    written = "".join(file.read_text() for file in logs.iterdir())
-    assert not any(word in written for word in ("Wunderhorn", "424242", SECRET))
+    assert {line["request_id"] for server_lines in logged.values() for line in server_lines} == {"request-first"}
+    text = "".join(file.read_text() for file in logs.iterdir())
+    assert not any(word in text for word in ("Wunderhorn", "424242", SECRET))
 
 
 @pytest.mark.slow
@@ -141,9 +143,9 @@ async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers
     tasks.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     command = [sys.executable, "-m", "gymsdk", "rollout", "--head", urls["head"], "--tasks", str(tasks)]
     await (await asyncio.create_subprocess_exec(*command, "--output", str(out))).wait()
-    [scored], [lost] = (lines(out / name) for name in ("rollouts.jsonl", "failures.jsonl"))
-    ids = [each["gymsdk"]["rollout_id"] for each in (scored, lost)]
-    assert [each["gymsdk"]["id"] for each in (scored, lost)] == ["0:0", "1:0"]
+    [scored], [failed] = (lines(out / name) for name in ("rollouts.jsonl", "failures.jsonl"))
+    ids = [each["gymsdk"]["rollout_id"] for each in (scored, failed)]
+    assert [each["gymsdk"]["id"] for each in (scored, failed)] == ["0:0", "1:0"]
     log = logs / "sums_simple_agent.log"
     await wait_until(lambda: log.exists() and all(each in log.read_text() for each in ids))
     logged = {line["rollout_id"] for line in lines(log) if line["fields"]["route"] == "/run"}
@@ -151,7 +153,7 @@ async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(start_servers
 
 
 @pytest.mark.slow
-async def test_an_unnamed_rollout_is_found_by_its_indices(start_servers: StartServers, tmp_path: Path):
+async def test_a_rollout_without_an_id_is_logged_by_its_indices(start_servers: StartServers, tmp_path: Path):
     urls = start_servers(tmp_path)
     await run_row(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
     line = await find_request_line(tmp_path / "sums_simple_agent.log")
@@ -166,8 +168,8 @@ async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(
         async with resources_client() as client:
             await client.post("/seed_session", json={**row_fields, "_ng_rollout_id": "theirs"})
             assert (await client.post("/increment_counter", json={"count": 1})).json() == {"success": True}
-    found = [(line["fields"]["route"], line["rollout_id"]) for line in lines(tmp_path / "counter.log")]
-    assert found == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
+    logged = [(line["fields"]["route"], line["rollout_id"]) for line in lines(tmp_path / "counter.log")]
+    assert logged == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
 
 
 @pytest.mark.slow
@@ -192,7 +194,7 @@ async def test_a_failure_is_in_the_line_of_its_request(start_servers: StartServe
 @pytest.fixture
 async def lamp(tmp_path: Path):
     """Yield a client of a server in this process, and a function that reads the log lines so far."""
-    app = bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
+    app = create_app("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
 
     async def fail() -> None:
         raise ZeroDivisionError("of 424242")
@@ -208,7 +210,7 @@ async def lamp(tmp_path: Path):
             yield client, lambda: lines(tmp_path / "lamp.log")
 
 
-async def test_a_bug_is_logged_by_its_type_without_its_message(lamp):
+async def test_an_exception_in_a_request_is_logged_by_its_type_without_its_message(lamp):
     client, read_log = lamp
     assert (await client.post("/breaks")).status_code == 500
     [line] = read_log()
@@ -263,8 +265,8 @@ def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
         "with log_to(LogConfig(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
         "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
     )
-    both = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)]) for _ in range(2)]
-    assert [each.wait(30) for each in both] == [0, 0]
+    processes = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)]) for _ in range(2)]
+    assert [process.wait(30) for process in processes] == [0, 0]
     assert [len(line["message"]) for line in lines(tmp_path / "both.log")] == [5000] * 600
 
 
@@ -277,7 +279,7 @@ def test_an_unwritable_log_directory_is_reported_at_once(tmp_path: Path):
         pass
 
 
-def test_the_default_options_change_nothing():
+def test_the_default_options_do_not_change_the_logger():
     log = logging.getLogger("gymsdk")
     before = (list(log.handlers), log.level)
     with log_to(LogConfig()):

@@ -1,4 +1,4 @@
-"""The nodes registered at a head: each for its lease, without contradictions."""
+"""The registry of nodes at a head: a registration lasts for its lease, and must not contradict other registrations."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .registrations import HERE, MATH, build_exit_registration, build_registrati
 def test_a_node_is_registered_for_its_lease(registry, clock):
     assert registry.register("a", build_registration(MATH), HERE) == 10.0
     clock.now = 10.0
-    assert [each.name for each in registry.services] == ["math"]
+    assert [service.name for service in registry.services] == ["math"]
     clock.now = 10.1
     assert (registry.services, len(registry)) == ([], 0)
 
 
-def test_a_node_that_left_before_it_registered_cannot_register_late(registry):
+def test_a_registration_that_arrives_after_its_node_has_left_is_rejected(registry):
     registry.leave("a")
     with pytest.raises(RequestRejected, match="has left"):
         registry.register("a", build_registration(MATH), HERE)
 
 
-def test_only_a_bounded_number_of_left_nodes_is_remembered(clock):
+def test_the_registry_remembers_a_bounded_number_of_nodes_that_left(clock):
     registry = NodeRegistry(max_nodes=2, clock=clock)
     for name in "abc":
         registry.leave(name)
@@ -44,12 +44,12 @@ def test_a_node_that_reports_again_stays(registry, clock):
     assert len(registry) == 1
 
 
-def test_a_node_may_ask_for_a_shorter_lease_but_not_for_a_longer_one(registry):
+def test_a_node_may_request_a_shorter_lease_but_not_a_longer_lease(registry):
     assert registry.register("a", build_registration(seconds=2.0), HERE) == 2.0
     assert registry.register("b", build_registration(seconds=2000.0), HERE) == 10.0
 
 
-def test_a_node_that_leaves_is_gone_at_once_and_cannot_register_late(registry):
+def test_a_node_that_leaves_is_removed_at_once_and_cannot_register_again(registry):
     registry.register("a", build_registration(MATH), HERE)
     registry.leave("a")
     registry.leave("a")
@@ -61,27 +61,27 @@ def test_a_node_that_leaves_is_gone_at_once_and_cannot_register_late(registry):
 def test_a_second_node_with_a_servers_name_is_another_instance(registry):
     registry.register("a", build_registration(MATH), HERE)
     registry.register("b", build_registration(build_service()), HERE)
-    assert [each.name for each in registry.services] == ["math", "math"]
-    assert len({each.id for each in registry.services}) == 2
+    assert [service.name for service in registry.services] == ["math", "math"]
+    assert len({service.id for service in registry.services}) == 2
 
 
-@pytest.mark.parametrize("other", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
-def test_a_contradicting_name_is_rejected_with_a_message(registry, other):
+@pytest.mark.parametrize("fields", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
+def test_a_server_that_contradicts_a_registered_server_is_rejected_with_a_message(registry, fields):
     registry.register("a", build_registration(MATH), HERE)
     with pytest.raises(
         RequestRejected, match=r"'math' is resources_servers/math at this head and cannot be .*; choose another name"
     ):
-        registry.register("b", build_registration(build_service(**other)), HERE)
+        registry.register("b", build_registration(build_service(**fields)), HERE)
     assert len(registry) == 1
 
 
-def test_a_name_that_contradicts_the_heads_own_is_rejected(clock):
+def test_a_server_that_contradicts_a_server_of_the_head_is_rejected(clock):
     with pytest.raises(RequestRejected, match="'math' is"):
         NodeRegistry([MATH], clock=clock).register("b", build_registration(build_service(implementation="sums")), HERE)
 
 
 @pytest.mark.parametrize("name", ["head_server", "policy_model_name"])
-def test_a_server_cannot_be_named_like_a_key_of_the_configuration(name):
+def test_a_server_cannot_have_the_name_of_a_configuration_key(name):
     with pytest.raises(RequestRejected, match="a key of the configuration"):
         NodeRegistry(taken=["policy_model_name"]).register("a", build_registration(build_service(name=name)), HERE)
 
@@ -89,7 +89,7 @@ def test_a_server_cannot_be_named_like_a_key_of_the_configuration(name):
 def test_a_node_may_change_its_servers(registry):
     registry.register("a", build_registration(MATH), HERE)
     registry.register("a", build_registration(build_service(implementation="sums")), HERE)
-    assert [each.implementation for each in registry.services] == ["sums"]
+    assert [service.implementation for service in registry.services] == ["sums"]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,11 @@ def test_a_node_may_change_its_servers(registry):
         ("0.0.0.0", "nonsense", "0.0.0.0"),
     ],
 )
-def test_a_node_without_a_host_is_reached_at_its_callers_address(registry, host, address, expected):
+def test_a_node_that_listens_on_all_addresses_is_reached_at_the_address_it_registered_from(
+    registry, host, address, expected
+):
     registry.register("a", build_registration(build_service(host=host)), address)
-    assert [each.host for each in registry.services] == [expected]
+    assert [service.host for service in registry.services] == [expected]
 
 
 def test_the_number_of_nodes_is_bounded(clock):
@@ -115,7 +117,7 @@ def test_the_number_of_nodes_is_bounded(clock):
         registry.register("b", build_registration(), HERE)
 
 
-def test_the_registry_is_settled_once_former_nodes_had_time_to_report(registry, clock):
+def test_the_registry_is_settled_after_earlier_nodes_had_time_to_register_again(registry, clock):
     assert not registry.is_settled
     clock.now = 10.0
     assert registry.is_settled
@@ -128,7 +130,7 @@ def test_expected_servers_and_exits_are_reported(registry):
     assert (registry.expected_servers, registry.exits) == (["math", "tool_call"], exits)
 
 
-def nested(depth):
+def build_nested_value(depth):
     value = "x"
     for _ in range(depth):
         value = [{"a": value}]
@@ -136,7 +138,7 @@ def nested(depth):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "registration",
     [
         {"services": [MATH.model_dump() | {"port": 0}]},
         {"services": [MATH.model_dump() | {"host": "a b/"}]},
@@ -144,16 +146,16 @@ def nested(depth):
         {"services": [MATH.model_dump() | {"id": "guessed"}]},
         {"services": [MATH.model_dump() | {"name": ""}]},
         {"services": [MATH.model_dump()] * 1001},
-        {"services": [MATH.model_dump() | {"fields": {"a": nested(400)}}]},
+        {"services": [MATH.model_dump() | {"fields": {"a": build_nested_value(400)}}]},
         {"services": [MATH.model_dump() | {"fields": {"a": "x" * 20000}}]},
         {"loads": {"math": {"sessions": -1}}},
         {"seconds": 0},
         {"seconds": float("nan")},
     ],
 )
-def test_an_invalid_registration_is_rejected(wrong):
+def test_an_invalid_registration_is_rejected(registration):
     with pytest.raises(ValidationError):
-        Registration.model_validate(wrong)
+        Registration.model_validate(registration)
 
 
 def test_the_oldest_healthy_instance_represents_its_name():
@@ -177,9 +179,9 @@ def test_the_configuration_contains_task_routes_and_the_policy_model():
 def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(registry):
     registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
     registry.register("supervisor", build_exit_registration(), HERE)
-    # The exit is reported instead: the node is not lost.
+    # The registry reports the exit, so the node does not also count as lost.
     assert (registry.services, registry.lost_nodes) == ([], [])
-    # Its last report may arrive late.
+    # The last registration of the process may arrive after the report of its exit.
     with pytest.raises(RequestRejected, match="has left"):
         registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
     assert registry.services == []
@@ -189,13 +191,13 @@ def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(registry):
     ("service", "supervisor"),
     [({"pid": 8}, "s"), ({"pid": 7, "started": 6.5}, "s"), ({"pid": 7, "name": "sums"}, "s"), ({"pid": 7}, "other")],
 )
-def test_the_exit_of_one_process_is_not_that_of_another(registry, service, supervisor):
+def test_the_exit_of_a_process_removes_only_the_node_of_this_process(registry, service, supervisor):
     registry.register("child", build_registration(build_service(**service), supervisor=supervisor), HERE)
     registry.register("supervisor", build_exit_registration(), HERE)
     assert len(registry.services) == 1
 
 
-def test_late_reports_of_an_ended_process_are_rejected_in_any_order(registry):
+def test_a_registration_after_the_exit_of_its_process_is_rejected(registry):
     registry.register("supervisor", build_exit_registration(), HERE)
     with pytest.raises(RequestRejected, match="the process of node 'child' has ended") as caught:
         registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
@@ -203,10 +205,10 @@ def test_late_reports_of_an_ended_process_are_rejected_in_any_order(registry):
 
 
 def test_an_abnormal_exit_is_not_hidden_by_another_server_of_its_name(registry):
-    wrong, older = Exit(code=-9, at=9.0, pid=1), Exit(code=1, at=8.0, pid=1)
-    for name, one in (("r", older), ("s", wrong), ("t", Exit(code=0, at=10.0, pid=1))):
-        registry.register(name, build_registration(exits={"math": one}, supervisor=name), HERE)
-    assert registry.exits == {"math": wrong}
+    killed, older = Exit(code=-9, at=9.0, pid=1), Exit(code=1, at=8.0, pid=1)
+    for name, report in (("r", older), ("s", killed), ("t", Exit(code=0, at=10.0, pid=1))):
+        registry.register(name, build_registration(exits={"math": report}, supervisor=name), HERE)
+    assert registry.exits == {"math": killed}
 
 
 def test_two_nodes_cannot_have_the_same_instance_id(registry):
@@ -219,13 +221,13 @@ def test_two_nodes_cannot_have_the_same_instance_id(registry):
     registry.leave("a")
     registry.register("c", build_registration(MATH), HERE)
     with pytest.raises(RequestRejected, match="belongs to another instance"):
-        registry.register("d", build_registration(one := build_service(), one.model_copy()), HERE)
+        registry.register("d", build_registration(service := build_service(), service.model_copy()), HERE)
 
 
-def test_servers_on_loopback_are_accepted_from_their_own_machine_only():
-    near = MATH.model_copy(update={"host": "127.0.0.1"})
-    for address, own in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
-        check_services([near], address, head_address=own, scheme="http")
+def test_servers_on_loopback_are_accepted_only_from_the_heads_own_machine():
+    loopback = MATH.model_copy(update={"host": "127.0.0.1"})
+    for address, head_address in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
+        check_services([loopback], address, head_address=head_address, scheme="http")
     check_services([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, head_address="10.0.0.1", scheme="http")
     for host in ("127.0.0.1", "localhost", "::1"):
         with pytest.raises(
@@ -235,7 +237,7 @@ def test_servers_on_loopback_are_accepted_from_their_own_machine_only():
         assert caught.value.status == 422
 
 
-def test_a_head_with_tls_rejects_servers_without_it():
+def test_a_head_with_tls_rejects_servers_without_tls():
     check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", head_address="127.0.0.1", scheme="https")
     with pytest.raises(RequestRejected, match="unencrypted; serve it with --tls-cert and --tls-key"):
         check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")

@@ -1,4 +1,4 @@
-"""Servers with more requests than they can play: they answer health checks, queue, reject, and lose nothing."""
+"""Servers with more requests than they can play: they answer health checks, queue or reject requests, and lose none."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.servers import agent
 from gymsdk.servers.admission import EpisodeSlots
-from gymsdk.servers.app import create_app as bare
-from gymsdk.servers.app import json_response
+from gymsdk.servers.app import create_app, json_response
 
 from .nodes import fetch_nodes, serve_app, serve_head, wait_until
 from .test_agent import ROW, SlowModel
 
-MANY = 400
+REQUESTS = 400
 
-BUSY = """
+BUSY_SERVER_SCRIPT = """
 import asyncio, sys, time
 from types import ModuleType
 
@@ -67,7 +66,7 @@ async def close_client():
 
 def build_busy_app(done: list[int], *, seconds: float = 0.003) -> FastAPI:
     """Return an app with POST requests that each block the event loop for some *seconds*."""
-    app = bare("working", "An app that works.", metrics=ServerMetrics("working"))
+    app = create_app("working", "An app that works.", metrics=ServerMetrics("working"))
 
     @app.post("/work")
     async def work(request: Request) -> Response:
@@ -81,7 +80,7 @@ def build_busy_app(done: list[int], *, seconds: float = 0.003) -> FastAPI:
     return app
 
 
-async def connected(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def send_request(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     return reader, writer
@@ -96,36 +95,36 @@ async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: 
     done: list[int] = []
     work = WORK.replace(b"connection: close\r\n", b"")
     async with serve_app(build_busy_app(done)) as port:
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(REQUESTS)]
         if kept_alive:
             for reader, writer in opened:
                 writer.write(HEALTH.replace(b"connection: close\r\n", b""))
                 await reader.readuntil(b'"ok"}')
         for _, writer in opened:
             writer.write(work)
-        health, writer = await connected(port, HEALTH)
+        health, writer = await send_request(port, HEALTH)
         assert (await health.read()).startswith(b"HTTP/1.1 200")
-        assert len(done) < MANY / 2
+        assert len(done) < REQUESTS / 2
         for reader, _ in opened:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        for _, each in [*opened, (health, writer)]:
-            each.close()
-    assert len(done) == MANY
+        for _, open_writer in [*opened, (health, writer)]:
+            open_writer.close()
+    assert len(done) == REQUESTS
 
 
 @pytest.mark.slow
 async def test_a_queued_request_whose_client_disconnects_is_never_started() -> None:
     done: list[int] = []
     async with serve_app(build_busy_app(done)) as port:
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(REQUESTS)]
         for _, writer in opened:
             writer.write(WORK)
-        for _, writer in opened[MANY // 2 :]:
+        for _, writer in opened[REQUESTS // 2 :]:
             writer.transport.abort()
-        for reader, writer in opened[: MANY // 2]:
+        for reader, writer in opened[: REQUESTS // 2]:
             assert (await reader.read()).startswith(b"HTTP/1.1 200")
             writer.close()
-    assert MANY // 2 <= len(done) < MANY * 3 // 4
+    assert REQUESTS // 2 <= len(done) < REQUESTS * 3 // 4
 
 
 async def test_episodes_beyond_the_limit_wait(counting: Environment) -> None:
@@ -136,14 +135,14 @@ async def test_episodes_beyond_the_limit_wait(counting: Environment) -> None:
         first = asyncio.ensure_future(client.post(url, json=ROW))
         await wait_until(lambda: model.started == 1)
         leaving = asyncio.ensure_future(client.post(url, json=ROW))
-        refused = await wait_for_rejection(client, url)
+        rejection = await wait_for_rejection(client, url)
         leaving.cancel()
         waiting = asyncio.ensure_future(wait_for_admission(client, url))
         model.released.set()
         assert ((await first).status, (await waiting).status) == (200, 200)
-    assert refused.status == 503
-    assert (int(refused.headers["retry-after"]), http.NOT_STARTED_HEADER in refused.headers) == (5, True)
-    assert (await refused.json())["kind"] == "too_many"
+    assert rejection.status == 503
+    assert (int(rejection.headers["retry-after"]), http.NOT_STARTED_HEADER in rejection.headers) == (5, True)
+    assert (await rejection.json())["kind"] == "too_many"
 
 
 async def wait_for_rejection(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
@@ -159,9 +158,9 @@ async def wait_for_rejection(client: aiohttp.ClientSession, url: str) -> aiohttp
 
 async def wait_for_admission(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
     """Return the first response that is not a rejection."""
-    while (found := await client.post(url, json=ROW)).status == 503:  # noqa: ASYNC110  # the server has no event for it
+    while (response := await client.post(url, json=ROW)).status == 503:  # noqa: ASYNC110  # the server has no event for it
         await asyncio.sleep(0.05)
-    return found
+    return response
 
 
 @pytest.fixture
@@ -175,7 +174,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
 ) -> None:
     monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
     app = agent.create_app(counting, policy("done"), concurrency=2, queue=2)
-    head = bare("head", "A head that counts.", metrics=ServerMetrics("head"))
+    head = create_app("head", "A head that counts.", metrics=ServerMetrics("head"))
     config_requests: list[int] = []
     async with serve_app(app) as port:
 
@@ -186,7 +185,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
             return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": address}}})
 
         async with serve_app(head) as head_port:
-            # One attempt each: a rejection that counted as an attempt would lose the rollout.
+            # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
             player = RemotePlayer(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
             row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
             played = await asyncio.gather(
@@ -199,7 +198,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
 @pytest.mark.slow
 async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
-    script.write_text(BUSY)
+    script.write_text(BUSY_SERVER_SCRIPT)
     async with serve_head(lease=1.0) as head_url:
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(script), head_url, stdout=asyncio.subprocess.PIPE
@@ -208,17 +207,17 @@ async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> 
             assert process.stdout is not None
             url = (await process.stdout.readline()).decode().strip()
             row: dict[str, Any] = {"responses_create_params": {"input": "?"}, "response": {"output": []}}
-            judging = asyncio.ensure_future(http.post(f"{url}/verify", row))
-            while not judging.done():
+            verification = asyncio.ensure_future(http.post(f"{url}/verify", row))
+            while not verification.done():
                 assert [each["name"] for each in (await fetch_nodes(head_url))["instances"]] == ["busy"]
                 await asyncio.sleep(0.1)
-            assert (await judging).ok
+            assert (await verification).ok
         finally:
             process.kill()
             await process.communicate()
 
 
-async def test_cancelling_a_queued_request_as_a_slot_becomes_free_affects_no_other() -> None:
+async def test_cancelling_a_queued_request_as_a_slot_becomes_free_does_not_affect_other_requests() -> None:
     admission, finish = EpisodeSlots(slots=1, queue=10), asyncio.Event()
 
     async def episode(number: int) -> int:
@@ -233,14 +232,14 @@ async def test_cancelling_a_queued_request_as_a_slot_becomes_free_affects_no_oth
     results = await asyncio.gather(playing, leaving, waiting, return_exceptions=True)
     assert (results[0], type(results[1]), results[2]) == (0, asyncio.CancelledError, 2)
 
-    granted = asyncio.ensure_future(episode(3))
+    later = asyncio.ensure_future(episode(3))
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        assert await granted == 3
+        assert await later == 3
     assert (admission.taken, admission.waiting) == (0, 0)
 
 
-async def test_a_slot_granted_to_a_cancelled_request_goes_to_the_next() -> None:
+async def test_a_slot_granted_to_a_cancelled_request_goes_to_the_next_request() -> None:
     admission = EpisodeSlots(slots=1, queue=10)
     async with admission.acquire():
         first = asyncio.ensure_future(admission.acquire().__aenter__())
