@@ -81,27 +81,27 @@ async def test_a_slow_first_task_fails(subject):
 )
 async def test_values_that_json_cannot_represent_fail(list_findings, field, value, expected):
     source = SUMS.replace("    answer: int", f"    answer: int\n    more: {field} = None").replace(
-        "answer=one + other)", f"answer=one + other, more={value})"
+        "answer=first + second)", f"answer=first + second, more={value})"
     )
     assert {each.startswith(expected) for each in await list_findings("runtime.rows", source)} == {True}
 
 
 async def test_a_row_that_changes_on_a_round_trip_fails(list_findings):
     source = SUMS.replace("    answer: int", "    answer: int\n    more: int = Field(0, serialization_alias='rest')")
-    source = source.replace("answer=one + other)", "answer=one + other, more=2)").replace(
+    source = source.replace("answer=first + second)", "answer=first + second, more=2)").replace(
         "class Sum(Task):", "class Sum(Task):\n    model_config = {'serialize_by_alias': True}\n"
     )
     assert set(await list_findings("runtime.rows", source)) == {"written and read back, more of a row changed"}
 
 
 async def test_integers_beyond_64_bits_pass_until_python_refuses_to_read_them(list_findings):
-    assert await list_findings("runtime.rows", SUMS.replace("answer=one + other", "answer=2**80")) == []
-    [report, *_] = await list_findings("runtime.rows", SUMS.replace("answer=one + other", "answer=10**5000"))
+    assert await list_findings("runtime.rows", SUMS.replace("answer=first + second", "answer=2**80")) == []
+    [report, *_] = await list_findings("runtime.rows", SUMS.replace("answer=first + second", "answer=10**5000"))
     assert "4300" in report
 
 
 async def test_a_prompt_from_reset_is_accepted(list_findings):
-    source = SUMS.replace('f"What is {one} + {other}?"', '""')
+    source = SUMS.replace('f"What is {first} + {second}?"', '""')
     assert await list_findings("runtime.prompts", source) != []
     assert (
         await list_findings(
@@ -112,7 +112,7 @@ async def test_a_prompt_from_reset_is_accepted(list_findings):
 
 
 async def test_an_image_is_a_prompt(list_findings):
-    source = SUMS.replace('f"What is {one} + {other}?"', "[{'type': 'input_image', 'image_url': 'data:,'}]")
+    source = SUMS.replace('f"What is {first} + {second}?"', "[{'type': 'input_image', 'image_url': 'data:,'}]")
     source = source.replace("Sum.ask(", "asked(").replace(
         "@hookimpl\nasync def verify",
         "def asked(content, **fields):\n"
@@ -138,7 +138,7 @@ async def test_rows_in_two_splits_are_counted(list_findings):
 
 
 async def test_a_numbering_field_does_not_distinguish_rows(list_findings):
-    source = SUMS.replace("{split}:{seed}", "{seed}").replace("answer=one + other", "answer=one + other, row_id=split")
+    source = SUMS.replace("{split}:{seed}", "{seed}").replace("answer=first + second", "answer=first + second, row_id=split")
     assert len(await list_findings("semantic.split_overlap", source)) == 1
 
 
@@ -163,7 +163,7 @@ async def test_the_example_split_is_not_compared(list_findings):
 )
 async def test_a_wrong_tool_schema_in_a_row_fails(list_findings, shape, expected):
     prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', 'parameters': {shape}}}]}}"
-    source = SUMS.replace('Sum.ask(f"What is {one} + {other}?", ', f"Sum(responses_create_params={prompt}, ")
+    source = SUMS.replace('Sum.ask(f"What is {first} + {second}?", ', f"Sum(responses_create_params={prompt}, ")
     [finding] = await list_findings("runtime.tool_schemas", source)
     assert finding.startswith(f"tool 'add': {expected}")
 
@@ -172,7 +172,7 @@ async def test_a_strict_schema_that_is_not_strict_fails(list_findings):
     shape = "{'type': 'object', 'properties': {'a': {'type': 'string'}}}"
     tool = f"{{'type': 'function', 'name': 'add', 'strict': True, 'parameters': {shape}}}"
     source = SUMS.replace(
-        'Sum.ask(f"What is {one} + {other}?", ',
+        'Sum.ask(f"What is {first} + {second}?", ',
         f"Sum(responses_create_params={{'input': 'Add.', 'tools': [{tool}]}}, ",
     )
     assert await list_findings("runtime.tool_schemas", source) == [
