@@ -41,10 +41,10 @@ from gymsdk.servers import model as model_server
 from gymsdk.servers.balancing import LoadBalancer, LocalInstance
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.middleware import App
 from gymsdk.servers.model import CapturingModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
-from gymsdk.servers.routing import App
 from gymsdk.testing import oracle
 from gymsdk.types import Budget, Model
 

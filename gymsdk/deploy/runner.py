@@ -24,10 +24,9 @@ from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.auth import NO_SECURITY, Security
 from gymsdk.servers.listener import Listener, bind_socket, socket_host, socket_port
-from gymsdk.servers.middleware import server_prefix
+from gymsdk.servers.middleware import App, server_prefix
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
-from gymsdk.servers.routing import App
 from gymsdk.types import Item
 
 Work: TypeAlias = Callable[[asyncio.Event, asyncio.Event], Coroutine[Any, Any, None]]

@@ -19,21 +19,14 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts import folder, jobs
 from gymsdk.servers import agent_sessions
-from gymsdk.servers.admission import EpisodeSlots, IdempotencyCache
 from gymsdk.servers.agent_sessions import AgentSession, AgentSessions, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.app import (
-    AGGREGATE_SCHEMA,
-    FLAT_ROW_SCHEMA,
-    PROMPT_SCHEMA,
-    RequestRejected,
-    document_endpoint,
-    json_response,
-    read_json_object,
-)
+from gymsdk.servers.app import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA, document_endpoint, read_json_object
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import cookie_name
-from gymsdk.servers.middleware import cancel_on_disconnect
+from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.limits import EpisodeSlots, IdempotencyCache
+from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
 from gymsdk.servers.requests import (
     NUMBERED_ROLLOUT_PATTERN,
     RowRequest,
@@ -43,7 +36,6 @@ from gymsdk.servers.requests import (
     parse_row_request,
     play_without_nulls,
 )
-from gymsdk.servers.routing import rollout_id_of
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.types import (
     AGENT_SUFFIX,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.http import client
 from gymsdk.http.client import Cookies
-from gymsdk.servers.app import RequestRejected, ServerOverloaded
+from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.requests import EpisodeId, TaskId
 from gymsdk.servers.tool_calls import SessionConnection
 

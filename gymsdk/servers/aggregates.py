@@ -17,7 +17,7 @@ from gymsdk.jsonl import is_finite_number
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import RESULT_FIELDS, StoredVerdict
 from gymsdk.rollouts.summary import ANSWER, METRIC_FIELDS
-from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 T = TypeVar("T")

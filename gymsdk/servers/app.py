@@ -25,11 +25,10 @@ from gymsdk import tracing
 from gymsdk.config.model import MAX_BODY_BYTES
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http import bodies
-from gymsdk.http.client import NOT_STARTED_HEADER
-from gymsdk.jsonl import dump_json
 from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import HEAVY_BODY_BYTES, LARGE_BODY_BYTES, body_budget, default_body_budget
-from gymsdk.servers.routing import Receive, RoutingMiddleware, Scope, Send
+from gymsdk.servers.middleware import Receive, RoutingMiddleware, Scope, Send, json_response
 from gymsdk.types import Item, Task
 
 BODY_LIMIT_KEY = "gymsdk.max_body_bytes"
@@ -47,9 +46,6 @@ BODY_RECEIVE_SECONDS = 60.0
 SERVICE_UNAVAILABLE = 503
 RETRY_AFTER_SECONDS = 1.0
 """Default of the `Retry-After` header, in seconds."""
-
-CLIENT_CLOSED_REQUEST = 499
-"""Status recorded for a request whose client disconnected before the response (nginx's convention)."""
 
 HEALTH_PATHS = ("/", "/livez", "/healthz", "/health")
 """Paths that report that the server is alive; `/readyz` reports whether it can be used."""
@@ -150,39 +146,6 @@ STREAM_START = {
         (name.encode(), value.encode()) for name, value in {"content-type": EVENT_STREAM_TYPE, **STREAM_HEADERS}.items()
     ],
 }
-
-
-class RequestRejected(Exception):
-    """An error response to a request.
-
-    Args:
-        status: The HTTP status.
-        sentence: The reason, for the `detail` of the body.
-        retry_after: Seconds for the `Retry-After` header.
-        fields: More keys of the body. `shape` replaces the sentence as `detail`.
-    """
-
-    headers: Mapping[str, str] = MappingProxyType({})
-
-    def __init__(self, status: int, sentence: str, *, retry_after: float | None = None, **fields: Any) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.retry_after = retry_after
-        self.fields = fields
-
-
-class ServerOverloaded(RequestRejected):
-    """The server is full and did not start the request, so the client can send it again safely.
-
-    Args:
-        sentence: The message: which limit is reached, and what the client can do.
-        retry_after: Seconds after which a place is likely to be free.
-    """
-
-    headers = MappingProxyType({NOT_STARTED_HEADER: "1"})
-
-    def __init__(self, sentence: str, *, retry_after: float) -> None:
-        super().__init__(503, sentence, retry_after=retry_after, stage="admission", kind="too_many", retryable=True)
 
 
 def create_app(
@@ -318,11 +281,6 @@ def _body_too_large(max_bytes: int) -> RequestRejected:
 
 def _invalid_body(kind: str, sentence: str) -> RequestRejected:
     return RequestRejected(422, sentence, shape=[{"type": kind, "loc": ["body"], "msg": sentence}])
-
-
-def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with `value` as JSON."""
-    return Response(dump_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
 async def _report_alive() -> Response:

@@ -17,10 +17,10 @@ from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import Tls, is_loopback
 from gymsdk.jsonl import dump_json
-from gymsdk.servers import middleware, routing
-from gymsdk.servers.app import HEALTH_PATHS, json_response
+from gymsdk.servers import middleware
+from gymsdk.servers.app import HEALTH_PATHS
+from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
 from gymsdk.servers.reports import INSTANCE_ID_PATTERN, Scheme
-from gymsdk.servers.routing import App, Receive, Scope, Send
 from gymsdk.types import Item
 
 INSECURE_VARIABLE = "GYMSDK_INSECURE"
@@ -64,8 +64,8 @@ class AuthMiddleware:
             if not is_valid_token(values, self._token):
                 # Even 401 tells a health check that the server is alive, so it counts as a request of that path.
                 is_health_check = not values and scope["path"] in HEALTH_CHECK_PATHS
-                routing.record_rejection(
-                    scope, UNAUTHORIZED, scope["path"] if is_health_check else routing.REJECTED_ROUTE
+                middleware.record_rejection(
+                    scope, UNAUTHORIZED, scope["path"] if is_health_check else middleware.REJECTED_ROUTE
                 )
                 content = build_unauthorized_body(scope["path"], wrong=bool(values))
                 await json_response(content, status=UNAUTHORIZED, headers=CHALLENGE_HEADERS)(scope, receive, send)

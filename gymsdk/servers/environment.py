@@ -20,19 +20,11 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.folder import ATTEMPT_INDEX, TRAJECTORY
 from gymsdk.rollouts.trajectory import build_observations, build_trajectory, get_task_name
 from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, RolloutFailed, RunService
-from gymsdk.servers.app import (
-    AGGREGATE_SCHEMA,
-    FLAT_ROW_SCHEMA,
-    RequestRejected,
-    ServerOverloaded,
-    document_endpoint,
-    json_response,
-    read_json_object,
-)
+from gymsdk.servers.app import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, document_endpoint, read_json_object
 from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.middleware import cancel_on_disconnect
+from gymsdk.servers.errors import RequestRejected, ServerOverloaded
+from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
-from gymsdk.servers.routing import rollout_id_of
 from gymsdk.types import Budget, Failure, Item, Model, Playable, Rollout, Row
 
 MAX_FAILURE_CHARS = 2000

@@ -22,7 +22,7 @@ from gymsdk.episode import (
 from gymsdk.jsonl import dump_json
 from gymsdk.plugins import calls
 from gymsdk.responses import NOT_RUN_OUTPUT
-from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.requests import RowRequest, limit_budget, parse_task, play_without_nulls
 from gymsdk.servers.sessions import Session, SessionOrigin, SessionStore, find_session, is_judged
 from gymsdk.types import Budget, EndReason, Episode, Item, Row, Transcript

@@ -13,11 +13,12 @@ from starlette.requests import ClientDisconnect
 from gymsdk import credentials
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers.app import RequestRejected, build_rejection, json_response, read_body
+from gymsdk.servers.app import build_rejection, read_body
 from gymsdk.servers.auth import parse_instance_id, tokens_in_request
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.limits import body_budget
-from gymsdk.servers.routing import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, Send
+from gymsdk.servers.middleware import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, Send, json_response
 from gymsdk.servers.tool_calls import TOKEN_HEADER
 
 FORWARDED_HEADER = "x-gymsdk-forwarded"

@@ -9,15 +9,10 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk.episode import TurnResult
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
-from gymsdk.servers.app import (
-    RESPONSE_SCHEMA,
-    RequestRejected,
-    build_row_schema,
-    document_endpoint,
-    json_response,
-    read_json_object,
-)
+from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpoint, read_json_object
 from gymsdk.servers.episodes import EpisodeService
+from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_response, parse_row_request
 from gymsdk.servers.sessions import Session
 from gymsdk.servers.tool_calls import CLIENT_HEADER

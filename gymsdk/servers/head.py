@@ -15,9 +15,11 @@ from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.observability.status import add_server_metrics
 from gymsdk.servers import registry
-from gymsdk.servers.app import RequestRejected, document_endpoint, json_response, read_json_object
 from gymsdk.servers.app import create_app as create_base_app
+from gymsdk.servers.app import document_endpoint, read_json_object
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import ROUTES_KEY, build_shared_config, choose_services
+from gymsdk.servers.middleware import json_response
 from gymsdk.servers.registry import LostNode, Node, NodeRegistry
 from gymsdk.servers.reports import (
     Exit,

@@ -25,12 +25,21 @@ from gymsdk.errors import UsageError
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.http.tls import trust_own_certificate
 from gymsdk.jsonl import dump_json
-from gymsdk.servers import middleware, routing
-from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY, json_response
+from gymsdk.servers import middleware
+from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY
 from gymsdk.servers.auth import NO_SECURITY, AuthMiddleware, Security
 from gymsdk.servers.limits import Pacer
-from gymsdk.servers.middleware import STOPPED_ERROR, HostCheck, PrefixMiddleware, build_error_body
-from gymsdk.servers.routing import App, Receive, Scope, Send
+from gymsdk.servers.middleware import (
+    STOPPED_ERROR,
+    App,
+    HostCheck,
+    PrefixMiddleware,
+    Receive,
+    Scope,
+    Send,
+    build_error_body,
+    json_response,
+)
 
 FIRST_REQUEST_SECONDS = 120.0
 """Seconds within which all headers of a request must arrive, after the connection or the previous request.
@@ -390,7 +399,7 @@ class Listener:
             self._running.discard(task)
 
     async def _reject(self, path: str, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        routing.record_rejection(scope, error.status)
+        middleware.record_rejection(scope, error.status)
         await _build_rejection(path, error)(scope, receive, send)
 
 

@@ -34,16 +34,15 @@ from gymsdk.servers.app import (
     RESPONSES_REQUEST_SCHEMA,
     SERVICE_UNAVAILABLE,
     STREAM_RESPONSE,
-    RequestRejected,
     StreamedResponse,
     StreamResult,
     document_endpoint,
-    json_response,
     read_json_object,
     stream_frames,
 )
 from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.routing import ID_PATTERN, rollout_id_of
+from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.middleware import ID_PATTERN, json_response, rollout_id_of
 from gymsdk.types import Episode, Item, Model
 
 MAX_WRITE_SECONDS = 5.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gymsdk.errors import format_suggestion
 from gymsdk.http.tls import is_loopback
-from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import ROUTES_KEY
 from gymsdk.servers.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration, Service
 

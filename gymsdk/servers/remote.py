@@ -20,7 +20,7 @@ from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.rollouts.folder import StoredVerdict
 from gymsdk.router import ReplicaClient, get_sticky_key
-from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import (
     LOOK_INTERVAL_SECONDS,
     RECHECK_SECONDS,
@@ -32,8 +32,8 @@ from gymsdk.servers.instances import (
     is_local_host,
     wait_while_alive,
 )
+from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.servers.reports import Instance, Kind
-from gymsdk.servers.routing import ID_PATTERN
 from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_tool
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 

@@ -23,8 +23,8 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.responses import is_incomplete_response, is_response
 from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import Job, compute_seed
-from gymsdk.servers.app import RequestRejected
-from gymsdk.servers.routing import ID_PATTERN
+from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.types import Budget, EndReason, Item, Playable, Row, Task, extract_text
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)

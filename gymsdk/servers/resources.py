@@ -19,18 +19,13 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.folder import RESUMABLE_KINDS, WORKER_FAILURE_KINDS
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.app import (
-    RESPONSE_SCHEMA,
-    RequestRejected,
-    build_row_schema,
-    document_endpoint,
-    json_response,
-    read_json_object,
-)
+from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpoint, read_json_object
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import CookieMiddleware, cookie_name
 from gymsdk.servers.episodes import EpisodeService
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
+from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import (
     ROLLOUT_ID_FIELD,
     CloseRequest,

@@ -19,9 +19,9 @@ from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.jsonl import parse_json
 from gymsdk.models import recordings
-from gymsdk.servers.app import RequestRejected, ServerOverloaded
+from gymsdk.servers.errors import RequestRejected, ServerOverloaded
+from gymsdk.servers.middleware import RESERVED_PATHS
 from gymsdk.servers.requests import RowIdentity, RowRequest, parse_task, to_canonical
-from gymsdk.servers.routing import RESERVED_PATHS
 from gymsdk.tools import InvalidArguments
 from gymsdk.types import Episode, Item, ToolCall
 

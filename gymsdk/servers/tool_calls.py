@@ -21,9 +21,10 @@ from gymsdk.errors import EpisodeError, Failed, convert_error
 from gymsdk.http import client
 from gymsdk.http.client import Cookies, HttpResponse
 from gymsdk.jsonl import dump_json, parse_json
-from gymsdk.servers.app import RequestRejected, document_endpoint, json_response, read_body, read_json_object
+from gymsdk.servers.app import document_endpoint, read_body, read_json_object
 from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.routing import RESERVED_PATHS
+from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.middleware import RESERVED_PATHS, json_response
 from gymsdk.servers.sessions import Session
 from gymsdk.tools import CONTENT_PART_TYPES
 from gymsdk.types import Content, Item, Step, ToolCall

@@ -138,7 +138,9 @@ async def test_rows_in_two_splits_are_counted(list_findings):
 
 
 async def test_a_numbering_field_does_not_distinguish_rows(list_findings):
-    source = SUMS.replace("{split}:{seed}", "{seed}").replace("answer=first + second", "answer=first + second, row_id=split")
+    source = SUMS.replace("{split}:{seed}", "{seed}").replace(
+        "answer=first + second", "answer=first + second, row_id=split"
+    )
     assert len(await list_findings("semantic.split_overlap", source)) == 1
 
 

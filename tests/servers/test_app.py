@@ -12,8 +12,10 @@ from fastapi import Request
 from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
-from gymsdk.servers.app import RequestRejected, create_app, json_response, read_json_object
+from gymsdk.servers.app import create_app, read_json_object
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.listener import bind_socket
+from gymsdk.servers.middleware import json_response
 
 ERRORS = {
     "refused": (RequestRejected(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.admission import ENTRY_OVERHEAD_BYTES, IdempotencyCache
+from gymsdk.servers.limits import ENTRY_OVERHEAD_BYTES, IdempotencyCache
 
 
 class Operation:

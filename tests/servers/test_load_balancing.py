@@ -20,8 +20,8 @@ from gymsdk.http import client as http
 from gymsdk.http.backoff import Backoff
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent, resources
-from gymsdk.servers.app import RequestRejected
 from gymsdk.servers.balancing import LoadBalancer, LocalInstance
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.types import ToolCall
 

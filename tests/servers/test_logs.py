@@ -25,7 +25,8 @@ from gymsdk.models.registry import model
 from gymsdk.observability.logging import LogHandler, log_to
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent
-from gymsdk.servers.app import create_app, json_response
+from gymsdk.servers.app import create_app
+from gymsdk.servers.middleware import json_response
 from gymsdk.servers.remote import RemoteEnvironment
 
 from .nodes import wait_until

@@ -20,8 +20,9 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.servers import agent
-from gymsdk.servers.admission import EpisodeSlots
-from gymsdk.servers.app import create_app, json_response
+from gymsdk.servers.app import create_app
+from gymsdk.servers.limits import EpisodeSlots
+from gymsdk.servers.middleware import json_response
 
 from .nodes import fetch_nodes, serve_app, serve_head, wait_until
 from .test_agent import ROW, SlowModel

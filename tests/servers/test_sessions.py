@@ -8,7 +8,7 @@ import pytest
 
 from gymsdk.episode import EpisodeRunner
 from gymsdk.servers import tool_calls
-from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.sessions import SessionStore
 
 from .nodes import metric
