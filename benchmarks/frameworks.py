@@ -155,13 +155,13 @@ async def check_framework(score: Score, framework: Framework, folder: Path) -> N
             # One upstream per variant is enough: the code behind the proxy does not depend on the variant.
             for variant in [*framework.variants][number :: len(UPSTREAMS)]:
                 name = f"{framework.name}, {variant}, upstream {upstream}"
-                await score.same(name, play_variant(framework, variant, venv, folder, urls))
+                await score.check_equal(name, play_variant(framework, variant, venv, folder, urls))
     if framework is FRAMEWORKS[0]:
         async with serve_proxy(folder, ["null"], "chat") as urls:
             nothing: Results = [(0.0, [])] * len(score.expected)
             control = Score(nothing)
             for variant in framework.variants:
-                await control.same(
+                await control.check_equal(
                     f"  control: {variant}, no output, rewards 0", play_variant(framework, variant, venv, folder, urls)
                 )
             score.passed &= control.passed
