@@ -153,6 +153,10 @@ def summarize_fields(rollouts: Iterable[ScoredRollout]) -> dict[str, float]:
 
 
 def _summarize_values(values: Sequence[float]) -> dict[str, float]:
+    if len(values) == 1:
+        # Most tasks of a run without repeats have one value per field.
+        value = float(values[0])
+        return {"mean": value, "max": value, "min": value, "median": value, "std": 0.0}
     return {
         "mean": mean(values),
         "max": float(max(values)),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias, TypeGuard
 from uuid import uuid4
+from weakref import WeakSet
 
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.types import (
@@ -235,12 +236,19 @@ async def query_model_allowing_filtered(
     return response
 
 
+_checked_types: WeakSet[type] = WeakSet()
+"""The types of models whose `respond` has been checked."""
+
+
 def check_model(model: object) -> None:
     """Check that *model* has a `respond` method that accepts a request and an episode.
 
     Raises:
         UsageError: It has not.
     """
+    # Inspecting a signature takes longer than anything else at the start of an episode.
+    if type(model) in _checked_types and "respond" not in getattr(model, "__dict__", ()):
+        return
     kind, respond = type(model).__name__, getattr(model, "respond", None)
     advice = "write `async def respond(self, request, *, episode=None)`"
     if not callable(respond):
@@ -254,6 +262,7 @@ def check_model(model: object) -> None:
         signature.bind({}, episode=None)
     except TypeError as error:
         raise UsageError(f"method `respond` of model {kind} cannot be called: {error}; {advice}") from None
+    _checked_types.add(type(model))
 
 
 def is_task_cancelled() -> bool:
