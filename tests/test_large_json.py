@@ -49,6 +49,8 @@ def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies, "MIN_LARGE_BYTES", 0)
         patch.setattr(bodies, "PIECE_BYTES", piece)
+        patch.setattr(bodies, "MAX_WHOLE_BYTES", 0)
+        patch.setattr(bodies, "_NEAR_BYTES", 2)
         assert read_in_pieces(text) == read(text)
 
 
@@ -83,6 +85,18 @@ def test_too_deep_nesting_is_rejected(size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("max_whole_bytes", [0, bodies.MAX_WHOLE_BYTES])
+def test_long_lists_of_numbers_are_parsed_whole_and_in_pieces(
+    max_whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES", max_whole_bytes)
+    ids, logprobs = list(range(100_000, 165_536)), [-number / 7 for number in range(65_536)]
+    turn = {"type": "message", "content": 'a "quoted" [text]', "token_ids": ids, "log_probs": logprobs}
+    text = json.dumps({"output": [{"type": "reasoning"}, turn], "usage": {"tokens": [[], [1]]}}).encode()
+    assert len(text) > 2 * bodies.PIECE_BYTES
+    assert loads(text) == json.loads(text)
+
+
 async def test_a_transcript_with_many_long_turns_is_accepted() -> None:
     turn = {"ids": list(range(65_536)), "log_probs": [-0.5] * 65_536}
     text = json.dumps({"output": [turn] * 20}).encode()

@@ -154,6 +154,12 @@ MIN_LARGE_BYTES = 256 * 1024
 PIECE_BYTES = 256 * 1024
 """The approximate size of a piece, which takes a few milliseconds."""
 
+MAX_WHOLE_BYTES, MAX_WHOLE_VALUES = 4 * 2**20, 2**19
+"""The size and the number of values up to which a text is parsed at once, because that takes less than 20 ms.
+
+These values are typical of a turn with 65,536 token ids and log-probabilities.
+"""
+
 MAX_THREADS = 2
 """The number of large texts that one process parses at once."""
 
@@ -163,11 +169,13 @@ _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+"|["\[\]{}]')
 """A string without escapes, or the next byte that may begin or end a string, a list or an object."""
 
 _NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACKETS = (b"[", b"]", b"{", b"}")
 _BRACKET_OR_COMMA = re.compile(rb"[\[\]{},]")
 _WHITESPACE = b" \t\r\n"
 
 _MAX_REDUCTIONS = 64
 _TAIL_BYTES = 1024
+_NEAR_BYTES = 256
 _MAX_LOOK_BACK_BYTES = 64 * 1024
 
 
@@ -284,6 +292,11 @@ class _PieceParser:
         self._counts_values = self._commas > self._values_left
         if text.lstrip(_WHITESPACE)[:1] not in (b"[", b"{"):
             return parse_json(text)
+        if len(text) <= MAX_WHOLE_BYTES and self._commas <= MAX_WHOLE_VALUES:
+            containers = text.count(b"[") + text.count(b"{")
+            if self._commas + VALUES_PER_CONTAINER * containers <= min(MAX_WHOLE_VALUES, self._values_left):
+                self._containers = containers
+                return _parse_piece(text)
         while self._at < len(text):
             closing = self._parse_next_piece() if self._open else 0
             if closing is not None:
@@ -326,10 +339,10 @@ class _PieceParser:
 
     def _scan(self, end: int, depth: int) -> None:
         """Go from bracket to bracket until *end*, or until at most *depth* containers are open."""
-        text, search = self._text, _STRING_OR_BRACKET.search
+        text = self._text
         while self._at < min(end, len(text)):
             # The search also holds the interpreter's lock, so it covers at most one piece.
-            match = search(text, self._at, self._at + PIECE_BYTES)
+            match = _find_string_or_bracket(text, self._at, self._at + PIECE_BYTES)
             start, after = match.span() if match else (min(self._at + PIECE_BYTES, len(text)),) * 2
             if after - start == 1 and text[start] == ord('"'):
                 after = self._find_end_of_string(after)
@@ -484,6 +497,20 @@ class _Comma:
     ends: int
 
 
+def _find_string_or_bracket(text: bytes, start: int, end: int) -> re.Match[bytes] | None:
+    """Return the first match of `_STRING_OR_BRACKET` between *start* and *end*."""
+    near = start + _NEAR_BYTES
+    match = _STRING_OR_BRACKET.search(text, start, min(near, end))
+    if match or near >= end:
+        return match
+    # In a list of numbers, such as token ids, searching for single bytes is 20 times as fast as the pattern.
+    first = end
+    for byte in (b'"', *_BRACKETS):
+        at = text.find(byte, near, first)
+        first = first if at < 0 else at
+    return _STRING_OR_BRACKET.search(text, first, end)
+
+
 def _remove_pairs(brackets: bytes) -> bytes:
     """Return *brackets* without matching pairs; very deep nesting is left as it is after `_MAX_REDUCTIONS` rounds."""
     for _ in range(_MAX_REDUCTIONS):
@@ -511,6 +538,14 @@ def _find_last_comma(parts: list[bytes], depth: int) -> _Comma | None:
         stop = len(part) if number % 2 == 0 else 0
         while stop:
             tail = max(0, stop - _TAIL_BYTES)
+            if all(part.find(bracket, tail, stop) < 0 for bracket in _BRACKETS):
+                # Lists of numbers, such as token ids, have many commas and no brackets.
+                last = part.rfind(b",", tail, stop) if depth == 0 else -1
+                if last >= 0:
+                    return _Comma(begin + last, commas + 1, ends)
+                commas += part.count(b",", tail, stop)
+                looked, stop = looked + stop - tail, tail
+                continue
             for match in reversed(list(_BRACKET_OR_COMMA.finditer(part, tail, stop))):
                 byte = match[0]
                 if byte == b",":
