@@ -441,23 +441,25 @@ PANEL: tuple[Attack, ...] = (
 def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:
     """Return what one attack earned beyond the claimed chance, or nothing if chance may explain it.
 
-    Three rules apply. A task that claims a chance of 0 must pay nothing to a policy without understanding. On the other
-    tasks, the mean reward may exceed the mean claimed chance by what chance explains: rewards count as shares of the
-    claimed maximum, and Hoeffding's bound for the mean of independent shares must stay above `SIGNIFICANCE` (with a
-    chance of 0.02 on 12 tasks, three hits pass and four do not). This bound suits rewards that are all or nothing.
-    Small rewards that hardly vary are found by their own spread: at least `MIN_STEADY_ATTEMPTS` tasks and
-    `STANDARD_ERRORS` standard errors.
+    There are three tests:
+
+    1. A task that claims a chance of 0 must not reward a policy that does not understand the task.
+    2. On the other tasks, the mean reward may exceed the mean claimed chance only as far as chance explains it. Rewards
+       count as shares of the claimed maximum, and Hoeffding's bound for the mean of independent shares must be above
+       `SIGNIFICANCE`: with a chance of 0.02 on 12 tasks, three hits pass and four do not.
+    3. Hoeffding's bound does not notice small rewards that hardly vary. On at least `MIN_STEADY_ATTEMPTS` tasks, the
+       mean gain must therefore be within `STANDARD_ERRORS` standard errors of 0.
     """
     scored = [attempt for attempt in attempts if attempt.rollout.outcome == "scored"]
-    barred = [attempt for attempt in scored if attempt.view.claims.chance <= 0]
-    paid = [attempt for attempt in barred if attempt.earned > TOLERANCE]
+    without_chance = [attempt for attempt in scored if attempt.view.claims.chance <= 0]
+    paid = [attempt for attempt in without_chance if attempt.earned > TOLERANCE]
     others = [attempt for attempt in scored if attempt.view.claims.chance > 0]
     if paid:
-        return [_build_finding(barred, max(paid, key=_compute_gain))]
-    return [_build_finding(others, max(others, key=_compute_gain))] if _find_surprising(others) else []
+        return [_build_finding(without_chance, max(paid, key=_compute_gain))]
+    return [_build_finding(others, max(others, key=_compute_gain))] if _exceeds_chance(others) else []
 
 
-def _find_surprising(attempts: Sequence[Attempt]) -> bool:
+def _exceeds_chance(attempts: Sequence[Attempt]) -> bool:
     if not attempts:
         return False
     lowest = min(0.0, *(attempt.earned for attempt in attempts))
@@ -465,13 +467,15 @@ def _find_surprising(attempts: Sequence[Attempt]) -> bool:
     chance = fmean(_compute_share(attempt.view.claims.chance, attempt, lowest) for attempt in attempts)
     if shares <= chance + TOLERANCE:
         return False
-    return compute_hoeffding_bound(shares, chance, len(attempts)) < SIGNIFICANCE or _find_steady(attempts)
+    return compute_hoeffding_bound(shares, chance, len(attempts)) < SIGNIFICANCE or _is_steady_gain(attempts)
 
 
-def _find_steady(attempts: Sequence[Attempt]) -> bool:
+def _is_steady_gain(attempts: Sequence[Attempt]) -> bool:
     gains = [_compute_gain(attempt) for attempt in attempts]
-    crumbs = any(TOLERANCE < attempt.earned < attempt.view.claims.maximum - TOLERANCE for attempt in attempts)
-    if len(gains) < MIN_STEADY_ATTEMPTS or not crumbs:
+    has_partial_rewards = any(
+        TOLERANCE < attempt.earned < attempt.view.claims.maximum - TOLERANCE for attempt in attempts
+    )
+    if len(gains) < MIN_STEADY_ATTEMPTS or not has_partial_rewards:
         return False
     return fmean(gains) > STANDARD_ERRORS * stdev(gains) / math.sqrt(len(gains)) + TOLERANCE
 

@@ -117,17 +117,19 @@ def drop_shared_secrets(secrets_by_task: list[set[str]]) -> list[set[str]]:
     ]
 
 
-def is_one_of_many(secret: str, text: str, known: set[str]) -> bool:
-    """Return whether *secret* appears in a list in *text* beside entries that are not in *known*.
+def is_one_of_many(secret: str, text: str, secrets: set[str]) -> bool:
+    """Return whether *secret* appears in a list in *text* beside entries that contain none of the task's *secrets*.
 
     For example, a prompt that lists all cities does not give away which one is the answer.
     """
     parts = [part.strip() for part in re.split(r",| or | and |;", text)]
     for number, part in enumerate(parts):
         if re.fullmatch(rf"(?:.*[^\w])?{re.escape(secret)}(?:[^\w].*)?", part, re.IGNORECASE | re.DOTALL):
-            beside = [*parts[max(0, number - MAX_PEERS) : number], *parts[number + 1 : number + 1 + MAX_PEERS]]
+            neighbours = [*parts[max(0, number - MAX_PEERS) : number], *parts[number + 1 : number + 1 + MAX_PEERS]]
             peers = [
-                each for each in beside if _PEER.fullmatch(each) and not any(contains_words(k, each) for k in known)
+                entry
+                for entry in neighbours
+                if _PEER.fullmatch(entry) and not any(contains_words(other, entry) for other in secrets)
             ]
             if len(peers) >= MIN_ALTERNATIVES:
                 return True

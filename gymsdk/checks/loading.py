@@ -291,7 +291,7 @@ def _find_verdict_error(rollout: Rollout) -> str | None:
 
 LOAD_CHECK = Check(
     id="runtime.load",
-    requirement="it loads with the given settings, and its tasks arrive soon",
+    requirement="the environment loads with the given settings, and yields its tasks within seconds",
     why="an environment that does not load cannot be played, and no other check can run",
     fix="follow the message; `gymsdk info NAME` describes the environment",
     run=check_loading,

@@ -37,16 +37,16 @@ IGNORED_PATTERNS = shutil.ignore_patterns(
 BUILD_PROGRAM = """
 import importlib, json, re, sys
 from importlib.metadata import distribution
-asked = json.load(sys.stdin)
-sys.path[:0] = asked["path"]
-module, _, attribute = asked["backend"].partition(":")
+request = json.load(sys.stdin)
+sys.path[:0] = request["path"]
+module, _, attribute = request["backend"].partition(":")
 backend = importlib.import_module(module)
 for name in filter(None, attribute.split(".")):
     backend = getattr(backend, name)
-for each in [*asked["requires"], *getattr(backend, "get_requires_for_build_wheel", list)()]:
-    if ";" not in each:
-        distribution(re.match(r"[\\w.-]+", each)[0])
-backend.build_wheel(asked["target"])
+for requirement in [*request["requires"], *getattr(backend, "get_requires_for_build_wheel", list)()]:
+    if ";" not in requirement:
+        distribution(re.match(r"[\\w.-]+", requirement)[0])
+backend.build_wheel(request["target"])
 """
 
 MISSING_REQUIREMENT_ERRORS = ("ModuleNotFoundError", "ImportError", "importlib.metadata.PackageNotFoundError")
@@ -62,19 +62,19 @@ import gymsdk
 for name in gymsdk.__all__:
     getattr(gymsdk, name)
 import importlib
-known, began, entered = set(sys.modules), time.process_time(), time.monotonic()
+loaded_before, cpu_start, wall_start = set(sys.modules), time.process_time(), time.monotonic()
 try:
     importlib.import_module(sys.argv[1])
 except SyntaxError as error:
     sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
-told = {
-    "cpu": time.process_time() - began,
-    "wall": time.monotonic() - entered,
-    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - known}),
-    "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
+report = {
+    "cpu": time.process_time() - cpu_start,
+    "wall": time.monotonic() - wall_start,
+    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - loaded_before}),
+    "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
 }
 sys.stdout.flush()
-print("\\n" + json.dumps(told), flush=True)
+print("\\n" + json.dumps(report), flush=True)
 """
 
 IMPORT_CPU_SECONDS = 2.0

@@ -30,16 +30,16 @@ from gymsdk.errors import (
 )
 
 GRACE_SECONDS = 5.0
-"""Seconds a check may take beyond its time limit to notice that the time is up."""
+"""Seconds after its time limit in which a check may still end by itself."""
 
 MAX_WARNINGS = 5
-"""How many warnings of one check are kept."""
+"""The maximum number of warnings in the result of a check."""
 
 FIX_SLOW = "check fewer tasks with --limit; if that does not help, find the hook or tool that takes so long"
 FIX_INTERNAL = "report it as a bug of gymsdk, with this message; until then leave the check out with --skip {id}"
 
 SLOW_EPISODE_SECONDS = 0.25
-"""If an episode takes longer than this, a check that exceeds its time limit is skipped instead of failed."""
+"""The seconds per episode above which a check that exceeds its time limit is skipped, not failed."""
 
 T = TypeVar("T")
 
