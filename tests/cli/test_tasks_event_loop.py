@@ -12,6 +12,7 @@ from gymsdk.gym.env import Env
 
 SOURCE = """
 import asyncio, sqlite3
+from contextlib import closing
 from typing import Literal
 from gymsdk import Message, Task, Verdict, hookimpl
 
@@ -22,7 +23,7 @@ async def fetched(number):
 @hookimpl
 def tasks(split: Literal["train", "test"]):
     # A connection belongs to the thread that has opened it.
-    with sqlite3.connect(":memory:") as rows:
+    with closing(sqlite3.connect(":memory:")) as rows:
         for number in range(3):
             (doubled,) = rows.execute("select 2 * ?", [asyncio.run(fetched(number))]).fetchone()
             yield Task.ask(f"What is 2 * {number} in {split}?", answer=doubled)
