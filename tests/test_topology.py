@@ -85,3 +85,16 @@ def test_servers_with_another_agent_and_expected_servers_are_not_missing() -> No
     agent = service("mine", "responses_api_agents", resources_server="math")
     assert names(plan.find_missing_servers([resources, agent])) == ["mine_environment_server"]
     assert plan.find_missing_servers([resources], expected=MATH) == ()
+
+
+def test_the_policy_model_is_not_the_judge() -> None:
+    def build_model(name: str, model: str) -> ServerConfig:
+        return ServerConfig(
+            name=name, kind="responses_api_models", implementation="gymsdk_model", part=ModelServerConfig(name=model)
+        )
+
+    math = plan.build_resources_server("math").model_copy(update={"models": {"judge": "judge"}})
+    judge, policy = build_model("judge", "scripted/echo"), build_model("policy_model", "scripted/oracle")
+    assert plan.find_policy_model([judge, math, policy]) == "scripted/oracle"
+    assert plan.find_policy_model([judge, math, build_model("mine", "vllm/x")]) == "vllm/x"
+    assert plan.find_policy_model([judge, math]) == ""

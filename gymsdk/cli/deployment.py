@@ -16,7 +16,7 @@ import typer
 
 from gymsdk.cli.options import join_base_urls
 from gymsdk.cli.serve import Announcer
-from gymsdk.config.model import DEFAULT_HEAD_PORT, MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
+from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
 from gymsdk.deploy import child, plan
 from gymsdk.errors import UsageError
 from gymsdk.models import registry
@@ -273,11 +273,5 @@ async def _serve_separately(deployment: Deployment, announce: Announcer) -> None
     async with serve_separately(
         local_servers, deployment=deployment, sockets=sockets, security=security, prefix_lines=prefix_lines
     ) as running:
-        await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
+        await announce(running.head_url, running.services, plan.find_policy_model(blocks), None, ())
         await running.wait_for_end()
-
-
-def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:
-    """Return the name of the model behind the policy's model server, or an empty string if there is none."""
-    parts = [block.part for block in blocks if block.kind == MODELS]
-    return parts[0].name if parts and isinstance(parts[0], ModelServerConfig) else ""

@@ -154,6 +154,14 @@ def _get_policy_server(blocks: Iterable[ServerConfig]) -> str:
     return models[0] if len(models) == 1 else POLICY_SERVER
 
 
+def find_policy_model(blocks: Iterable[ServerConfig]) -> str:
+    """Return the name of the policy's model, or an empty string if no model server belongs to the policy."""
+    listed = list(blocks)
+    policy = _get_policy_server(listed)
+    names = (each.part.name for each in listed if each.name == policy and isinstance(each.part, ModelServerConfig))
+    return next(names, "")
+
+
 def _has_agent(resources: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
     return any(each.kind == AGENTS and each.refers.get(RESOURCES_REF) == resources.name for each in blocks)
 

@@ -293,7 +293,11 @@ def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> di
     """Return the entries of the head's configuration that are not servers."""
     playing = builder.models.get(POLICY_SERVER)
     # OmegaConf would read these character sequences as a missing value or a reference.
-    name = re.sub(r"\?\?\?|\$\{", "", get_policy_name(playing) if playing is not None else _get_model_name(blocks))
+    name = re.sub(
+        r"\?\?\?|\$\{",
+        "",
+        get_policy_name(playing) if playing is not None else redact_url(plan.find_policy_model(blocks)),
+    )
     servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
     routes = {each.refers[RESOURCES_REF]: each.name for each in servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
@@ -304,8 +308,3 @@ def _describe_capture(deployment: Deployment) -> dict[str, Any]:
     if deployment.capture is None:
         return {}
     return {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
-
-
-def _get_model_name(blocks: Sequence[ServerConfig]) -> str:
-    parts = [each.part for each in blocks if each.kind == MODELS and each.name == POLICY_SERVER]
-    return redact_url(parts[0].name) if parts and isinstance(parts[0], ModelServerConfig) else ""
