@@ -28,104 +28,114 @@ MAX_PHASES = 12
 """How many steps of an interleaving a finding prints."""
 
 
-class _Drift(AssertionError):
+class _DifferenceError(AssertionError):
     """An interleaved episode differed from the sequential one; the message says where, and after which steps."""
 
 
 @dataclass(slots=True)
-class _Stage:
-    """The interleaved scripts, the observations of their sequential plays, and the deadline in monotonic seconds."""
+class _Comparison:
+    """The scripts to interleave, and what to compare their results with.
+
+    Attributes:
+        environment: The environment.
+        scripts: The scripts.
+        sequential: The results of each script, played alone.
+        deadline: When the last episode must end, on the clock of `time.monotonic`.
+        stopped: Set if no more episodes may be played.
+    """
 
     environment: Environment
-    played: Sequence[Script]
-    alone: Sequence[Observations]
-    ends: float
-    over: threading.Event = field(default_factory=threading.Event)
+    scripts: Sequence[Script]
+    sequential: Sequence[Observations]
+    deadline: float
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def closed(self) -> bool:
+    def is_over(self) -> bool:
         """Whether no more episodes may be played."""
-        return self.over.is_set() or time.monotonic() >= self.ends
+        return self.stopped.is_set() or time.monotonic() >= self.deadline
 
 
 async def _check_isolation(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        played_scripts = await build_scripts(subject, environment, tasks=tasks)
-        played_scripts = [*played_scripts, *played_scripts[:1]]
-        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(played_scripts), least=2)
-        alone = [await Performance(script, environment).play_all() for script in played_scripts]
-        stage = _Stage(environment, played_scripts, alone, time.monotonic() + TIME_SHARE * subject.seconds_left)
-        return await _check_concurrent(stage) or await _check_interleaved(stage, examples)
+        scripts = await build_scripts(subject, environment, tasks=tasks)
+        scripts = [*scripts, *scripts[:1]]
+        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(scripts), least=2)
+        sequential = [await Performance(script, environment).play_all() for script in scripts]
+        comparison = _Comparison(environment, scripts, sequential, time.monotonic() + TIME_SHARE * subject.seconds_left)
+        return await _check_concurrent(comparison) or await _check_interleaved(comparison, examples)
 
 
-async def _check_concurrent(stage: _Stage) -> list[Finding]:
-    plays = [Performance(script, stage.environment) for script in (*stage.played, *stage.played)]
+async def _check_concurrent(comparison: _Comparison) -> list[Finding]:
+    plays = [Performance(script, comparison.environment) for script in (*comparison.scripts, *comparison.scripts)]
     await asyncio.gather(*(each.play_all() for each in plays))
-    for each, expected in zip(plays, [*stage.alone, *stage.alone], strict=True):
+    for each, expected in zip(plays, [*comparison.sequential, *comparison.sequential], strict=True):
         if change := find_difference(expected, each.observations):
             return [Finding(problem=f"{each.script.title}, played beside {len(plays) - 1} others: {change}")]
     return []
 
 
-async def _check_interleaved(stage: _Stage, examples: int) -> list[Finding]:
+async def _check_interleaved(comparison: _Comparison, examples: int) -> list[Finding]:
     loop = asyncio.get_running_loop()
 
     def run(picks: list[int]) -> None:
         """Play one interleaving, unless the time is up: this thread cannot be interrupted."""
-        if stage.closed:
+        if comparison.is_over:
             return
-        playing = asyncio.run_coroutine_threadsafe(_play_interleaving(stage, picks), loop)
+        playing = asyncio.run_coroutine_threadsafe(_play_interleaving(comparison, picks), loop)
         try:
-            playing.result(max(0.0, stage.ends - time.monotonic()))
+            playing.result(max(0.0, comparison.deadline - time.monotonic()))
         except (TimeoutError, CancelledError):
-            stage.over.set()
+            comparison.stopped.set()
             playing.cancel()
 
     try:
-        difference = await asyncio.to_thread(_shrink, run, len(stage.played), examples)
+        difference = await asyncio.to_thread(_find_smallest_difference, run, len(comparison.scripts), examples)
     finally:
-        stage.over.set()
+        comparison.stopped.set()
     return [Finding(problem=difference)] if difference else []
 
 
-async def _play_interleaving(stage: _Stage, picks: Sequence[int]) -> None:
-    """Play the next phase of each picked script in turn, then finish all. Raises `_Drift` on a difference."""
-    plays = [Performance(script, stage.environment) for script in stage.played]
+async def _play_interleaving(comparison: _Comparison, picks: Sequence[int]) -> None:
+    """Play the next phase of each picked script in turn, then finish all. Raises `_DifferenceError` on a difference."""
+    plays = [Performance(script, comparison.environment) for script in comparison.scripts]
     try:
-        steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].over]
+        steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].is_closed]
         observed = [await each.play_all() for each in plays]
     finally:
         for each in plays:
             await each.close()
-    for each, expected, got in zip(plays, stage.alone, observed, strict=True):
+    for each, expected, got in zip(plays, comparison.sequential, observed, strict=True):
         if change := find_difference(expected, got):
             order = ", ".join(steps[:MAX_PHASES]) + (", …" if len(steps) > MAX_PHASES else "")
-            raise _Drift(f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {change}")
+            raise _DifferenceError(
+                f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {change}"
+            )
 
 
-def _shrink(run: Callable[[list[int]], None], count: int, examples: int) -> str | None:
+def _find_smallest_difference(run: Callable[[list[int]], None], count: int, examples: int) -> str | None:
     """Return the difference that the smallest failing interleaving shows, or `None` if none fails."""
     from hypothesis import given
     from hypothesis import strategies as st
     from hypothesis.errors import Flaky
 
-    wrong: list[str] = []
+    differences: list[str] = []
 
     @_build_hypothesis_settings(examples)
     @given(st.lists(st.integers(0, count - 1), min_size=4, max_size=6 * count))
     def interleaved(picks: list[int]) -> None:
         try:
             run(picks)
-        except _Drift as drift:
-            wrong.append(str(drift))
+        except _DifferenceError as difference:
+            differences.append(str(difference))
             raise
 
     try:
         interleaved()
-    except (_Drift, Flaky):
+    except (_DifferenceError, Flaky):
         # If the environment keeps state across episodes, even the same interleaving gives different results.
-        return wrong[-1]
+        return differences[-1]
     return None
 
 

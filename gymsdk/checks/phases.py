@@ -25,7 +25,7 @@ GARBAGE_TURNS = (
 """Turns that a sensible policy would not play."""
 
 Observations: TypeAlias = dict[str, Plain]
-"""What each phase of a performance gave, as plain JSON."""
+"""The result of each phase of an episode, as plain JSON."""
 
 
 def sample_tasks(tasks: Sequence[T], max_tasks: int) -> list[T]:
@@ -89,16 +89,16 @@ class Performance:
     """One play of a script.
 
     Attributes:
-        observations: What each phase gave.
+        observations: The result of each phase.
         answers: The items that answered each turn, or `None` for a turn that failed.
-        over: Whether the episode is closed.
+        is_closed: Whether the episode is closed.
     """
 
     script: Script
     environment: Playable
     observations: Observations = field(default_factory=dict)
     answers: list[list[Item] | None] = field(default_factory=list)
-    over: bool = False
+    is_closed: bool = False
     _runner: EpisodeRunner | None = None
     _turn: int = 0
 
@@ -106,20 +106,20 @@ class Performance:
         """Play the next phase (`reset`, a turn, `verify` or `close`) and return its name."""
         if self._runner is None:
             self._runner = EpisodeRunner(self.environment, self.script.budget)
-            return await self._phase("reset", self._reset(self._runner))
+            return await self._run_phase("reset", self._reset(self._runner))
         runner = self._runner
-        if self._goes_on(runner):
+        if self._has_next_turn(runner):
             self._turn += 1
-            return await self._phase(f"turn {self._turn}", self._step(runner))
+            return await self._run_phase(f"turn {self._turn}", self._step(runner))
         if runner.result is None:
-            return await self._phase("verify", self._verify(runner))
+            return await self._run_phase("verify", self._verify(runner))
         await self.close()
         return "close"
 
     async def play_all(self) -> Observations:
-        """Play the remaining phases and return what all of them gave."""
+        """Play the remaining phases and return the results of all phases."""
         try:
-            while not self.over:
+            while not self.is_closed:
                 await self.advance()
         finally:
             await self.close()
@@ -127,14 +127,14 @@ class Performance:
 
     async def play_until_verdict(self) -> Episode | None:
         """Play every turn. Return `None` if the episode failed before it could be judged."""
-        while self._runner is None or self._goes_on(self._runner):
+        while self._runner is None or self._has_next_turn(self._runner):
             await self.advance()
         return None if self._runner.result else self._runner.episode
 
     async def close(self) -> None:
         """Close the episode once."""
-        if self._runner is not None and not self.over:
-            self.over = True
+        if self._runner is not None and not self.is_closed:
+            self.is_closed = True
             await self._runner.close()
 
     @property
@@ -158,10 +158,10 @@ class Performance:
         assert self._runner is not None, "the performance has started"
         return self._runner.build_rollout()
 
-    def _goes_on(self, runner: EpisodeRunner) -> bool:
+    def _has_next_turn(self, runner: EpisodeRunner) -> bool:
         return not runner.is_over and self._turn < len(self.script.turns)
 
-    async def _phase(self, name: str, phase: Awaitable[Plain]) -> str:
+    async def _run_phase(self, name: str, phase: Awaitable[Plain]) -> str:
         try:
             self.observations[name] = await phase
         except EpisodeError as error:

@@ -201,7 +201,7 @@ class Subject:
     ) -> Rollout:
         """Play *task* with the scripted policy *choose* on the brief budget, extended to *turns* turns."""
         brief = self.brief_budget.model_copy(update={"turns": max(self.brief_budget.turns, turns)})
-        return await self.play(environment, ScriptedModel("told", choose), task, budget=brief)
+        return await self.play(environment, ScriptedModel("script", choose), task, budget=brief)
 
     async def play(
         self, environment: Environment, model: Model, task: Task, *, budget: Budget | None = None

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from gymsdk.checks.isolation import MAX_EXAMPLES, _check_interleaved, _Drift, _shrink, _Stage
+from gymsdk.checks.isolation import (
+    MAX_EXAMPLES,
+    _check_interleaved,
+    _Comparison,
+    _DifferenceError,
+    _find_smallest_difference,
+)
 from gymsdk.checks.phases import build_scripts
 
 from .healthy import HEALTHY
@@ -31,19 +37,19 @@ async def test_no_episode_starts_after_the_deadline(subject):
     async with shelf.enter_environment() as environment:
         played = await build_scripts(shelf, environment, tasks=1)
         no_records = [{} for _ in played]
-        assert await _check_interleaved(_Stage(environment, played, no_records, ends=0.0), MAX_EXAMPLES) == []
+        assert await _check_interleaved(_Comparison(environment, played, no_records, deadline=0.0), MAX_EXAMPLES) == []
 
 
 def test_an_interleaving_is_reduced_to_the_smallest_failing_one():
     def run(picks):
         if picks.count(1) > 1 and 2 in picks:
-            raise _Drift(str(picks))
+            raise _DifferenceError(str(picks))
 
-    assert sorted(_shrink(run, 3, MAX_EXAMPLES)) == sorted(str([0, 1, 1, 2]))
+    assert sorted(_find_smallest_difference(run, 3, MAX_EXAMPLES)) == sorted(str([0, 1, 1, 2]))
 
 
 def test_a_healthy_environment_has_no_isolation_findings():
-    assert _shrink(lambda _: None, 3, MAX_EXAMPLES) is None
+    assert _find_smallest_difference(lambda _: None, 3, MAX_EXAMPLES) is None
 
 
 def test_a_difference_that_occurs_once_is_found():
@@ -51,12 +57,12 @@ def test_a_difference_that_occurs_once_is_found():
 
     def run(picks):
         if next(failures, False):
-            raise _Drift("once")
+            raise _DifferenceError("once")
 
-    assert _shrink(run, 3, MAX_EXAMPLES) == "once"
+    assert _find_smallest_difference(run, 3, MAX_EXAMPLES) == "once"
 
 
 def test_shrinking_leaves_no_files_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _shrink(lambda _: None, 3, MAX_EXAMPLES)
+    _find_smallest_difference(lambda _: None, 3, MAX_EXAMPLES)
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ async def test_a_performance_records_each_phase(subject):
         performance = Performance(script, environment)
         phases = [await performance.advance() for _ in range(5)]
     assert phases == ["reset", "turn 1", "turn 2", "verify", "close"]
-    assert performance.over
+    assert performance.is_closed
     assert performance.observations["turn 1"]["state"] == {"books": [shelf.tasks[0].book]}
     assert performance.observations["verify"]["verdict"]["reward"] == 1.0
 
