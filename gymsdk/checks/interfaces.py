@@ -12,7 +12,6 @@ from gymsdk.checks.phases import Performance, Script, build_scripts
 from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Plain, Subject, find_difference, restore_process_state, to_plain
 from gymsdk.convert import chat
-from gymsdk.environment import Environment
 from gymsdk.types import Item, Playable, Rollout, Verdict
 
 if TYPE_CHECKING:
@@ -37,9 +36,9 @@ async def serve_environment(environment: Environment) -> AsyncIterator[Playable]
     from gymsdk.servers import listener, resources
     from gymsdk.servers.remote import RemoteEnvironment
 
-    at = listener.bind_socket("127.0.0.1", what=SERVER_LABEL)
-    port = at.getsockname()[1]
-    server = listener.Listener(resources.create_app(environment), at, grace=1.0)
+    listening_socket = listener.bind_socket("127.0.0.1", what=SERVER_LABEL)
+    port = listening_socket.getsockname()[1]
+    server = listener.Listener(resources.create_app(environment), listening_socket, grace=1.0)
     task = BackgroundTask(SERVER_LABEL, server.run)
     try:
         await task.wait_until_up(START_SECONDS)
@@ -60,43 +59,43 @@ COMPARED_FIELDS = ("outcome", "ended", "verdict", "reward_components")
 REWARD_DIGITS = 9
 """How many digits of a reward are compared. Interfaces add up step rewards in different orders."""
 
-Face: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]]"
+PlayScripts: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]]"
 """Plays every script on one interface and returns the observations."""
 
 
-async def _check_faces(subject: Subject) -> list[Finding]:
+async def _check_interfaces(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=12)
         played_scripts = await build_scripts(subject, environment, tasks=tasks)
         in_process = [await _perform(environment, script) for script in played_scripts]
     with restore_process_state():
-        return await _compare_faces(subject, played_scripts, in_process)
+        return await _compare_interfaces(subject, played_scripts, in_process)
 
 
-async def _compare_faces(
+async def _compare_interfaces(
     subject: Subject, played_scripts: Sequence[Script], in_process: Sequence[Performance]
 ) -> list[Finding]:
     """Compare how the scripts went in process with the other interfaces."""
     expected = [_describe_performance(performance) for performance in in_process]
     findings = []
-    for name, face in FACES.items():
+    for name, play_scripts in GYMNASIUM_INTERFACES.items():
         for budget in dict.fromkeys(script.budget for script in played_scripts):
             chosen = [number for number, script in enumerate(played_scripts) if script.budget == budget]
-            scripts_of = [played_scripts[number] for number in chosen]
+            budget_scripts = [played_scripts[number] for number in chosen]
             # These interfaces run their own event loop and block the caller.
-            observed = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
-            findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], observed)
+            observed = await asyncio.to_thread(play_scripts, subject.make(), budget_scripts, budget)
+            findings += _find_first_mismatch(name, budget_scripts, [expected[number] for number in chosen], observed)
     expressible = [performance for performance in in_process if _is_expressible_over_http(performance)]
     return [*findings, *await _compare_http(subject, expressible)]
 
 
-def _find_mismatch(
+def _find_first_mismatch(
     name: str, played_scripts: Sequence[Script], expected: Sequence[Plain], observed: Sequence[Plain]
 ) -> list[Finding]:
-    """Return the first script whose results differ on the interface *name*."""
-    for script, first, other in zip(played_scripts, expected, observed, strict=True):
-        if change := find_difference(first, other):
-            return [Finding(problem=f"{script.title}, in process and {name}: {change}")]
+    """Return one finding for the first script whose results differ on the interface *name*, or none."""
+    for script, in_process, on_interface in zip(played_scripts, expected, observed, strict=True):
+        if difference := find_difference(in_process, on_interface):
+            return [Finding(problem=f"{script.title}, in process and {name}: {difference}")]
     return []
 
 
@@ -166,14 +165,14 @@ def _play_env(environment: Environment, played_scripts: Sequence[Script], budget
 
 def _play_one(env: Env, script: Script) -> Plain:
     opening, info = env.reset(seed=script.seed, options={"task": script.task})
-    observations, paid, over = [], [], False
+    observations, step_rewards, done = [], [], False
     for turn in script.turns:
-        if not over:
+        if not done:
             observation, reward, terminated, truncated, info = env.step(list(turn))
             observations.append(observation)
-            paid.append(float(reward))
-            over = terminated or truncated
-    end = _describe_info(info, sum(paid)) if over else None
+            step_rewards.append(float(reward))
+            done = terminated or truncated
+    end = _describe_info(info, sum(step_rewards)) if done else None
     return to_plain({"opening": opening, "steps": observations, "end": end})
 
 
@@ -200,26 +199,27 @@ def _play_last_env(env: VectorEnv, script: Script) -> Plain:
     from gymsdk.gym.vector import get_info
 
     opening, infos = env.reset(seed=[script.seed] * NUM_ENVS, options={"task": [script.task] * NUM_ENVS})
-    last_observations, paid, over = [], [], False
+    last_observations, step_rewards, done = [], [], False
     for turn in script.turns:
-        if not over:
+        if not done:
             observations, rewards, terminated, truncated, infos = env.step([list(turn)] * NUM_ENVS)
             last_observations.append(observations[-1])
-            paid.append(float(rewards[-1]))
-            over = bool(np.any(terminated | truncated))
+            step_rewards.append(float(rewards[-1]))
+            done = bool(np.any(terminated | truncated))
     last = get_info(infos, NUM_ENVS - 1)
-    end = _describe_info(last, sum(paid)) if over and "outcome" in last else None
+    end = _describe_info(last, sum(step_rewards)) if done and "outcome" in last else None
     return to_plain({"opening": opening[-1], "steps": last_observations, "end": end})
 
 
-FACES: dict[str, Face] = {"through Env": _play_env, "through VectorEnv": _play_vector_env}
+GYMNASIUM_INTERFACES: dict[str, PlayScripts] = {"through Env": _play_env, "through VectorEnv": _play_vector_env}
 """The Gymnasium interfaces that are compared with the play in process."""
 
 
 def _is_expressible_over_http(performance: Performance) -> bool:
-    """Return whether HTTP can represent the play: tool outputs and a verdict in JSON, and no messages in between.
+    """Return whether HTTP can represent the play.
 
-    For clients of NeMo Gym, a plain reply ends an episode. They never receive an environment's answer to it.
+    It can if the environment answers with tool outputs only, the verdict is valid JSON, and the policy replies only in
+    its last turn: for clients of NeMo Gym a plain reply ends the episode.
     """
     if performance.episode is None:
         return False
@@ -243,8 +243,9 @@ async def _compare_http(subject: Subject, performances: Sequence[Performance]) -
     async with serve_environment(subject.make()) as remote:
         for performance in performances:
             remote_performance = await _perform(remote, performance.script)
-            if change := find_difference(_describe_http_view(performance), _describe_http_view(remote_performance)):
-                return [Finding(problem=f"{performance.script.title}, in process and over HTTP: {change}")]
+            difference = find_difference(_describe_http_view(performance), _describe_http_view(remote_performance))
+            if difference:
+                return [Finding(problem=f"{performance.script.title}, in process and over HTTP: {difference}")]
     return []
 
 
@@ -256,7 +257,7 @@ def _describe_http_view(performance: Performance) -> Plain:
 
 
 def _encode_nonfinite(end: Plain) -> Plain:
-    """Return *end* as JSON transports it: without nan and infinity, and with the reward beside the verdict."""
+    """Return *end* as an HTTP response has it: without nan and infinity, and with the reward outside the verdict."""
     assert isinstance(end, dict) or end is None, "a rollout is described by an object"
     verdict = (end or {}).get("verdict")
     if not isinstance(verdict, dict):
@@ -277,6 +278,6 @@ CHECKS = (
         why="evaluation and training may use different interfaces and must see the same environment",
         fix="let nothing depend on the event loop, the thread or the process of an episode; put shared objects into "
         "`lifespan`, which every interface enters",
-        run=_check_faces,
+        run=_check_interfaces,
     ),
 )

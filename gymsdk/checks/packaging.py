@@ -84,7 +84,7 @@ IMPORT_WALL_SECONDS = 3.0
 """Seconds an import may take if it mostly waits."""
 
 BUSY_SHARE = 0.25
-"""The least share of its time that an import computes if it waits for nothing, even on a busy machine."""
+"""An import that uses the CPU for a smaller share of its wall-clock time than this waits for something."""
 
 FIX_WAITING = "do not wait at import: open connections and read files in `lifespan` or where they are needed"
 
@@ -98,6 +98,9 @@ STRAY_MODULES = frozenset(
 
 MIN_README_CHARS = 80
 """The minimum length of a README."""
+
+MAX_LISTED_FILES = 5
+"""How many missing files a finding names."""
 
 
 class BuildFailed(Exception):
@@ -182,10 +185,10 @@ def _list_folder(folder: Path) -> set[str]:
 
 async def _build_wheel(source: Path, request: dict[str, object], version: str, install: str) -> None:
     # The copy has no version control history to derive a version from.
-    version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
-    question = json.dumps(request).encode()
+    build_variables = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
+    request_json = json.dumps(request).encode()
     result = await determinism.run_program(
-        BUILD_PROGRAM, seconds=BUILD_SECONDS, stdin=question, environment=version_of, folder=source
+        BUILD_PROGRAM, seconds=BUILD_SECONDS, stdin=request_json, environment=build_variables, folder=source
     )
     if result.code:
         if result.last_error_line.startswith(MISSING_REQUIREMENT_ERRORS):
@@ -204,7 +207,12 @@ class ImportEffects(BaseModel):
 
 
 async def measure_import(module: str) -> ImportEffects:
-    """Measure the import of *module* beyond that of gymsdk. Raises `ImportError` if it fails."""
+    """Measure what the import of *module* costs in a new process that has imported gymsdk already.
+
+    Raises:
+        ImportError: The import fails; the message is the last line of its traceback.
+        TimeoutError: The import does not end within `IMPORT_SECONDS`.
+    """
     result = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
     printed, _, report = result.output.decode(errors="replace").strip().rpartition("\n")
     if result.code:
@@ -226,15 +234,15 @@ def _get_distribution(subject: Subject) -> Distribution:
         raise NotApplicable(f"the metadata of {entry.distribution!r} cannot be found") from None
 
 
-def _describe_location(home: Distribution) -> Message:
+def _read_metadata(installed: Distribution) -> Message:
     # `importlib.metadata` types this as a protocol without `items`.
     from email import message_from_string
 
-    return message_from_string(home.read_text("METADATA") or home.read_text("PKG-INFO") or "")
+    return message_from_string(installed.read_text("METADATA") or installed.read_text("PKG-INFO") or "")
 
 
 async def _check_metadata(subject: Subject) -> list[Finding]:
-    metadata = _describe_location(_get_distribution(subject))
+    metadata = _read_metadata(_get_distribution(subject))
     required_fields = {
         "Name": "`name`",
         "Version": "`version`",
@@ -256,8 +264,8 @@ def _has_field(metadata: Message, field: str) -> bool:
     return metadata.get(field, "").strip() not in {"", "UNKNOWN"}
 
 
-async def _read_description(subject: Subject) -> list[Finding]:
-    metadata = _describe_location(_get_distribution(subject))
+async def _check_readme_and_licence(subject: Subject) -> list[Finding]:
+    metadata = _read_metadata(_get_distribution(subject))
     findings = []
     if not any(map(metadata.get_all, ("License-Expression", "License", "License-File"))) and not any(
         each.startswith("License ::") for each in metadata.get_all("Classifier", [])
@@ -290,7 +298,8 @@ async def _check_files(subject: Subject) -> list[Finding]:
         ]
     findings = []
     if missing := sorted(set(_iter_source_files(top)) - shipped):
-        listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")  # noqa: PLR2004
+        omitted = len(missing) - MAX_LISTED_FILES
+        listed = ", ".join(missing[:MAX_LISTED_FILES]) + (f" and {omitted} more" if omitted > 0 else "")
         findings.append(Finding(problem=f"not shipped: {listed}"))
     if stray := sorted(_list_strays(shipped)):
         findings.append(
@@ -306,8 +315,8 @@ def _iter_source_files(top: str) -> Iterator[str]:
             yield folder.name
         for path in folder.rglob("*"):
             inside = path.relative_to(folder.parent)
-            passing = any(part.startswith(".") or part in {"__pycache__", "tests"} for part in inside.parts)
-            if path.is_file() and not passing and path.suffix not in {".pyc", ".md"}:
+            is_excluded = any(part.startswith(".") or part in {"__pycache__", "tests"} for part in inside.parts)
+            if path.is_file() and not is_excluded and path.suffix not in {".pyc", ".md"}:
                 yield inside.as_posix()
 
 
@@ -362,7 +371,7 @@ CHECKS: tuple[Check, ...] = (
         requirement="the package has a README and names its licence",
         why="a package without a licence may not be used, and one without an explanation is not used",
         fix="add both to `[project]` in pyproject.toml and install it again",
-        run=_read_description,
+        run=_check_readme_and_licence,
         loads=False,
     ),
     Check(

@@ -111,13 +111,13 @@ class Report(BaseModel):
 
 
 def format_summary(result: Result) -> str:
-    """Return the line of one check."""
+    """Return one line: the status, the id, and the requirement or the reason why the check was skipped."""
     text = result.reason if result.status == "skipped" else result.requirement
     return f"{STATUS_MARKS[result.status]:<4}  {result.id:<32}  {text}"
 
 
 def format_details(result: Result) -> Iterator[str]:
-    """Yield the lines after it: the findings, why they matter, how to fix them, and warnings."""
+    """Yield the lines below the summary: the findings, why they matter, how to fix them, and warnings."""
     for finding in result.findings[:MAX_FINDINGS]:
         location = f"  [{finding.task}]" if finding.task else ""
         yield _wrap_line("problem", f"{finding.problem}{location}")
@@ -140,8 +140,10 @@ def _wrap_line(word: str, text: str) -> str:
 def format_counts(results: Iterable[Result]) -> str:
     """Return how many checks passed, failed and were skipped, and how long they took."""
     listed = list(results)
-    by = Counter(result.status for result in listed)
-    parts = ", ".join(f"{by[status]} {status}" for status in ("passed", "failed", "skipped") if by[status])
+    count_by_status = Counter(result.status for result in listed)
+    parts = ", ".join(
+        f"{count_by_status[status]} {status}" for status in ("passed", "failed", "skipped") if count_by_status[status]
+    )
     return f"{parts or 'nothing checked'} in {sum(result.seconds for result in listed):.1f} s"
 
 

@@ -1,4 +1,4 @@
-"""Read configuration files and the files that they include; build NeMo Gym's files, and restrict a found `env.yaml`."""
+"""Read configuration files and the files that they include; build NeMo Gym's files, and restrict an `env.yaml` of the working folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_untrusted_references(node: Node, path: KeyPath, root: Node, problems: 
     """
     leaves = node.walk(path) if isinstance(node.value, (dict, list)) else [(path, node)]
     for leaf_path, leaf in leaves:
-        if not (leaf.place.found and isinstance(leaf.value, str) and INTERPOLATION_MARK in leaf.value):
+        if not (leaf.place.untrusted and isinstance(leaf.value, str) and INTERPOLATION_MARK in leaf.value):
             continue
         name, file = format_key_path(leaf_path), leaf.place.source
         references = find_references(leaf.value)
@@ -100,7 +100,7 @@ def check_safety(root: Node, problems: Problems) -> None:
             )
     for path, address, secret in _pair_addresses_with_secrets(root):
         file = _get_untrusted_place(address)
-        if file is not None and not secret.found:
+        if file is not None and not secret.untrusted:
             problems.add(
                 file,
                 f"{format_key_path(path)}{_format_referrer(address)} would receive the key or headers of {secret};"
@@ -111,7 +111,7 @@ def check_safety(root: Node, problems: Problems) -> None:
 
 def _get_untrusted_place(place: Place) -> Place | None:
     """Return the place in an untrusted file that determines the value at *place*, `None` if there is none."""
-    return place.origin or (place if place.found else None)
+    return place.origin or (place if place.untrusted else None)
 
 
 def _format_referrer(place: Place) -> str:
@@ -171,7 +171,7 @@ def _find_trusted_place(root: Node, path: KeyPath) -> Place | None:
     node: Node | None = root
     for key in path:
         node = get_child(node, key) if node is not None else None
-    return next((leaf.place for leaf in _list_values(node) if not leaf.place.found), None)
+    return next((leaf.place for leaf in _list_values(node) if not leaf.place.untrusted), None)
 
 
 INCLUDE_KEY = "config_paths"
@@ -234,27 +234,27 @@ class FileLoader:
         self._open: dict[str, str] = {}
 
     def load_files(
-        self, entries: Sequence[tuple[str, Place]], beside: Path | None = None, *, found: bool = False
+        self, entries: Sequence[tuple[str, Place]], beside: Path | None = None, *, untrusted: bool = False
     ) -> Iterator[Node]:
         """Yield the settings of each of *entries* in order, each after the files that it includes.
 
         Args:
             entries: Paths, or names of built-in files, each with the place that names it.
             beside: The folder of the including file, where its entries are looked up first.
-            found: Whether the user did not name these files; the places of their nodes then say so.
+            untrusted: Whether the user did not name these files; the places of their nodes then say so.
         """
         for entry, place in entries:
             try:
-                yield from self._load_entry(entry, place, beside, found=found)
+                yield from self._load_entry(entry, place, beside, untrusted=untrusted)
             except BadConfig as error:
                 self._problems.add_error(error)
 
-    def load_file(self, path: Path, *, found: bool = False) -> Iterator[Node]:
-        """Yield the settings of the file at *path* if it exists; *found* as for `load_files`."""
+    def load_file(self, path: Path, *, untrusted: bool = False) -> Iterator[Node]:
+        """Yield the settings of the file at *path* if it exists; *untrusted* as for `load_files`."""
         if path.is_file():
-            yield from self.load_files([(str(path), Place(source=self._shorten(path)))], found=found)
+            yield from self.load_files([(str(path), Place(source=self._shorten(path)))], untrusted=untrusted)
 
-    def _load_entry(self, entry: str, place: Place, beside: Path | None, *, found: bool) -> Iterator[Node]:
+    def _load_entry(self, entry: str, place: Place, beside: Path | None, *, untrusted: bool) -> Iterator[Node]:
         folders = [beside, self._folder] if beside else [self._folder]
         path = next((path for folder in folders if (path := folder / entry).is_file()), None)
         text = self._get_builtin(entry, place, folders) if path is None else _read_text(path, self._shorten(path))
@@ -270,9 +270,9 @@ class FileLoader:
         self._open[identity] = source
         try:
             root = _check_mapping(yaml.parse_yaml(text, source))
-            root = root.mark_found() if found else root
+            root = root.mark_untrusted() if untrusted else root
             includes = read_includes(root, self._problems)
-            yield from self.load_files(includes, path.parent if path else None, found=found)
+            yield from self.load_files(includes, path.parent if path else None, untrusted=untrusted)
         finally:
             del self._open[identity]
         yield normalize_keys(root.without(INCLUDE_KEY))

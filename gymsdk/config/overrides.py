@@ -131,7 +131,7 @@ def get_source(place: Place) -> SettingSource:
     """Return the source of the setting at *place*."""
     if place in {COMMAND_LINE, HANDED_OVER}:
         return SettingSource.GIVEN
-    if place.found:
+    if place.untrusted:
         return SettingSource.FOUND
     variables = {*ENVIRONMENT_VARIABLES.values(), *SWITCH_VARIABLES.values()}
     is_variable = place.line is None and place.source in variables

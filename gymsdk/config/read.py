@@ -249,7 +249,7 @@ def _load_files(
         layers += loader.load_file(env_file)
     named = reduce(merge_nodes, layers, EMPTY_NODE)
     found_layers = (
-        [] if env_file else [layer for name in ENV_FILES for layer in loader.load_file(folder / name, found=True)]
+        [] if env_file else [layer for name in ENV_FILES for layer in loader.load_file(folder / name, untrusted=True)]
     )
     problems.raise_if_any()
     merged = reduce(merge_nodes, found_layers, named)

@@ -201,12 +201,12 @@ class _Resolver:
         origin = self._origins.get(path)
         if origin is None:
             return node.place
-        return node.place.model_copy(update={"origin": origin, "found": self._is_untrusted(node, ())})
+        return node.place.model_copy(update={"origin": origin, "untrusted": self._is_untrusted(node, ())})
 
     def _is_untrusted(self, node: Node, seen: tuple[Node, ...]) -> bool:
         """Whether *node* comes from an untrusted file, or is nothing but a reference to a value of such a file."""
-        if node.place.found or any(node is each for each in seen):
-            return node.place.found
+        if node.place.untrusted or any(node is each for each in seen):
+            return node.place.untrusted
         if isinstance(node.value, (dict, list)):
             leaves = [leaf for _, leaf in node.walk()]
             return bool(leaves) and all(self._is_untrusted(leaf, (*seen, node)) for leaf in leaves)
@@ -226,10 +226,10 @@ class _Resolver:
         texts = [
             path
             for path, leaf in leaves
-            if isinstance(leaf.value, str) and INTERPOLATION_MARK in leaf.value and not leaf.place.found
+            if isinstance(leaf.value, str) and INTERPOLATION_MARK in leaf.value and not leaf.place.untrusted
         ]
         origins: dict[KeyPath, Place] = {}
-        untrusted = [(path, leaf) for path, leaf in leaves if leaf.place.found]
+        untrusted = [(path, leaf) for path, leaf in leaves if leaf.place.untrusted]
         if not texts or not untrusted:
             return origins
         before = {path: self._try_resolve(path) for path in texts}

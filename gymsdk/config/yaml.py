@@ -40,7 +40,7 @@ class Place(BaseModel):
     Attributes:
         source: The file, the environment variable, or another source.
         line: The line in the file.
-        found: Whether the user did not name the file: gymsdk found it in the working folder, or such a file includes
+        untrusted: Whether the user did not name the file: gymsdk found it in the working folder, or such a file includes
             it. The module `untrusted` lists the settings that it must not change.
         origin: For a resolved value of another source that refers to a value in such a file, the place of that value.
     """
@@ -49,7 +49,7 @@ class Place(BaseModel):
 
     source: str
     line: int | None = None
-    found: bool = False
+    untrusted: bool = False
     origin: Place | None = None
 
     def __str__(self) -> str:
@@ -133,12 +133,12 @@ class Node:
         """Whether the value is a mapping."""
         return isinstance(self.value, dict)
 
-    def mark_found(self) -> Node:
+    def mark_untrusted(self) -> Node:
         """Return the same values, marked as read from a file that the user did not name."""
-        place = self.place.model_copy(update={"found": True})
+        place = self.place.model_copy(update={"untrusted": True})
         if isinstance(self.value, dict):
-            return Node({key: each.mark_found() for key, each in self.value.items()}, place)
-        return Node([each.mark_found() for each in self.value] if isinstance(self.value, list) else self.value, place)
+            return Node({key: each.mark_untrusted() for key, each in self.value.items()}, place)
+        return Node([each.mark_untrusted() for each in self.value] if isinstance(self.value, list) else self.value, place)
 
     def get(self, *path: str) -> Node | None:
         """Return the node at *path*, `None` if there is none."""
