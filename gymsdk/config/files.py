@@ -1,4 +1,4 @@
-"""Read configuration files and the files that they include; build NeMo Gym's files, and restrict an `env.yaml` of the working folder."""
+"""Read configuration files and their includes; build NeMo Gym's files; restrict an `env.yaml` of the working folder."""
 
 from __future__ import annotations
 

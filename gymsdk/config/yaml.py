@@ -40,8 +40,8 @@ class Place(BaseModel):
     Attributes:
         source: The file, the environment variable, or another source.
         line: The line in the file.
-        untrusted: Whether the user did not name the file: gymsdk found it in the working folder, or such a file includes
-            it. The module `untrusted` lists the settings that it must not change.
+        untrusted: Whether the user did not name the file: gymsdk found it in the working folder, or a file that it
+            found includes it. The module `files` restricts what such a file may set.
         origin: For a resolved value of another source that refers to a value in such a file, the place of that value.
     """
 
@@ -138,7 +138,9 @@ class Node:
         place = self.place.model_copy(update={"untrusted": True})
         if isinstance(self.value, dict):
             return Node({key: each.mark_untrusted() for key, each in self.value.items()}, place)
-        return Node([each.mark_untrusted() for each in self.value] if isinstance(self.value, list) else self.value, place)
+        return Node(
+            [each.mark_untrusted() for each in self.value] if isinstance(self.value, list) else self.value, place
+        )
 
     def get(self, *path: str) -> Node | None:
         """Return the node at *path*, `None` if there is none."""
