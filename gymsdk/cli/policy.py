@@ -29,9 +29,27 @@ Reasoning = Annotated[
     typer.Option(help="Return reasoning in a field, in tags of the text, or not at all.", rich_help_panel=FORMAT),
 ]
 
-Bundles = Annotated[
+EngineKind = Annotated[
+    Literal["vllm", "vllm-completions", "nemo-rl", "sglang", "plain"],
+    typer.Option(
+        "--engine",
+        help="Take and return token ids as this inference engine does. plain returns none.",
+        rich_help_panel=FORMAT,
+    ),
+]
+
+ChatTemplate = Annotated[
+    Literal["chatml", "qwen", "strip", "drop-empty", "gemma", "mistral", "eos-only"],
+    typer.Option("--chat-template", help="Render prompts in this style.", rich_help_panel=FORMAT),
+]
+
+Pairs = Annotated[
     bool,
-    typer.Option("--bundles", help="Add token ids to chat messages, as NeMo RL's server does.", rich_help_panel=FORMAT),
+    typer.Option(
+        "--pairs",
+        help="Give pairs of letters tokens of their own, and split some of them, as real policies do.",
+        rich_help_panel=FORMAT,
+    ),
 ]
 
 Latency = Annotated[
@@ -202,7 +220,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         ),
     ] = False,
     reasoning: Reasoning = "field",
-    bundles: Bundles = False,
+    engine: EngineKind = "vllm",
+    chat_template: ChatTemplate = "chatml",
+    pairs: Pairs = False,
     latency: Latency = "0",
     errors: Errors = 0.0,
     limited: RateLimited = 0.0,
@@ -240,9 +260,16 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
     )
     policy_options.check()
-    engine = {"name": name, "faults": faults, "reasoning": reasoning, "bundles": bundles}
+    endpoint = {
+        "name": name,
+        "faults": faults,
+        "reasoning": reasoning,
+        "kind": engine,
+        "template": chat_template,
+        "pairs": pairs,
+    }
     announce = _Announcer(policy_options, name, out=sys.stdout, json=json)
-    _serve(policy_options, engine, announce, {"host": host, "port": port, "insecure": insecure})
+    _serve(policy_options, endpoint, announce, {"host": host, "port": port, "insecure": insecure})
 
 
 @asynccontextmanager
@@ -296,7 +323,7 @@ class _Announcer:
 
 
 def _serve(
-    policy_options: _PolicyOptions, engine: dict[str, Any], announce: _Announcer, address: dict[str, Any]
+    policy_options: _PolicyOptions, endpoint: dict[str, Any], announce: _Announcer, address: dict[str, Any]
 ) -> None:
     from contextlib import redirect_stdout
 
@@ -306,14 +333,14 @@ def _serve(
     try:
         # The output of an environment's code must not mix with the JSON line for programs.
         with show_warnings(), redirect_stdout(sys.stderr):
-            run_until_signal(_serve_policy(policy_options, engine, announce, address))
+            run_until_signal(_serve_policy(policy_options, endpoint, announce, address))
     except Stopped as stop:
         # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
         raise typer.Exit(0 if announce.ready else stop.code) from None
 
 
 async def _serve_policy(
-    policy_options: _PolicyOptions, engine: dict[str, Any], announce: _Announcer, address: dict[str, Any]
+    policy_options: _PolicyOptions, endpoint: dict[str, Any], announce: _Announcer, address: dict[str, Any]
 ) -> None:
     import asyncio
 
@@ -321,7 +348,7 @@ async def _serve_policy(
 
     async with (
         _build_policy(policy_options) as model,
-        testing.serve(testing.build_app(model, **engine), **address) as url,
+        testing.serve(testing.build_app(model, **endpoint), **address) as url,
     ):
         announce(url)
         await asyncio.Event().wait()

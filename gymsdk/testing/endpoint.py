@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a test policy: all inbound APIs, `/tokenize`, `/detokenize`, `/metrics` and `/health`."""
+"""The HTTP endpoint of a test policy: all inbound APIs, the token interfaces of engines, `/metrics` and `/health`."""
 
 from __future__ import annotations
 
@@ -26,46 +26,12 @@ from gymsdk.jsonl import dump_json
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import middleware
 from gymsdk.servers.model import build_model_entry, build_model_list, find_model, is_anthropic_client
-from gymsdk.testing import engine
-from gymsdk.testing.engine import BYTES, Engine, Reasoning, build_prompt
+from gymsdk.testing import token_api
+from gymsdk.testing.engine import Engine, EngineKind, Reasoning, build_prompt
 from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Fate, Faults, draw_fates
+from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
+from gymsdk.testing.token_api import TokenEndpoint
 from gymsdk.types import Item, Model
-
-
-def tokenize(body: Item, *, context: int | None) -> Item:
-    """Return the token IDs of the `prompt` or the `messages` in *body*; raises `InvalidRequest`."""
-    ids = _parse_ids(body)
-    spelled = [BYTES.decode([token]) for token in ids] if body.get("return_token_strs") else None
-    return {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": spelled}
-
-
-def detokenize(body: Item) -> Item:
-    """Return the text of the `tokens` in *body*; raises `InvalidRequest`."""
-    tokens = body.get("tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise InvalidRequest("'tokens' must be a list of token ids", "tokens")
-    try:
-        return {"prompt": BYTES.decode(tokens)}
-    except UsageError as error:
-        raise InvalidRequest(str(error), "tokens") from error
-
-
-def _parse_ids(body: Item) -> list[int]:
-    if "messages" not in body:
-        if not isinstance(body.get("prompt"), str):
-            raise InvalidRequest("the body needs a 'prompt', which is a string, or 'messages'", "prompt")
-        return BYTES.encode(body["prompt"])
-    # Parsed like a chat request, so that both refuse the same malformed messages.
-    chat_inbound.parse_request({"messages": body["messages"], "tools": body.get("tools")})
-    open_ended = bool(body.get("continue_final_message"))
-    prompted = not open_ended and body.get("add_generation_prompt") is not False
-    try:
-        ids = engine.build_chat_prompt(body).get_token_ids(add_generation_prompt=prompted)
-    except UsageError as error:
-        raise InvalidRequest(str(error), "messages") from error
-    # Without the end-of-turn marker and its line break, the policy continues the last message.
-    return ids[:-2] if open_ended else ids
-
 
 JSON, EVENTS = "application/json", "text/event-stream"
 
@@ -164,7 +130,9 @@ def build_app(
     name: str = NAME,
     faults: Faults = NO_FAULT,
     reasoning: Reasoning = "field",
-    bundles: bool = False,
+    kind: EngineKind = "vllm",
+    template: str = "chatml",
+    pairs: bool = False,
 ) -> web.Application:
     """Create the application that serves *model*.
 
@@ -173,10 +141,19 @@ def build_app(
         name: The name of the model in requests.
         faults: What goes wrong, and how often.
         reasoning: How chat responses show reasoning.
-        bundles: Whether requested tokens are also on the message of a chat response, as NeMo RL's server does.
+        kind: The engine to imitate: it determines the token interfaces.
+        template: The name of the chat template, one of `gymsdk.testing.templates.TEMPLATES`.
+        pairs: Whether some pairs of letters are tokens, so that the policy writes encodings that the tokenizer would
+            not choose.
+
+    Raises:
+        UsageError: There is no such template.
     """
     metrics = ServerMetrics(name)
-    engine = Engine(model, name=name, faults=faults, reasoning=reasoning, bundles=bundles)
+    if template not in TEMPLATES:
+        raise UsageError(f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}")
+    tokenizer = TemplateTokenizer(TEMPLATES[template], pairs)
+    engine = Engine(model, name=name, faults=faults, reasoning=reasoning, kind=kind, tokenizer=tokenizer)
     served = web.Application(
         client_max_size=MAX_BODY_BYTES, middlewares=[_count_requests(metrics), _track_requests, _convert_route_errors]
     )
@@ -184,13 +161,9 @@ def build_app(
     drawn = draw_fates(faults)
     for face in INBOUND_APIS.values():
         served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
-    plain: dict[str, tuple[InboundApi, Callable[[Item], Item]]] = {
-        "/v1/messages/count_tokens": (anthropic.MESSAGES_API, _count_message_tokens),
-        "/tokenize": (chat_inbound.CHAT_API, partial(tokenize, context=faults.context)),
-        "/detokenize": (chat_inbound.CHAT_API, detokenize),
-    }
-    for path, (face, give) in plain.items():
-        served.router.add_post(path, partial(_answer_plain, face=face, give=give))
+    for path, answer_tokens in token_api.build_endpoints(engine).items():
+        served.router.add_post(path, partial(_handle_tokens, answer_tokens=answer_tokens, drawn=drawn))
+    served.router.add_post("/v1/messages/count_tokens", partial(_count_message_tokens, engine=engine))
     entry = build_model_entry(name) | {"root": name, "max_model_len": faults.context}
     served.router.add_get("/v1/models", partial(_models, {name: entry}))
     served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
@@ -319,16 +292,33 @@ async def _handle(
     return await send_answer(request, face, body, answer, fate)
 
 
-async def _answer_plain(request: web.Request, *, face: InboundApi, give: Callable[[Item], Item]) -> web.Response:
+async def _handle_tokens(
+    request: web.Request, *, answer_tokens: TokenEndpoint, drawn: Iterator[Fate]
+) -> web.StreamResponse:
+    """Answer a request to a token interface. Only generations have faults."""
+    generates = request.path in token_api.GENERATING_PATHS
+    fate = next(drawn) if generates else Fate()
+    if fate.delay:
+        await asyncio.sleep(fate.delay)
+    if fate.status:
+        return build_error_response(chat_inbound.CHAT_API, ApiError(fate.status, "this policy fails on purpose"))
     try:
-        return build_json_response(give(await _parse_body(await request.read())))
+        answer = await answer_tokens(await _parse_body(await request.read()), fate)
     except InvalidRequest as error:
-        return build_error_response(face, ApiError(400, str(error), param=error.param))
+        return build_error_response(chat_inbound.CHAT_API, ApiError(400, str(error), param=error.param))
+    except Failed as error:
+        return build_error_response(chat_inbound.CHAT_API, ApiError(_get_status(error), str(error), code=error.kind))
+    return await _send(request, dump_json(answer), JSON, fate)
 
 
-def _count_message_tokens(body: Item) -> Item:
-    _, size = build_prompt(anthropic.MESSAGES_API, body, anthropic.MESSAGES_API.parse_request(body))
-    return anthropic.format_token_count(size)
+async def _count_message_tokens(request: web.Request, *, engine: Engine) -> web.Response:
+    try:
+        body = await _parse_body(await request.read())
+        parsed = anthropic.MESSAGES_API.parse_request(body)
+        _, size = build_prompt(anthropic.MESSAGES_API, body, parsed, engine.tokenizer)
+        return build_json_response(anthropic.format_token_count(size))
+    except InvalidRequest as error:
+        return build_error_response(anthropic.MESSAGES_API, ApiError(400, str(error), param=error.param))
 
 
 async def _models(models: dict[str, Item], _: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,23 +13,32 @@ from gymsdk.convert import chat_inbound, content
 from gymsdk.convert.api import InboundApi, InvalidRequest
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX, wants_tokens
-from gymsdk.errors import UsageError
+from gymsdk.errors import Failed, UsageError
 from gymsdk.responses import is_policy_item
 from gymsdk.testing.faults import Fate, Faults
+from gymsdk.testing.templates import FIRST_SPECIAL_ID, Marker, TemplateTokenizer
 from gymsdk.tokens import chatml
-from gymsdk.tokens.chatml import SpecialToken, parse_output
-from gymsdk.tokens.tokenizer import ByteTokenizer
+from gymsdk.tokens.chatml import THINK_END, THINK_START, parse_output
 from gymsdk.types import Item, Model, extract_text, is_reply
 
-BYTES = ByteTokenizer()
+DEFAULT_TOKENIZER = TemplateTokenizer()
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The *messages* of a chat, with their content as text, and the *tools*."""
+    """The prompt of a chat.
+
+    Attributes:
+        messages: The messages, with their content as text.
+        tools: The tools.
+        tokenizer: The tokenizer with the chat template.
+        token_ids: The token IDs, if the client sent them; otherwise the chat template renders them.
+    """
 
     messages: list[Item]
     tools: list[Item]
+    tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER
+    token_ids: list[int] | None = None
 
     def count_turns(self) -> int:
         """Return the number of the policy's turns in the prompt."""
@@ -36,38 +46,44 @@ class Prompt:
 
     def count_tokens(self) -> int:
         """Return the number of tokens."""
-        pieces = chatml.render_pieces(self.messages, tools=self.tools, add_generation_prompt=True)
-        return sum(1 if isinstance(piece, SpecialToken) else count_tokens(piece) for piece in pieces)
+        if self.token_ids is not None or self.tokenizer.pairs:
+            return len(self.get_token_ids())
+        template = self.tokenizer.template
+        pieces = template.render(self.messages, self.tools, add_generation_prompt=True)
+        return sum(1 if isinstance(piece, Marker) else count_bytes(piece) for piece in pieces)
 
     def get_token_ids(self, *, add_generation_prompt: bool = True) -> list[int]:
         """Return the token IDs; with a generation prompt, the policy's turn begins after them."""
-        return BYTES.apply_chat_template(self.messages, tools=self.tools, add_generation_prompt=add_generation_prompt)
+        if self.token_ids is not None:
+            return self.token_ids
+        return self.tokenizer.apply_chat_template(
+            self.messages, tools=self.tools, add_generation_prompt=add_generation_prompt
+        )
 
 
-def build_chat_prompt(body: Item) -> Prompt:
+def build_chat_prompt(body: Item, tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER) -> Prompt:
     """Return the prompt of a chat *body*, with its messages unchanged."""
     messages = [message | {"content": _get_text(message.get("content"))} for message in body["messages"]]
-    return Prompt(messages, body.get("tools") or [])
+    return Prompt(messages, body.get("tools") or [], tokenizer, body.get("input_ids"))
 
 
-def build_request_prompt(request: Item) -> Prompt:
+def build_request_prompt(request: Item, tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER) -> Prompt:
     """Return the prompt of a Responses *request*."""
     prompt = request.get("input") or []
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     instructions = request.get("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    return Prompt([*system, *_iter_messages(items)], [_build_tool(tool) for tool in request.get("tools") or []])
+    tools = [_build_tool(tool) for tool in request.get("tools") or []]
+    return Prompt([*system, *_iter_messages(items)], tools, tokenizer)
 
 
 def render_output(output: Iterable[Item], *, thoughts: bool = True) -> str:
     """Return the text that a policy generates for *output*, with or without reasoning."""
-    turn = _build_turn(item for item in output if thoughts or item.get("type") != "reasoning")
-    # The first two and the last two pieces are the markup around the turn.
-    return "".join([*chatml.render_pieces([turn])][2:-2])
+    return chatml.format_message(_build_turn(item for item in output if thoughts or item.get("type") != "reasoning"))
 
 
-def count_tokens(text: str) -> int:
-    """Return the number of tokens of *text*: one per byte."""
+def count_bytes(text: str) -> int:
+    """Return the number of bytes of *text*, which is the number of tokens of a tokenizer without pairs."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
@@ -118,23 +134,36 @@ class Generation:
     Attributes:
         output: The output items; of a truncated generation, the items in the part that fits.
         text: The whole text, before truncation.
+        tokenizer: The tokenizer.
         is_complete: Whether the generation was not truncated.
         size: The number of tokens that count as usage.
     """
 
     output: list[Item]
     text: str
+    tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER
     is_complete: bool = True
     size: int = 0
 
     def get_token_ids(self) -> list[int]:
         """Return the token IDs; the IDs of a complete turn end with the end-of-turn token."""
-        text_ids = BYTES.encode(self.text)
-        return [*text_ids, BYTES.eos_token_id] if self.is_complete else text_ids[: self.size]
+        text_ids = encode_generation(self.text, self.tokenizer)
+        return [*text_ids, self.tokenizer.eos_token_id] if self.is_complete else text_ids[: self.size]
+
+
+def encode_generation(text: str, tokenizer: TemplateTokenizer) -> list[int]:
+    """Return the token IDs of a generated *text*, which are the same each time."""
+    return tokenizer.encode_generation(text, seed=zlib.crc32(text.encode("utf-8", "replace")))
 
 
 def build_generation(
-    output: list[Item], *, turn: int, max_tokens: int | None, thoughts: bool, parsed: bool
+    output: list[Item],
+    *,
+    turn: int,
+    max_tokens: int | None,
+    thoughts: bool,
+    parsed: bool,
+    tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER,
 ) -> Generation:
     """Return the generation of *output*, truncated to the maximum number of tokens.
 
@@ -144,13 +173,20 @@ def build_generation(
         max_tokens: The maximum number of tokens, or `None`.
         thoughts: Whether reasoning is part of the text.
         parsed: Whether tool calls in truncated text are parsed.
+        tokenizer: The tokenizer.
     """
     text = render_output(output, thoughts=thoughts)
-    size = count_tokens(text) + 1
+    opened = tokenizer.template.opens_reasoning
+    if opened:
+        # The prompt ends with the opening tag.
+        text = text.removeprefix(f"{THINK_START}\n") if text.startswith(THINK_START) else f"{THINK_END}\n\n{text}"
+    size = (len(encode_generation(text, tokenizer)) if tokenizer.pairs else count_bytes(text)) + 1
     if max_tokens is None or size <= max_tokens:
-        return Generation(output, text, size=size)
-    truncated = _drop_partial_marker(text.encode("utf-8", "replace")[:max_tokens].decode("utf-8", "ignore"))
-    return Generation(_parse_output(truncated, turn=turn, parsed=parsed), text, is_complete=False, size=max_tokens)
+        return Generation(output, text, tokenizer, size=size)
+    fitting = tokenizer.decode_bytes(encode_generation(text, tokenizer)[:max_tokens]).decode("utf-8", "ignore")
+    truncated = _drop_partial_marker(f"{THINK_START}\n{fitting}" if opened else fitting)
+    output = _parse_output(truncated, turn=turn, parsed=parsed)
+    return Generation(output, text, tokenizer, is_complete=False, size=max_tokens)
 
 
 def keep_first_call(output: list[Item]) -> list[Item]:
@@ -179,12 +215,12 @@ def compute_logprob(token: int, position: int) -> float:
     return -(1 + (31 * token + 17 * position) % 97) / 50
 
 
-def build_chat_logprobs(ids: list[int], *, as_ids: bool, top: bool) -> list[Item]:
+def build_chat_logprobs(ids: list[int], *, as_ids: bool, top: bool, tokenizer: TemplateTokenizer) -> list[Item]:
     """Return the log-probabilities of *ids* in the form of Chat Completions.
 
     With *top*, `top_logprobs` of each entry contains the same token.
     """
-    return [_build_logprob(token, position, as_ids=as_ids, top=top) for position, token in enumerate(ids)]
+    return [_build_logprob(token, position, tokenizer, as_ids=as_ids, top=top) for position, token in enumerate(ids)]
 
 
 def add_response_logprobs(generation: Generation, *, top: bool) -> list[Item]:
@@ -202,17 +238,18 @@ def _add_logprobs(part: Item, generation: Generation, *, top: bool) -> Item:
     if not isinstance(text, str) or not text:
         return part
     before = generation.text.partition(text)[0] if text in generation.text else ""
-    start = count_tokens(before)
+    tokenizer = generation.tokenizer
+    start = len(encode_generation(before, tokenizer))
     logprobs = [
-        _build_logprob(token, position, as_ids=False, top=top)
-        for position, token in enumerate(BYTES.encode(text), start)
+        _build_logprob(token, position, tokenizer, as_ids=False, top=top)
+        for position, token in enumerate(encode_generation(text, tokenizer), start)
     ]
     return part | {"logprobs": logprobs}
 
 
-def _build_logprob(token: int, position: int, *, as_ids: bool, top: bool) -> Item:
-    text = BYTES.decode([token])
-    token_bytes = [*text.encode()] if token >= 256 else [token]  # noqa: PLR2004 - lower ids are bytes
+def _build_logprob(token: int, position: int, tokenizer: TemplateTokenizer, *, as_ids: bool, top: bool) -> Item:
+    text = tokenizer.decode([token])
+    token_bytes = [*text.encode()] if token >= FIRST_SPECIAL_ID else [token]
     entry: Item = {
         "token": f"{TOKEN_ID_PREFIX}{token}" if as_ids else text,
         "logprob": compute_logprob(token, position),
@@ -247,6 +284,14 @@ def _truncate_arguments(arguments: str) -> str:
     return arguments[: (len(arguments) + 1) // 2]
 
 
+EngineKind: TypeAlias = Literal["vllm", "vllm-completions", "nemo-rl", "sglang", "plain"]
+"""The engine that the endpoint imitates in its token interfaces.
+
+`vllm` has all of vLLM's: chat completions with ids, `/tokenize`, completions with token prompts, and render, generate
+and derender. `vllm-completions` lacks the last three, like older versions. `nemo-rl` keeps the ids that chat messages
+bring along. `sglang` takes `input_ids` in chat completions. `plain` returns no ids.
+"""
+
 Reasoning: TypeAlias = Literal["field", "tags", "none"]
 """How chat responses show reasoning: in a separate field, as `<think>` in the text, or not at all."""
 
@@ -272,17 +317,26 @@ class Engine:
         name: The name of the model in answers.
         faults: The faults and limits to simulate.
         reasoning: How chat responses show reasoning.
-        bundles: Whether messages of chat responses contain all token fields.
+        kind: The engine to imitate: it determines the token interfaces.
+        tokenizer: The tokenizer with the chat template.
     """
 
     def __init__(
-        self, model: Model, *, name: str, faults: Faults, reasoning: Reasoning = "field", bundles: bool = False
+        self,
+        model: Model,
+        *,
+        name: str,
+        faults: Faults,
+        reasoning: Reasoning = "field",
+        kind: EngineKind = "vllm",
+        tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER,
     ) -> None:
         self.name = name
         self.faults = faults
+        self.kind = kind
+        self.tokenizer = tokenizer
         self._model = model
         self._reasoning_fields = REASONING_FIELDS[reasoning]
-        self._bundles = bundles
         # A scripted policy counts only text, without the markup of the conversation.
         self._computes_usage = str(getattr(model, "name", "")).startswith("scripted/")
 
@@ -290,19 +344,40 @@ class Engine:
         """Return the answer to *body* in the format *api*; raises `InvalidRequest` or `Failed`."""
         request = api.parse_request(body)
         options = body | self._reasoning_fields
-        prompt, prompt_size = build_prompt(api, body, request)
+        prompt, prompt_size = build_prompt(api, body, request, self.tokenizer)
         check_request(request, where="input" if "input" in body else "messages")
         self._check_tools(request)
-        max_tokens = self._compute_max_tokens(request, prompt_size)
-        response = await responses.query_model_allowing_filtered(self._model, request, episode=None)
+        if self.kind == "nemo-rl" and api is chat_inbound.CHAT_API:
+            prompt = _keep_generated_ids(prompt)
+            prompt_size = prompt.count_tokens()
         thoughts = api is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
-        output = self._apply_limits(response["output"], request, fate)
-        generation = build_generation(
-            output, turn=prompt.count_turns(), max_tokens=max_tokens, thoughts=thoughts, parsed=not self.faults.unparsed
-        )
+        max_tokens = self.compute_max_tokens(_get_max_tokens(request), prompt_size)
+        response, generation = await self.generate(request, prompt, max_tokens, fate, thoughts=thoughts)
         return self._build_answer(
             api, options, request, response | {"model": self.name}, prompt, generation, prompt_size
         )
+
+    async def generate(
+        self, request: Item, prompt: Prompt, max_tokens: int | None, fate: Fate, *, thoughts: bool = True
+    ) -> tuple[Item, Generation]:
+        """Return the model's Response to *request*, and what it generates after *prompt*."""
+        try:
+            response = await responses.query_model_allowing_filtered(self._model, request, episode=None)
+        except Failed:
+            if max_tokens != 1:
+                raise
+            # Clients probe an engine with requests for one token. An oracle does not know these conversations.
+            response = responses.build_response([responses.build_message("?")], model=self.name, usage=None)
+        output = self._apply_limits(response["output"], request, fate)
+        generation = build_generation(
+            output,
+            turn=prompt.count_turns(),
+            max_tokens=max_tokens,
+            thoughts=thoughts,
+            parsed=not self.faults.unparsed,
+            tokenizer=self.tokenizer,
+        )
+        return response, generation
 
     def _build_answer(
         self,
@@ -317,7 +392,7 @@ class Engine:
         response["output"] = generation.output
         if not generation.is_complete:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        wants_ids = _wants_ids(body)
+        wants_ids = self.kind != "plain" and _wants_ids(body)
         if self._computes_usage or wants_ids or not generation.is_complete:
             response["usage"] = responses.build_usage(prompt_size, generation.size)
         if not wants_ids:
@@ -336,12 +411,15 @@ class Engine:
     def _with_tokens(self, answer: Item, body: Item, prompt: Prompt, generation: Generation) -> Item:
         """Add the requested tokens and log-probabilities to a chat response."""
         choice, ids = answer["choices"][0], generation.get_token_ids()
-        if body.get("return_token_ids"):
+        if body.get("return_token_ids") and self.kind == "sglang":
+            choice |= {"prompt_token_ids": prompt.get_token_ids(), "response_token_ids": ids}
+        elif body.get("return_token_ids"):
             answer["prompt_token_ids"], choice["token_ids"] = prompt.get_token_ids(), ids
         if body.get("logprobs"):
             as_ids, top = bool(body.get("return_tokens_as_token_ids")), bool(body.get("top_logprobs"))
-            choice["logprobs"] = {"content": build_chat_logprobs(ids, as_ids=as_ids, top=top)}
-        if self._bundles and wants_tokens(body):
+            logprobs = build_chat_logprobs(ids, as_ids=as_ids, top=top, tokenizer=self.tokenizer)
+            choice["logprobs"] = {"content": logprobs}
+        if self.kind == "nemo-rl" and wants_tokens(body):
             choice["message"] |= _build_token_fields(prompt, generation)
         return answer
 
@@ -357,9 +435,9 @@ class Engine:
         if self.faults.refuses_tools and request.get("tools") and request.get("tool_choice") in (None, "auto"):
             raise BadRequest(NO_PARSER_MESSAGE)
 
-    def _compute_max_tokens(self, request: Item, prompt_size: int) -> int | None:
+    def compute_max_tokens(self, limit: int | None, prompt_size: int) -> int | None:
         """Return the maximum number of tokens; raises `BadRequest` if the prompt leaves no room."""
-        limit, context = _get_max_tokens(request), self.faults.context
+        context = self.faults.context
         if context is None:
             return limit
         length = f"This model's maximum context length is {context} tokens"
@@ -378,17 +456,40 @@ class Engine:
         return context - prompt_size if limit is None else limit
 
 
-def build_prompt(api: InboundApi, body: Item, request: Item) -> tuple[Prompt, int]:
+def build_prompt(
+    api: InboundApi, body: Item, request: Item, tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER
+) -> tuple[Prompt, int]:
     """Return the prompt of *body* and its number of tokens; *request* is its form in the Responses API.
 
     Raises:
         BadRequest: The chat template cannot express the conversation.
     """
     try:
-        prompt = build_chat_prompt(body) if api is chat_inbound.CHAT_API else build_request_prompt(request)
+        is_chat = api is chat_inbound.CHAT_API
+        prompt = build_chat_prompt(body, tokenizer) if is_chat else build_request_prompt(request, tokenizer)
         return prompt, prompt.count_tokens()
     except (UsageError, LookupError, TypeError, AttributeError) as error:
         raise BadRequest(f"the conversation cannot be rendered for the policy: {error}") from error
+
+
+def _keep_generated_ids(prompt: Prompt) -> Prompt:
+    """Return *prompt* with the ids that its last assistant message brings along, as NeMo RL's server builds it.
+
+    That server renders the conversation, and replaces everything up to the end of this message by its ids. It finds the
+    end by counting the tokens that end a generation.
+    """
+    carriers = [number for number, message in enumerate(prompt.messages) if message.get(responses.TOKEN_FIELDS[1])]
+    if not carriers:
+        return prompt
+    last, tokenizer = carriers[-1], prompt.tokenizer
+    kept = [*prompt.messages[last][responses.TOKEN_FIELDS[0]], *prompt.messages[last][responses.TOKEN_FIELDS[1]]]
+    before = tokenizer.apply_chat_template(prompt.messages[: last + 1], tools=prompt.tools)
+    rendered = prompt.get_token_ids()
+    end = tokenizer.eos_token_id
+    positions = [position for position, token in enumerate(rendered) if token == end]
+    cut = positions[before.count(end) - 1]
+    kept = kept[:-1] if kept[-1] == end else kept
+    return Prompt(prompt.messages, prompt.tools, tokenizer, [*kept, *rendered[cut:]])
 
 
 def _get_max_tokens(request: Item) -> int | None:

@@ -290,7 +290,7 @@ def render_pieces(
     Raises:
         UsageError: A message has an unknown role or content that is not text.
     """
-    turns = [(_get_role(message), _format_message(message)) for message in messages]
+    turns = [(get_role(message), format_message(message)) for message in messages]
     if tools := list(tools or []):
         description = format_tools(tools)
         system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
@@ -372,7 +372,12 @@ def _compile_marker_starts(markers: frozenset[str]) -> re.Pattern[str]:
     return re.compile(f"(?={'|'.join(map(re.escape, sorted(markers)))}).", re.DOTALL)
 
 
-def _get_role(message: Item) -> str:
+def get_role(message: Item) -> str:
+    """Return the role of a chat *message*; `developer` counts as `system`.
+
+    Raises:
+        UsageError: The role is unknown.
+    """
     role = message.get("role")
     if role not in {"system", "developer", "user", "assistant", "tool"}:
         raise UsageError(
@@ -381,7 +386,8 @@ def _get_role(message: Item) -> str:
     return "system" if role == "developer" else str(role)
 
 
-def _format_message(message: Item) -> str:
+def format_message(message: Item) -> str:
+    """Return the text of a chat *message*: reasoning in tags, text and tool calls; a tool output in its tags."""
     text = extract_content_text(message.get("content"))
     if message["role"] == "tool":
         return format_tool_response(text)

@@ -52,7 +52,7 @@ async def play_turns(client: httpx.AsyncClient, extra: Item) -> list[Item]:
 @pytest.mark.parametrize("reasoning", ["field", "tags", "none"])
 @pytest.mark.parametrize("extra", [{}, {"return_tokens_as_token_ids": True}])
 async def test_each_prompt_begins_with_the_previous_prompt_and_response(reasoning: str, extra: Item) -> None:
-    async with endpoint_client(TurnModel(), reasoning=reasoning, bundles=bool(extra)) as client:
+    async with endpoint_client(TurnModel(), reasoning=reasoning, kind="nemo-rl" if extra else "vllm") as client:
         completions = await play_turns(client, extra)
     token_ids: list[int] = []
     for completion in completions:
@@ -107,7 +107,7 @@ async def test_token_ids_replace_tokens_in_the_log_probabilities_on_request() ->
 
 async def test_the_message_has_the_token_fields_if_ids_and_log_probabilities_are_requested() -> None:
     request = HELLO | TOKEN_OPTIONS | {"return_tokens_as_token_ids": True}
-    async with endpoint_client(FixedModel(), bundles=True) as client:
+    async with endpoint_client(FixedModel(), kind="nemo-rl") as client:
         body = (await client.post("chat/completions", json=request)).json()
         plain = (await client.post("chat/completions", json=HELLO)).json()
     message = body["choices"][0]["message"]

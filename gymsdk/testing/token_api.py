@@ -1,0 +1,247 @@
+"""The token interfaces of inference engines: requests that contain or return token ids instead of messages and text.
+
+The fields are those of vLLM 0.32: `/tokenize`, `/detokenize`, `/v1/completions` with a token prompt, and the three
+steps of a chat completion, `/v1/chat/completions/render`, `/inference/v1/generate` and
+`/v1/chat/completions/derender`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+from gymsdk import responses
+from gymsdk.convert import chat_inbound
+from gymsdk.convert.api import InvalidRequest
+from gymsdk.convert.tokens import TOKEN_ID_PREFIX
+from gymsdk.errors import UsageError
+from gymsdk.testing.engine import (
+    Engine,
+    EngineKind,
+    Generation,
+    Prompt,
+    build_chat_prompt,
+    build_prompt,
+    compute_logprob,
+)
+from gymsdk.testing.faults import Fate
+from gymsdk.tokens.chatml import THINK_START, parse_output
+from gymsdk.types import Item
+
+TokenEndpoint: TypeAlias = Callable[[Item, Fate], Awaitable[Item]]
+"""Answers a request body. Raises `InvalidRequest` or `Failed`."""
+
+DEFAULT_CONTEXT = 131_072
+"""The context length that an endpoint without a limit reports."""
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""The number of tokens of a completion whose request sets no maximum."""
+
+
+GENERATING_PATHS = frozenset({"/v1/completions", "/inference/v1/generate"})
+"""The paths at which the policy generates."""
+
+
+def build_endpoints(engine: Engine) -> dict[str, TokenEndpoint]:
+    """Return the token interfaces of *engine* by path."""
+    endpoints: dict[str, TokenEndpoint] = {
+        "/tokenize": partial(_tokenize, engine),
+        "/detokenize": partial(_detokenize, engine),
+    }
+    completions: dict[str, TokenEndpoint] = {"/v1/completions": partial(_complete, engine)}
+    scale_out: dict[str, TokenEndpoint] = {
+        "/v1/chat/completions/render": partial(_render, engine),
+        "/inference/v1/generate": partial(_generate, engine),
+        "/v1/chat/completions/derender": partial(_derender, engine),
+    }
+    by_kind: dict[EngineKind, dict[str, TokenEndpoint]] = {
+        "vllm": endpoints | completions | scale_out,
+        "vllm-completions": endpoints | completions,
+        "nemo-rl": endpoints,
+        "sglang": {},
+        "plain": {},
+    }
+    return by_kind[engine.kind]
+
+
+async def _tokenize(engine: Engine, body: Item, _: Fate) -> Item:
+    """Return the token ids of the `prompt` or the `messages` in *body*."""
+    ids = _encode_prompt(engine, body)
+    spelled = [engine.tokenizer.decode([token]) for token in ids] if body.get("return_token_strs") else None
+    return {
+        "count": len(ids),
+        "max_model_len": engine.faults.context or DEFAULT_CONTEXT,
+        "tokens": ids,
+        "token_strs": spelled,
+    }
+
+
+async def _detokenize(engine: Engine, body: Item, _: Fate) -> Item:
+    """Return the text of the `tokens` in *body*."""
+    return {"prompt": _decode(engine, _check_ids(body.get("tokens"), "tokens"))}
+
+
+async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
+    """Return the completion of a token prompt."""
+    ids = _check_ids(body.get("prompt"), "prompt")
+    limit = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
+    generated = await _continue_prompt(engine, ids, limit, fate)
+    token_ids = generated.get_token_ids()
+    choice: Item = {
+        "index": 0,
+        "text": engine.tokenizer.decode(token_ids, skip_special_tokens=True),
+        "finish_reason": _get_finish_reason(generated),
+        "stop_reason": None,
+        "logprobs": None,
+    }
+    if body.get("return_token_ids"):
+        choice |= {"token_ids": token_ids, "prompt_token_ids": ids}
+    if body.get("logprobs") is not None:
+        as_ids = body.get("return_tokens_as_token_ids")
+        spelled = [f"{TOKEN_ID_PREFIX}{token}" if as_ids else engine.tokenizer.decode([token]) for token in token_ids]
+        choice["logprobs"] = {"tokens": spelled, "token_logprobs": _compute_logprobs(token_ids)}
+    return {
+        "id": responses.generate_id("cmpl"),
+        "object": "text_completion",
+        "model": engine.name,
+        "choices": [choice],
+        "usage": _build_usage(ids, token_ids),
+    }
+
+
+async def _render(engine: Engine, body: Item, _: Fate) -> Item:
+    """Return the generate request of a chat request."""
+    request = chat_inbound.CHAT_API.parse_request(body)
+    _check_arguments(body["messages"])
+    prompt, size = build_prompt(chat_inbound.CHAT_API, body, request, engine.tokenizer)
+    limit = engine.compute_max_tokens(request.get("max_output_tokens"), size)
+    parameters = {key: body[key] for key in ("temperature", "top_p", "seed", "stop") if body.get(key) is not None}
+    return {
+        "request_id": responses.generate_id("chatcmpl"),
+        "token_ids": prompt.get_token_ids(add_generation_prompt=body.get("add_generation_prompt") is not False),
+        "features": None,
+        "sampling_params": parameters | {"max_tokens": limit, "logprobs": 0 if body.get("logprobs") else None},
+        "model": engine.name,
+        "stream": False,
+    }
+
+
+async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
+    """Return the ids that the policy generates after the ids of the prompt."""
+    ids = _check_ids(body.get("token_ids"), "token_ids")
+    parameters = body.get("sampling_params") or {}
+    generated = await _continue_prompt(engine, ids, parameters.get("max_tokens"), fate)
+    token_ids = generated.get_token_ids()
+    choice: Item = {
+        "index": 0,
+        "finish_reason": _get_finish_reason(generated),
+        "stop_reason": None,
+        "token_ids": token_ids,
+        "logprobs": None,
+    }
+    if parameters.get("logprobs") is not None:
+        logprobs = _compute_logprobs(token_ids)
+        entries = zip(token_ids, logprobs, strict=True)
+        choice["logprobs"] = {"content": [{"token_id": token, "logprob": logprob} for token, logprob in entries]}
+    return {
+        "request_id": body.get("request_id"),
+        "model": engine.name,
+        "output_mode": "tokens",
+        "prompt_token_ids": ids if body.get("return_token_ids") else None,
+        "choices": [choice],
+        "usage": _build_usage(ids, token_ids),
+    }
+
+
+async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
+    """Return the chat completion of generated ids, with tool calls and reasoning parsed."""
+    answer, request = body["generate_response"], body.get("chat_request") or {}
+    choice = answer["choices"][0]
+    text = engine.tokenizer.decode(choice["token_ids"], skip_special_tokens=True)
+    opened = engine.tokenizer.decode(body.get("prompt_token_ids") or []).rstrip().endswith(THINK_START)
+    parsed = parse_output(text, thinking=opened)
+    message: Item = {"role": "assistant", "content": parsed.text or None, "reasoning": "\n".join(parsed.reasoning)}
+    finish_reason = choice["finish_reason"]
+    if parsed.calls and request.get("tools"):
+        message["tool_calls"] = [
+            {
+                "id": responses.generate_id("call"),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.calls
+        ]
+        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    return {
+        "id": answer.get("request_id"),
+        "object": "chat.completion",
+        "model": engine.name,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, "stop_reason": None}],
+        "usage": answer.get("usage"),
+    }
+
+
+async def _continue_prompt(engine: Engine, ids: list[int], limit: Any, fate: Fate) -> Generation:
+    """Return what the policy generates after the prompt *ids*, which are parsed back into a conversation."""
+    max_tokens = engine.compute_max_tokens(limit, len(ids))
+    try:
+        messages, tools = engine.tokenizer.parse_conversation(ids)
+    except (UsageError, ValueError) as error:
+        raise InvalidRequest(str(error), "prompt") from error
+    request = chat_inbound.CHAT_API.parse_request({"model": engine.name, "messages": messages, "tools": tools})
+    prompt = Prompt(messages, tools, engine.tokenizer, ids)
+    _, generation = await engine.generate(request, prompt, max_tokens, fate)
+    return generation
+
+
+def _encode_prompt(engine: Engine, body: Item) -> list[int]:
+    if "messages" not in body:
+        if not isinstance(body.get("prompt"), str):
+            raise InvalidRequest("the body needs a 'prompt', which is a string, or 'messages'", "prompt")
+        return engine.tokenizer.encode(body["prompt"])
+    # Parsed like a chat request, so that both refuse the same malformed messages.
+    chat_inbound.parse_request({"messages": body["messages"], "tools": body.get("tools")})
+    _check_arguments(body["messages"])
+    open_ended = bool(body.get("continue_final_message"))
+    prompted = not open_ended and body.get("add_generation_prompt") is not False
+    try:
+        ids = build_chat_prompt(body, engine.tokenizer).get_token_ids(add_generation_prompt=prompted)
+    except UsageError as error:
+        raise InvalidRequest(str(error), "messages") from error
+    # Without the end-of-turn marker and the text after it, the policy continues the last message.
+    return ids[: engine.tokenizer.find_open_end(ids)] if open_ended else ids
+
+
+def _check_arguments(messages: list[Item]) -> None:
+    """Raise `InvalidRequest` if the arguments of a call are no text, as vLLM does."""
+    for message in messages:
+        for call in message.get("tool_calls") or []:
+            if not isinstance(call["function"].get("arguments"), str):
+                raise InvalidRequest("the arguments of a tool call must be a string", "messages")
+
+
+def _check_ids(ids: object, field: str) -> list[int]:
+    if not isinstance(ids, list) or not {*map(type, ids)} <= {int}:
+        raise InvalidRequest(f"{field!r} must be a list of token ids", field)
+    return ids
+
+
+def _decode(engine: Engine, ids: list[int]) -> str:
+    try:
+        return engine.tokenizer.decode(ids)
+    except UsageError as error:
+        raise InvalidRequest(str(error), "tokens") from error
+
+
+def _compute_logprobs(ids: list[int]) -> list[float]:
+    return [compute_logprob(token, position) for position, token in enumerate(ids)]
+
+
+def _get_finish_reason(generated: Generation) -> str:
+    return "stop" if generated.is_complete else "length"
+
+
+def _build_usage(prompt: list[int], generated: list[int]) -> Item:
+    total = len(prompt) + len(generated)
+    return {"prompt_tokens": len(prompt), "completion_tokens": len(generated), "total_tokens": total}
