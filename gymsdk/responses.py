@@ -41,11 +41,30 @@ A model that is queried through the Responses API receives its reasoning items, 
 turn.
 """
 
+TokenInterface: TypeAlias = Literal["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"]
+"""How an engine takes and returns token ids.
+
+`vllm-generate` renders, generates and parses in three requests (vLLM from 0.25.1, with `--enable-scale-out` from 0.30).
+`vllm-completions` tokenizes the new messages and sends the ids to `/v1/completions` (vLLM from 0.10). `sglang` sends
+the ids beside the messages of a chat completion; it needs a tokenizer in this process, and was never tried with a real
+SGLang. `nemo-rl` takes the ids from the messages, and the server keeps them. `chat` returns ids, but renders the
+conversation again for each call.
+"""
+
 FINISHED_STATUSES = (None, "completed", "incomplete")
 """The statuses of a finished response; an engine that aborted a response or still works on it reports another."""
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """The fields with the tokens of an item of a training model; an item has all three or none."""
+
+BROKEN_FIELD = "token_chain_broken"
+"""The field that is true if the ids of an item do not continue those of the call before."""
+
+CONSTRAINED_FIELD = "constrained_decoding"
+"""The field that is true if the engine constrained the decoding, so that the log-probabilities are not the policy's."""
+
+DIGEST_FIELD = "token_history_digest"
+"""The field with the digest of the conversation that belongs to the ids of an item."""
 
 ECHOED_REQUEST_FIELDS = (
     "instructions",

@@ -147,26 +147,13 @@ class TestPins:
 class TestTokens:
     async def test_token_fields_are_requested_and_returned_on_the_last_item(self) -> None:
         engine = Engine(completions=completion({"content": "hello", "reasoning": "hmm"} | TOKENS))
-        response = await respond(engine, tokens=True)
+        response = await respond(engine, tokens=True, token_interface="chat")
         assert engine.body == ASKS
         assert {key: response["output"][-1].get(key) for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & response["output"][0].keys()
 
-    @pytest.mark.parametrize("choice", [{"token_ids": [3]} | SPELLED, SPELLED])
-    async def test_missing_prompt_ids_are_requested_from_the_tokenizer(self, choice: Item) -> None:
-        engine = Engine(
-            completions=completion({"content": "x"}, **choice),
-            tokenize={"tokens": [1, 2], "count": 2, "max_model_len": 8},
-        )
-        request = {"tools": [TOOL], "temperature": 0.5, "metadata": {"chat_template_kwargs": '{"a": 1}'}}
-        response = await respond(engine, request, tokens=True)
-        assert {key: response["output"][-1][key] for key in TOKENS} == TOKENS
-        (_, body), (path, tokenize_body) = engine.sent
-        assert path == "/tokenize"
-        assert tokenize_body == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
-
     async def test_a_request_may_ask_for_token_fields(self) -> None:
-        engine = Engine(completions=completion({"content": "x"}, **SPELLED), tokenize={"tokens": [1, 2]})
+        engine = Engine(completions=completion({"content": "x"}, **SPELLED) | {"prompt_token_ids": [1, 2]})
         metadata = {"extra_body": json.dumps({"logprobs": True, "return_tokens_as_token_ids": True})}
         response = await respond(engine, {"metadata": metadata})
         assert response["output"][-1]["prompt_token_ids"] == [1, 2]
@@ -183,22 +170,15 @@ class TestTokens:
         if not tokens:
             assert not TOKENS.keys() & (await respond(engine))["output"][-1].keys()
             return
-        error = await catch_failure(engine, tokens=True)
+        error = await catch_failure(engine, tokens=True, token_interface="chat")
         assert "1 token ids, but 0 log-probabilities" in str(error)
         assert (error.kind, error.retryable) == ("model_bad_tokens", False)
-
-    @pytest.mark.parametrize(
-        ("tokenize", "what"), [((404, {}), "no /tokenize"), ({"count": 2}, "no list of tokens"), ((500, {}), "500")]
-    )
-    async def test_a_tokenizer_without_ids_is_named(self, tokenize: object, what: str) -> None:
-        engine = Engine(completions=completion({"content": "x"}, **SPELLED), tokenize=tokenize)
-        assert what in str(await catch_failure(engine, tokens=True, retries=0))
 
     @BOTH
     async def test_a_server_without_token_fields_is_named(self, api: Api) -> None:
         error = await catch_failure(Engine(), api=api, tokens=True)
-        assert "returned no token ids" in str(error)
-        assert error.kind == "model_bad_tokens"
+        assert "m returns no token ids; training needs them; serve the model with vLLM 0.10 or newer" in str(error)
+        assert error.kind == "model_no_token_ids"
 
     async def test_a_responses_server_may_return_token_fields_on_its_items(self) -> None:
         engine = Engine(responses={"output": [responses.build_message("hello") | TOKENS]})

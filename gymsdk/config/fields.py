@@ -111,6 +111,8 @@ GYMSDK_MODEL_KEYS = frozenset(
         "chat_template_kwargs",
         "headers",
         "tokens",
+        "token_interface",
+        "tokenizer",
     }
 )
 """The keys of the implementation `gymsdk_model`."""
@@ -139,6 +141,7 @@ IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
             "api_key",
             "model",
             "return_token_id_information",
+            "token_interface",
             "sampling_overrides",
             "extra_body",
             "chat_template_kwargs",

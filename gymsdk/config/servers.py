@@ -32,6 +32,8 @@ UNCHANGED_OPTIONS = (
     "chat_template_kwargs",
     "headers",
     "tokens",
+    "token_interface",
+    "tokenizer",
 )
 """The keys that are options of `gymsdk.model` under the same name."""
 

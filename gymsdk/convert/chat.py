@@ -172,7 +172,7 @@ def build_body(request: Item, *, thoughts: responses.ReasoningFormat = "field", 
         parse_metadata_extras(request)
         | kept
         | {key: value for key, value in translated.items() if value is not None}
-        | {"messages": build_messages(request, thoughts=thoughts)}
+        | {"messages": token_fields.keep_last_ids(build_messages(request, thoughts=thoughts))}
     )
 
 
@@ -351,7 +351,7 @@ def _build_assistant_message(items: list[Item], thoughts: responses.ReasoningFor
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
         message["tool_calls"] = calls
-    return message | token_fields.get_carried_fields(items)
+    return message | token_fields.get_carried_fields(items, token_fields.ENGINE_FIELDS)
 
 
 def _build_tool_call(item: Item) -> Item:

@@ -186,6 +186,8 @@ def build_body(request: Item) -> Item:
     known = chat.drop_unknown_fields(request, chat.RESPONSES_FIELDS, where="a Responses request")
     if not request.get("tools"):
         parts.check_tool_choice(request.get("tool_choice"))
+    if isinstance(items := known.get("input"), list):
+        known = known | {"input": tokens.keep_last_ids(items)}
     return {key: value for key, value in chat.expand_metadata_extras(known).items() if key not in STREAM_FIELDS}
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import itemgetter
 from types import MappingProxyType
+from typing import Any
 
 import orjson
 
 from gymsdk.errors import Failed
-from gymsdk.responses import TOKEN_FIELDS
+from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS
 from gymsdk.types import Item
 
 TOKEN_ID_PREFIX = "token_id:"  # noqa: S105 - a marker in answers, not a secret
@@ -41,14 +41,30 @@ PROMPT_FIELDS = (
 ROUTED_EXPERTS = "routed_experts"
 """A further field that the inference servers of some trainers return."""
 
-CARRIED_FIELDS = (*TOKEN_FIELDS, ROUTED_EXPERTS)
+ENGINE_FIELDS = (*TOKEN_FIELDS, ROUTED_EXPERTS)
+"""The fields of a turn's tokens that inference servers return and take."""
+
+CARRIED_FIELDS = (*ENGINE_FIELDS, BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD)
 """The fields that only one item of a turn has, with the values of the whole turn."""
 
 
-def get_carried_fields(items: Sequence[Item]) -> Item:
-    """Return the token fields of a turn, from the last of its *items* that has token ids."""
+def get_carried_fields(items: Sequence[Item], fields: Sequence[str] = CARRIED_FIELDS) -> Item:
+    """Return those *fields* of a turn that the last of its *items* with token ids has."""
     carrier = next((item for item in reversed(items) if item.get(TOKEN_FIELDS[1]) is not None), {})
-    return {key: carrier[key] for key in CARRIED_FIELDS if carrier.get(key) is not None}
+    return {key: carrier[key] for key in fields if carrier.get(key) is not None}
+
+
+def keep_last_ids(items: Sequence[Item]) -> list[Item]:
+    """Return *items* or messages with the token fields of the last turn only, whose prompt contains all others.
+
+    Otherwise a request would contain the ids of the first turns once for each later turn.
+    """
+    carriers = [index for index, item in enumerate(items) if item.get(TOKEN_FIELDS[1]) is not None]
+    earlier = frozenset(carriers[:-1])
+    return [
+        {key: value for key, value in item.items() if key not in ENGINE_FIELDS} if index in earlier else item
+        for index, item in enumerate(items)
+    ]
 
 
 def wants_tokens(body: Item) -> bool:
@@ -79,15 +95,6 @@ def parse_token_fields(completion: Item) -> Item:
     return _validate({key: value for key, value in zip(TOKEN_FIELDS, values, strict=True) if value is not None})
 
 
-def lacks_prompt_ids(completion: Item) -> bool:
-    """Whether a chat *completion* has the ids of the generation, but no ids of the prompt."""
-    choice = completion["choices"][0]
-    if any(choice["message"].get(key) is not None for key in TOKEN_FIELDS):
-        return False
-    has_ids = choice.get("token_ids") is not None or _has_ids_as_text(_get_logprobs(choice))
-    return _get_prompt_ids(completion) is None and has_ids
-
-
 def check_token_fields(item: Item) -> None:
     """Raise an error if the token fields of an output *item* are incomplete or inconsistent.
 
@@ -97,6 +104,17 @@ def check_token_fields(item: Item) -> None:
     fields = {key: item[key] for key in TOKEN_FIELDS if item.get(key) is not None}
     if fields:
         _validate(fields)
+
+
+def check_ids(ids: object, source: str) -> list[int]:
+    """Return *ids*, which *source* returned.
+
+    Raises:
+        Failed: They are no list.
+    """
+    if not isinstance(ids, list):
+        raise build_bad_tokens_error(f"{source} returned no list of tokens")
+    return ids
 
 
 def build_bad_tokens_error(reason: str) -> Failed:
@@ -111,8 +129,9 @@ def _get_prompt_ids(completion: Item) -> list[int] | None:
 
 
 def _get_generated_ids(choice: Item) -> list[int] | None:
-    ids: list[int] | None = choice.get("token_ids")
-    ids_as_text = _parse_ids_as_text(_get_logprobs(choice))
+    # SGLang calls them response_token_ids.
+    ids: list[int] | None = choice.get("token_ids", choice.get("response_token_ids"))
+    ids_as_text = parse_ids_as_text([entry.get("token") for entry in _get_logprobs(choice)])
     if ids is not None and ids_as_text is not None and ids != ids_as_text:
         raise build_bad_tokens_error("token_ids differ from the ids in logprobs")
     return ids_as_text if ids is None else ids
@@ -122,16 +141,20 @@ def _get_logprobs(choice: Item) -> list[Item]:
     return (choice.get("logprobs") or {}).get("content") or []
 
 
-def _has_ids_as_text(logprobs: list[Item]) -> bool:
-    return bool(logprobs) and str(logprobs[0].get("token")).startswith(TOKEN_ID_PREFIX)
+def _has_ids_as_text(tokens: Sequence[object]) -> bool:
+    return bool(tokens) and str(tokens[0]).startswith(TOKEN_ID_PREFIX)
 
 
-def _parse_ids_as_text(logprobs: list[Item]) -> list[int] | None:
-    """Return the ids that *logprobs* has in place of texts, `None` if it has texts."""
-    if not _has_ids_as_text(logprobs):
+def parse_ids_as_text(tokens: Sequence[Any]) -> list[int] | None:
+    """Return the ids that an engine wrote in place of the texts of *tokens*, `None` if it wrote texts.
+
+    Raises:
+        Failed: Some of them are ids and some are texts.
+    """
+    if not _has_ids_as_text(tokens):
         return None
     # Parsing all ids as one JSON list is much faster than parsing each id separately.
-    joined = "".join(map(itemgetter("token"), logprobs))
+    joined = "".join(map(str, tokens))
     try:
         ids: list[int] = orjson.loads(f"[{joined[len(TOKEN_ID_PREFIX) :].replace(TOKEN_ID_PREFIX, ',')}]")
     except orjson.JSONDecodeError:

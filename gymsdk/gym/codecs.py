@@ -13,10 +13,10 @@ from gymsdk.gym import spaces
 from gymsdk.gym.spaces import Messages, Prose, Turn, Turns, parse_action
 from gymsdk.tokens import chatml
 from gymsdk.tokens import tokenizer as tokenizers
-from gymsdk.tokens.bridge import Bridge, BridgeError
+from gymsdk.tokens.bridge import Bridge, BridgeError, parse_call_arguments
 from gymsdk.tokens.chatml import SpecialToken, escape_markers, parse_output
 from gymsdk.tokens.tokenizer import Tokenizer
-from gymsdk.types import Item, ToolCall
+from gymsdk.types import Item
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -249,15 +249,7 @@ def _build_template_message(message: Item) -> Item:
     converted = message | {
         "content": text if message["role"] == "assistant" else chatml.escape_tool_response_tags(text)
     }
-    if calls := message.get("tool_calls"):
-        converted["tool_calls"] = [call | {"function": _parse_arguments(call["function"])} for call in calls]
-    return converted
-
-
-def _parse_arguments(function: Item) -> Item:
-    call = ToolCall(name=str(function.get("name")), arguments=function.get("arguments") or "{}")
-    parsed = call.parsed()
-    return function if parsed is None else function | {"arguments": parsed}
+    return parse_call_arguments(converted)
 
 
 def _escape_markers(value: Any, marks: frozenset[str]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,10 @@ from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
+from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
+from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error
+from gymsdk.responses import TokenInterface
 from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
 from gymsdk.types import Episode, Item, Model
 
@@ -79,6 +83,30 @@ class Endpoint:
         """Return a sentence about a server that is down or misconfigured, `None` if there is no problem."""
         return await self._upstream.trouble()
 
+    async def check_tokens(self) -> TokenInterface | None:
+        """Return how the server takes and returns token ids, `None` if they are not wanted.
+
+        Raises:
+            Failed: The server returns no token ids (`model_no_token_ids`), or it does not answer.
+        """
+        return await self._upstream.check_tokens()
+
+    async def tokenize(self, request: Item) -> list[int]:
+        """Return the token ids of the prompt of *request*, all of which the server's chat template renders.
+
+        Raises:
+            Failed: The server has no `/tokenize`.
+        """
+        return await self._upstream.tokenize(request)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token *ids*.
+
+        Raises:
+            Failed: The server has no `/detokenize`.
+        """
+        return await self._upstream.detokenize(ids)
+
     async def aclose(self) -> None:
         """Do nothing: connections are shared and close with the event loop."""
 
@@ -117,6 +145,9 @@ class Upstream:
         self._defaults = defaults or {}
         self._post = post or _build_client(options).post
         self._has_warned_of_overflow = False
+        self._exact_tokens: ExactTokens | None = None
+        if options.tokens and outbound_api.path == chat.CHAT_PATH:
+            self._exact_tokens = ExactTokens(name, options.token_interface, options.tokenizer)
 
     def __repr__(self) -> str:
         return f"{self.name}@{','.join(map(redact_url, self.options.base_url or ()))}"
@@ -128,8 +159,28 @@ class Upstream:
             Failed: There is no valid answer within the timeout.
         """
         call = self._prepare_call(request, self._api, episode)
+        if self._exact_tokens is not None:
+            return await self._respond_with_exact_tokens(call, self._exact_tokens)
         answer = await self._send(self._api.path, call.body, call)
         return await self._parse_answer(answer, call)
+
+    async def _respond_with_exact_tokens(self, call: _Call, exact_tokens: ExactTokens) -> Item:
+        token_call = self._build_token_call(call)
+        try:
+            completion, prompt = await exact_tokens.respond(token_call)
+        except EngineRefusal as refusal:
+            return await self._parse_answer(refusal.answer, call)
+        response = self._api.parse_answer(completion, call.request, strict=True)
+        _check_has_tokens(response, self.name)
+        exact_tokens.finish(response, token_call, prompt)
+        api.check_unparsed_calls(response, call.request, host=self.name)
+        return response
+
+    def _build_token_call(self, call: _Call) -> TokenCall:
+        async def send(path: str, body: Item) -> client.HttpResponse:
+            return await self._send(path, body, call)
+
+        return TokenCall(call.request, call.body, send, self.options.thoughts or "field")
 
     async def count(self, request: Item) -> int | None:
         """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""
@@ -141,10 +192,51 @@ class Upstream:
             count = body.get("count") if isinstance(body, dict) else None
             return count if isinstance(count, int) else None
 
+    async def tokenize(self, request: Item) -> list[int]:
+        """Return the token ids of the prompt of *request*, all of which the server's chat template renders.
+
+        Raises:
+            Failed: The server has no `/tokenize`.
+        """
+        answer = await self._tokenize(self._prepare_call(request, CHAT_COMPLETIONS))
+        return token_fields.check_ids((await answer.json_async()).get("tokens"), "/tokenize")
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token *ids*.
+
+        Raises:
+            Failed: The server has no `/detokenize`.
+        """
+        call = self._prepare_call({"input": "text"}, CHAT_COMPLETIONS)
+        answer = await self._send("/detokenize", {"model": self.name, "tokens": [*ids]}, call)
+        return str((await answer.json_async()).get("prompt"))
+
     async def trouble(self) -> str | None:
         """Ask each server for its models; return a sentence about the first problem, `None` if there is none."""
         problems = await asyncio.gather(*map(self._check_server, self.options.base_url or ()))
-        return next(filter(None, problems), None)
+        if problem := next(filter(None, problems), None):
+            return problem
+        try:
+            await self.check_tokens()
+        except Failed as error:
+            return str(error)
+        return None
+
+    async def check_tokens(self) -> TokenInterface | None:
+        """Return how the servers take and return token ids, `None` if they are not wanted.
+
+        Raises:
+            Failed: The servers return no token ids (`model_no_token_ids`), or they do not answer.
+        """
+        exact_tokens = self._exact_tokens
+        if exact_tokens is None:
+            return None
+        call = self._prepare_call({"input": "probe"}, self._api)
+        try:
+            return exact_tokens.interface or await exact_tokens.detect(self._build_token_call(call))
+        except EngineRefusal as refusal:
+            await self._parse_answer(refusal.answer, call)
+            raise
 
     def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> _Call:
         pinned = {key: value for key, value in self.options.pinned.items() if key in chat.RESPONSES_FIELDS}
@@ -182,12 +274,9 @@ class Upstream:
         with redact_failures(*answer.secrets):
             self._check_status(answer, request)
             body = await answer.json_async()
-            wants_tokens = token_fields.wants_tokens(call.body)
-            if wants_tokens and "messages" in call.body and _lacks_prompt_ids(body):
-                body["prompt_token_ids"] = await self._fetch_prompt_ids(call)
-            response = self._api.parse_answer(body, request, strict=wants_tokens)
+            response = self._api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
             if self.options.tokens:
-                _check_has_tokens(response, answer.host)
+                _check_has_tokens(response, self.name)
             api.check_unparsed_calls(response, request, host=answer.host)
             return response
 
@@ -212,18 +301,6 @@ class Upstream:
         without_v1 = [url for url in self.options.base_url or () if not _ends_in_v1(url)]
         if answer.status == NOT_FOUND and without_v1:
             raise Failed(f"{message}; {_suggest_v1(without_v1[0])}", kind="model_not_found")
-
-    async def _fetch_prompt_ids(self, call: _Call) -> object:
-        """Return the token ids of the prompt, from the tokenizer of the server."""
-        answer = await self._tokenize(call)
-        if answer.status in UNSUPPORTED_STATUSES:
-            raise token_fields.build_bad_tokens_error(
-                f"the ids of the prompt are missing, and {answer.host} has no /tokenize to provide them"
-            )
-        body = await answer.json_async()
-        if not isinstance(body, dict) or not isinstance(body.get("tokens"), list):
-            raise token_fields.build_bad_tokens_error(f"/tokenize of {answer.host} returned no list of tokens")
-        return body["tokens"]
 
     async def _tokenize(self, call: _Call) -> client.HttpResponse:
         prompt = {key: call.body[key] for key in token_fields.PROMPT_FIELDS if key in call.body}
@@ -284,18 +361,6 @@ def _build_client(options: ModelOptions) -> ReplicaClient:
     )
 
 
-def _lacks_prompt_ids(body: object) -> bool:
-    try:
-        return isinstance(body, dict) and token_fields.lacks_prompt_ids(body)
-    except (LookupError, TypeError, AttributeError):
-        # The body is no completion; parsing it raises the error.
-        return False
-
-
-def _check_has_tokens(response: Item, host: str) -> None:
+def _check_has_tokens(response: Item, name: str) -> None:
     if not any(item.get(responses.TOKEN_FIELDS[1]) is not None for item in response["output"]):
-        raise Failed(
-            f"{host} returned no token ids although the request asked for them; serve the model with vLLM, or leave"
-            " out --token-ids",
-            kind="model_bad_tokens",
-        )
+        raise build_no_ids_error(name)

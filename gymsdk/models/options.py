@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gymsdk import errors
 from gymsdk.errors import BadModelOption, format_suggestion
 from gymsdk.http import tls
-from gymsdk.responses import Api, ReasoningFormat
+from gymsdk.responses import Api, ReasoningFormat, TokenInterface
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """The seconds that one call of a model may take with all its retries, by default."""
@@ -84,7 +84,10 @@ class ModelOptions(BaseModel):
         extra_body: Fields of the body that the request may override.
         chat_template_kwargs: Arguments of the chat template, to which the request's metadata may add.
         headers: Headers of every call; their values are secret.
-        tokens: Whether to ask for token ids and log-probabilities.
+        tokens: Whether to ask for token ids and log-probabilities, and to continue conversations on exactly these ids.
+        token_interface: How the server takes and returns token ids; `None` finds it out at the first call.
+        tokenizer: The tokenizer of the model, for servers that do not tokenize: a name or a folder for transformers, or
+            an object with the methods of `gymsdk.tokens.tokenizer.Tokenizer`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,6 +108,8 @@ class ModelOptions(BaseModel):
     chat_template_kwargs: Mapping[str, Any] = {}
     headers: Mapping[str, SecretStr] = {}
     tokens: bool = False
+    token_interface: TokenInterface | None = None
+    tokenizer: Any = None
 
     def __hash__(self) -> int:
         # The mappings cannot be hashed; options that differ only in them are still unequal.
@@ -160,7 +165,7 @@ def resolve_endpoint(name: str, options: ModelOptions) -> ModelOptions:
             f"{name}@http://HOST:PORT/v1, or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
         )
     key = options.api_key or settings.policy_api_key
-    return validate_options(name, options.model_dump() | {"base_url": base_url, "api_key": key})
+    return validate_options(name, dict(options) | {"base_url": base_url, "api_key": key})
 
 
 def resolve_model_name(provider: str, name: str) -> str:

@@ -23,6 +23,8 @@ REQUEST_OPTION_HINTS = {
     "extra_body": "leave out extra_body",
     "chat_template_kwargs": "leave out chat_template_kwargs",
     "headers": "leave out headers",
+    "token_interface": "leave out token_interface (--token-interface)",
+    "tokenizer": "leave out tokenizer (--tokenizer)",
     "tokens": "leave out tokens (--token-ids), or serve the policy with `gymsdk policy serve` to get token ids",
 }
 """Options that change the HTTP request, and what to do for a scripted policy, which sends none."""
@@ -51,7 +53,7 @@ def model(
         timeout: The seconds that one call may take, with all its retries.
         api_key: The API key, with the same default as *base_url*.
         **options: Further fields of `ModelOptions`: `retries`, `wait`, `max_answer`, `thoughts`, `pinned`,
-            `extra_body`, `chat_template_kwargs`, `headers` and `tokens`.
+            `extra_body`, `chat_template_kwargs`, `headers`, `tokens`, `token_interface` and `tokenizer`.
 
     Raises:
         UnknownModel: There is no such provider or scripted policy.

@@ -19,11 +19,11 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
 from gymsdk.models.options import load_policy_settings
-from gymsdk.responses import Api
+from gymsdk.responses import Api, TokenInterface
 from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Budget, Row
 
-UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments"})
+UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments", "token_interface", "tokenizer"})
 """Fields that a resume does not compare directly: addresses may change; digests represent tasks and environments."""
 
 
@@ -44,6 +44,8 @@ class Plan(BaseModel):
     api: Api | None = None
     pinned: dict[str, Any] = {}
     tokens: bool = False
+    token_interface: TokenInterface | None = None
+    tokenizer: str | None = None
     tasks: Path | None = None
     agent: str | None = None
     split: str | None = None

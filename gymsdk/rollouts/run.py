@@ -16,7 +16,7 @@ from gymsdk.client import UnknownServer
 from gymsdk.concurrency import count_affordable, raise_open_file_limit
 from gymsdk.environment import Environment
 from gymsdk.episode import play
-from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
+from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
@@ -282,6 +282,19 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
         await client.aclose()
 
 
+async def _check_tokens(model: Model) -> None:
+    """Raise `UsageError` if token ids are wanted and the model's server returns none."""
+    check_tokens = getattr(model, "check_tokens", None)
+    if check_tokens is None:
+        return
+    try:
+        await check_tokens()
+    except Failed as error:
+        # A server that does not answer yet is waited for while the run plays.
+        if error.kind == "model_no_token_ids":
+            raise UsageError(str(error)) from error
+
+
 async def _choose_player(run: Run) -> PlayerSetup:
     plan, pace = run.plan, run.limits
     if plan.head is None:
@@ -293,7 +306,10 @@ async def _choose_player(run: Run) -> PlayerSetup:
             timeout=pace.timeout,
             pinned=plan.pinned,
             tokens=plan.tokens,
+            token_interface=plan.token_interface,
+            tokenizer=plan.tokenizer,
         )
+        await _check_tokens(model)
         return PlayerSetup(loaded, LocalPlayer(loaded, model, plan.seed, plan.budget, pace.attempts))
     loaded = {} if plan.tasks else _load_environments(plan)
     # In a thread, and once for all polls of the head: a line may be long.

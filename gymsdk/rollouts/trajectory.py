@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gymsdk import types
+from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.responses import is_incomplete_response
 from gymsdk.types import Item, ModelCall, Rollout, Row, ToolRun
 
@@ -19,7 +20,7 @@ INVOCATION = "root"
 TASK_NAMES = ("task_id", "problem_id", "instance_id")
 """The fields of a row that may name its task, in order of precedence."""
 
-TRAINING = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"})
+TRAINING = frozenset(CARRIED_FIELDS)
 """The fields of an item that only trainers read; NeMo Gym's export refuses a conversation that holds them."""
 
 

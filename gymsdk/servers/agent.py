@@ -37,6 +37,7 @@ from gymsdk.servers.requests import (
     play_without_nulls,
 )
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
+from gymsdk.tokens.history import drop_ids_after_break
 from gymsdk.types import (
     AGENT_SUFFIX,
     UNMASKED_FIELDS,
@@ -220,6 +221,10 @@ def _rollout_id(indices: Row) -> str:
 def _rollout_to_row(rollout: Rollout) -> Row:
     line = folder.build_scored_line(rollout, (0, rollout.repeat))
     fields = {name: value for name, value in line.items() if name not in INDEX_FIELDS}
+    output = drop_ids_after_break((fields.get("response") or {}).get("output") or [])
+    if output is not None:
+        # The reward stands, and trainers leave the rollout out of the loss.
+        fields |= {"response": fields["response"] | {"output": output}, "instance_config": {"mask_sample": True}}
     return fields | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
 
 

@@ -150,6 +150,7 @@ STATUS_BY_KIND = MappingProxyType(
         "model_bad_answer": BAD_GATEWAY,
         "model_bad_request": BAD_REQUEST,
         "model_bad_tokens": BAD_GATEWAY,
+        "model_no_token_ids": BAD_GATEWAY,
         "model_cannot_count": NOT_IMPLEMENTED,
         "model_misconfigured": BAD_GATEWAY,
         "model_not_found": BAD_GATEWAY,

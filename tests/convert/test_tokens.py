@@ -90,13 +90,6 @@ def test_inconsistent_token_fields_are_reported(body: Item, message: str) -> Non
     assert caught.value.kind == "model_bad_tokens"
 
 
-def test_only_missing_prompt_ids_need_another_request() -> None:
-    assert tokens.lacks_prompt_ids(completion(None, IDS_IN_LOGPROBS))
-    assert not tokens.lacks_prompt_ids(completion(None, IDS_IN_LOGPROBS, prompt_token_ids=[1]))
-    assert not tokens.lacks_prompt_ids(completion(MESSAGE))
-    assert not tokens.lacks_prompt_ids(completion())
-
-
 @pytest.mark.slow
 def test_a_long_completion_is_parsed_in_linear_time() -> None:
     content = [{"token": f"token_id:{n}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for n in range(65_536)]

@@ -1,0 +1,94 @@
+"""The token history of a conversation: which ids its next prompt must begin with.
+
+The ids travel in the conversation itself: the last output item of each model call carries the ids of the call's prompt
+and of its generation. The sender of the next call finds the whole history there and needs no other state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from gymsdk.convert import content
+from gymsdk.jsonl import dump_json
+from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, is_policy_item
+from gymsdk.types import Item, extract_text
+
+DIGEST_BYTES = 8
+
+
+class TokenHistory(NamedTuple):
+    """The ids of the calls so far, and what happened after the last of them.
+
+    Attributes:
+        ids: The ids of the last call's prompt and generation.
+        generated: The ids of its generation.
+        turn: The output items of the last call, the last of which carries the ids.
+        end: The number of input items up to and including them.
+    """
+
+    ids: list[int]
+    generated: list[int]
+    turn: list[Item]
+    end: int
+
+
+def find_history(items: Sequence[Item]) -> TokenHistory | None:
+    """Return the token history in the input *items* of a request, `None` if no item carries ids."""
+    index = next((index for index in reversed(range(len(items))) if _is_carrier(items[index])), None)
+    if index is None:
+        return None
+    start = index
+    while start > 0 and is_policy_item(items[start - 1]) and not _is_carrier(items[start - 1]):
+        start -= 1
+    prompt, generated = items[index][TOKEN_FIELDS[0]], items[index][TOKEN_FIELDS[1]]
+    return TokenHistory([*prompt, *generated], generated, [*items[start : index + 1]], index + 1)
+
+
+def compute_digest(items: Sequence[Item], instructions: object, tools: object) -> str:
+    """Return the digest of a conversation: of its texts, tool calls, tool outputs, *instructions* and *tools*.
+
+    Reasoning, empty texts and ids do not count, because clients may leave them out.
+    """
+    selected = [[instructions or "", tools or []], *filter(None, map(_select_content, items))]
+    return blake2b(dump_json(selected), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def drop_ids_after_break(items: Sequence[Item]) -> list[Item] | None:
+    """Return the output *items* of a rollout with token ids up to the first broken chain, `None` if none is broken.
+
+    Trainers concatenate the ids of a rollout, and some stop with an error if they do not continue each other.
+    """
+    start = next((index for index, item in enumerate(items) if item.get(BROKEN_FIELD)), None)
+    if start is None:
+        return None
+    return [
+        *items[:start],
+        *({key: value for key, value in item.items() if key not in TOKEN_FIELDS} for item in items[start:]),
+    ]
+
+
+def _is_carrier(item: Item) -> bool:
+    return all(isinstance(item.get(key), list) for key in TOKEN_FIELDS[:2])
+
+
+def _select_content(item: Item) -> list[object]:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        text = _get_text(item.get("content"))
+        if item.get("role") == "assistant" and isinstance(text, str):
+            # Clients may return the reasoning in tags, and leave out an empty text.
+            text = content.split_think_blocks(text)[1].strip()
+        return [item.get("role"), text] if text else []
+    if kind == "function_call":
+        return [kind, item.get("name"), item.get("arguments")]
+    if kind == "function_call_output":
+        return [kind, _get_text(item.get("output"))]
+    return [] if kind == "reasoning" else [kind]
+
+
+def _get_text(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
+        return extract_text(value)
+    return value

@@ -1,0 +1,213 @@
+"""The probe finds out how an engine takes and returns token ids, and conversations that cannot continue are marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gymsdk import responses
+from gymsdk.convert import chat_inbound
+from gymsdk.errors import Failed
+from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, TokenInterface
+from gymsdk.servers.agent import drop_ids_after_break
+from gymsdk.testing import build_app, serve
+from gymsdk.testing.engine import REASONING_FIELDS, EngineKind
+from gymsdk.testing.faults import Faults
+from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
+from gymsdk.types import Item
+
+from .conversations import TOOLS, Turn, TurnPolicy, play
+from .engine_transport import build_upstream
+
+TALK = [
+    Turn("think then answer", "then another one", ("look",), ("in there", "", "")),
+    Turn("", "the answer is in there", (), ("go on then", "", "")),
+    Turn("hm", "", ("look", "open_door"), ("one", "another", "")),
+    Turn("", "done in there", (), ("", "", "")),
+]
+OPENING: list[Item] = [{"role": "user", "content": "Please look in there."}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("vllm", "vllm-generate"), ("vllm-completions", "vllm-completions"), ("nemo-rl", "nemo-rl"), ("sglang", "sglang")],
+)
+async def test_the_probe_finds_the_interface_of_a_served_engine(kind: EngineKind, found: TokenInterface) -> None:
+    policy = TurnPolicy([TALK[1]] * 3)
+    tokenizer = TemplateTokenizer(TEMPLATES["gemma"], pairs=True)
+    async with serve(build_app(policy, kind=kind, template="gemma", pairs=True)) as url:
+        options = {"tokenizer": tokenizer} if kind == "sglang" else {}
+        model: Any = gymsdk.model(f"vllm/policy@{url}", tokens=True, **options)
+        assert await model.check_tokens() == found
+        policy.turns, policy.number = TALK, 0
+        played = await play(model, TALK)
+    played.check_fields()
+    assert (played.count_violations(), played.count_broken()) == (0, 0)
+
+
+async def test_an_engine_that_renders_each_call_again_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = build_upstream(TurnPolicy([TALK[1]] * 9), None, kind="sglang")
+    assert await model.check_tokens() == "chat"
+    assert "renders the conversation again for each call" in caplog.text
+
+
+async def test_training_refuses_an_engine_without_token_ids() -> None:
+    async with serve(build_app(TurnPolicy([TALK[1]] * 3), kind="plain")) as url:
+        model = gymsdk.model(f"vllm/policy@{url}", tokens=True)
+        with pytest.raises(Failed, match=r"policy returns no token ids; .* leave out --token-ids") as caught:
+            await model.respond({"input": OPENING})
+        assert (caught.value.kind, caught.value.retryable) == ("model_no_token_ids", False)
+        evaluated = await gymsdk.model(f"vllm/policy@{url}").respond({"input": OPENING})
+    assert TOKEN_FIELDS[1] not in evaluated["output"][-1]
+
+
+async def test_a_probe_that_fails_is_repeated_by_the_next_call() -> None:
+    model, transport = build_upstream(TurnPolicy([TALK[1]] * 9), None)
+    answer, transport.status = transport.status, 401
+    with pytest.raises(Failed, match="401"):
+        await model.respond({"input": OPENING})
+    transport.status = answer
+    response = await model.respond({"input": OPENING})
+    assert response["output"][-1][TOKEN_FIELDS[1]]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
+async def test_an_engine_that_changes_the_prompt_is_an_error(interface: TokenInterface) -> None:
+    model, transport = build_upstream(TurnPolicy(TALK), interface)
+    transport.change_prompt = True
+    with pytest.raises(Failed, match="the engine used another prompt than it was sent") as caught:
+        await model.respond({"input": OPENING})
+    assert caught.value.kind == "model_bad_tokens"
+
+
+def edit_text(items: list[Item]) -> list[Item]:
+    return [{"role": "user", "content": "Please look elsewhere."}, *items[1:]]
+
+
+def drop_first_messages(items: list[Item]) -> list[Item]:
+    return items[1:]
+
+
+def edit_call(items: list[Item]) -> list[Item]:
+    return [item | {"arguments": "{}"} if item.get("type") == "function_call" else item for item in items]
+
+
+@pytest.mark.parametrize("edit", [edit_text, drop_first_messages, edit_call])
+async def test_a_conversation_that_was_edited_starts_anew_and_is_marked(edit: Any) -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions", template="chatml")
+    first = await model.respond({"input": OPENING, "tools": TOOLS})
+    call = next(item for item in first["output"] if item["type"] == "function_call")
+    items = [*OPENING, *first["output"], responses.build_function_call_output(call["call_id"], "there")]
+    second = await model.respond({"input": edit(items), "tools": TOOLS})
+    assert second["output"][-1][BROKEN_FIELD] is True
+    third = await model.respond({"input": items, "tools": TOOLS})
+    assert BROKEN_FIELD not in third["output"][-1]
+
+
+async def test_other_tools_start_a_conversation_anew() -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
+    first = await model.respond({"input": OPENING, "tools": TOOLS})
+    items = [*OPENING, *first["output"], {"role": "user", "content": "and?"}]
+    second = await model.respond({"input": items, "tools": TOOLS[:1]})
+    assert second["output"][-1][BROKEN_FIELD] is True
+
+
+async def test_a_client_may_drop_reasoning_and_extra_fields() -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
+    first = await model.respond({"input": OPENING, "tools": TOOLS})
+    kept = [
+        {key: item[key] for key in item if key not in {"id", "status", DIGEST_FIELD}}
+        for item in first["output"]
+        if item["type"] != "reasoning"
+    ]
+    call = kept[-1]
+    items = [*OPENING, *kept, responses.build_function_call_output(call["call_id"], "there")]
+    second = await model.respond({"input": items, "tools": TOOLS})
+    prompt = first["output"][-1][TOKEN_FIELDS[0]] + first["output"][-1][TOKEN_FIELDS[1]]
+    assert second["output"][-1][TOKEN_FIELDS[0]][: len(prompt)] == prompt
+    assert BROKEN_FIELD not in second["output"][-1]
+
+
+@pytest.mark.parametrize("reasoning", REASONING_FIELDS.values(), ids=REASONING_FIELDS.keys())
+async def test_a_chat_client_that_returns_messages_keeps_the_prefix(reasoning: Item) -> None:
+    """The way of an agent that speaks Chat Completions with the model server."""
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
+    tools = [{"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in TOOLS]
+    messages: list[Item] = [{"role": "user", "content": "Please look in there."}]
+    ids: list[int] = []
+    for turn in TALK:
+        body = {"messages": messages, "tools": tools, "return_token_ids": True, "logprobs": True, **reasoning}
+        response = await model.respond(chat_inbound.parse_request(body))
+        message = chat_inbound.build_answer(response, body)["choices"][0]["message"]
+        assert message[TOKEN_FIELDS[0]][: len(ids)] == ids
+        assert BROKEN_FIELD not in message
+        ids = message[TOKEN_FIELDS[0]] + message[TOKEN_FIELDS[1]]
+        outputs = [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(message.get("tool_calls") or [], turn.outputs, strict=False)
+        ]
+        messages = [*messages, message, *(outputs or [{"role": "user", "content": turn.outputs[0]}])]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
+async def test_constrained_decoding_is_marked(interface: TokenInterface) -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), interface)
+    schema = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
+    response = await model.respond({"input": OPENING, "text": {"format": schema}})
+    assert response["output"][-1][CONSTRAINED_FIELD] is True
+    plain = await model.respond({"input": OPENING})
+    assert CONSTRAINED_FIELD not in plain["output"][-1]
+
+
+async def test_a_forced_tool_call_needs_an_engine_that_renders() -> None:
+    request = {"input": OPENING, "tools": TOOLS, "tool_choice": "required"}
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
+    with pytest.raises(Failed, match="cannot force a tool call; use tool_choice 'auto'") as caught:
+        await model.respond(request)
+    assert caught.value.kind == "model_bad_request"
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
+    assert (await model.respond(request))["output"][-1][CONSTRAINED_FIELD] is True
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
+async def test_a_prompt_that_exceeds_the_context_ends_the_turn(interface: TokenInterface) -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), interface, faults=Faults(context=300))
+    response = await model.respond({"input": [{"role": "user", "content": "then " * 400}]})
+    assert response["status"] == "incomplete"
+    assert "maximum context length is 300 tokens" in response["incomplete_details"]["message"]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
+async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(interface: TokenInterface) -> None:
+    model, transport = build_upstream(TurnPolicy(TALK), interface)
+    await model.respond({"input": OPENING})
+    await model.respond({"input": OPENING, "temperature": 0.5, "top_k": 20})
+    path = {"vllm-generate": "chat/completions/render", "vllm-completions": "completions"}.get(
+        interface, "chat/completions"
+    )
+    keys = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    first, second = ([body.get(key) for key in keys] for sent, body in transport.requests if sent == path)
+    pinned = [None] * 3 if interface == "nemo-rl" else [-1, 0.0, 1.0]
+    assert first == [1.0, 1.0, *pinned]
+    assert second == [0.5, 1.0, 20, *pinned[1:]]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
+async def test_the_requests_of_a_turn_grow_with_its_new_messages_only(interface: TokenInterface) -> None:
+    turns = [Turn("", f"answer {number} is in there", ("look",), ("there", "", "")) for number in range(60)]
+    model, transport = build_upstream(TurnPolicy(turns), interface)
+    await play(model, turns)
+    rendered = [len(str(body)) for path, body in transport.requests if path in {"/tokenize", "chat/completions/render"}]
+    # The first turns also learn how the template ends a turn; after that each turn renders once.
+    assert len(rendered) <= len(turns) + 8
+    assert max(rendered[20:]) <= 1.1 * min(rendered[20:])
+
+
+def test_ids_after_a_broken_chain_are_left_out_for_trainers() -> None:
+    tokens = dict(zip(TOKEN_FIELDS, ([1], [2], [-0.5]), strict=True))
+    whole = [{"type": "message", **tokens}, {"type": "message", **tokens}]
+    assert drop_ids_after_break(whole) is None
+    broken = [whole[0], whole[1] | {BROKEN_FIELD: True}, whole[1]]
+    assert drop_ids_after_break(broken) == [whole[0], {"type": "message", BROKEN_FIELD: True}, {"type": "message"}]
