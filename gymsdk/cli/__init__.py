@@ -26,6 +26,7 @@ from gymsdk.cli.rollout import rollout
 from gymsdk.cli.serve import serve
 from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
+from gymsdk.cli.tokens import app as tokens
 from gymsdk.errors import GymsdkError, UsageError
 
 ENVIRONMENTS, EPISODES, SERVERS = "Environments", "Episodes", "Servers"
@@ -55,6 +56,7 @@ app.command(cls=Command, rich_help_panel=SERVERS)(restart)
 app.command(cls=Command, rich_help_panel=SERVERS)(config)
 app.command(cls=Command, rich_help_panel=SERVERS)(bench)
 app.add_typer(policy, name="policy", rich_help_panel=SERVERS)
+app.add_typer(tokens, name="tokens", rich_help_panel=EPISODES)
 
 
 def _print_version(*, asked: bool) -> None:

@@ -14,13 +14,11 @@ from typing import Any
 
 import typer
 
-from gymsdk.cli.options import join_base_urls
 from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
 from gymsdk.deploy import child, plan
 from gymsdk.errors import UsageError
 from gymsdk.models import registry
-from gymsdk.responses import Api
 from gymsdk.types import Model
 
 log = logging.getLogger("gymsdk")
@@ -32,23 +30,14 @@ EMPTY_MAPPING: Mapping[str, Any] = {}
 
 
 def build_model_config(
-    name: str | None,
-    *,
-    base_urls: Sequence[str],
-    api: Api | None,
-    pinned: Mapping[str, Any],
-    token_ids: bool,
-    timeout: float,
-    vllm_flags: Sequence[str] | None,
+    name: str | None, options: Mapping[str, Any], *, timeout: float, vllm_flags: Sequence[str] | None
 ) -> ModelServerConfig | None:
     """Return the policy's model from the options of the command, or `None` if they name none.
 
     Args:
         name: The name of the model.
-        base_urls: The addresses of the model's replicas.
-        api: The API of the endpoint; `None` for the provider's default.
-        pinned: The fields to set in each request.
-        token_ids: Whether to ask for token IDs.
+        options: The fields of `gymsdk.models.options.ModelOptions` that the command sets; `None` and empty values leave
+            a field to its default.
         timeout: The seconds that one call may take with all its retries.
         vllm_flags: The flags for the vLLM server to start, or `None` to start none.
 
@@ -58,23 +47,17 @@ def build_model_config(
     if vllm_flags is not None:
         if not name or not name.startswith("vllm/") or "@http" in name:
             raise UsageError("--launch-vllm needs a model from --model, as in --model vllm/Qwen/Qwen3-4B")
-        if base_urls:
+        if options.get("base_url"):
             raise UsageError(
                 "--launch-vllm starts a model server, and --base-url names another one; leave one of them out"
             )
     if name is None:
-        if base_urls or pinned or token_ids:
+        if any(options.values()):
             raise UsageError("--base-url, --pin and --token-ids configure a model; name the model with --model")
         return None
     return ModelServerConfig(
         name=name,
-        options={
-            "base_url": join_base_urls(base_urls),
-            "api": api,
-            "pinned": dict(pinned),
-            "tokens": token_ids,
-            "timeout": timeout,
-        },
+        options={**options, "timeout": timeout},
     )
 
 

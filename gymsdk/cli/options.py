@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from gymsdk import credentials, jsonl, responses
 from gymsdk.errors import UsageError, format_suggestion
+from gymsdk.responses import TokenInterface
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
 
@@ -214,7 +215,27 @@ Pin = Annotated[
 TokenIds = Annotated[
     bool,
     typer.Option(
-        "--token-ids", help="Ask the model server for token ids and log-probabilities.", rich_help_panel=MODEL
+        "--token-ids",
+        help="Return token ids and log-probabilities for training, and keep conversations on exactly these ids.",
+        rich_help_panel=MODEL,
+    ),
+]
+TokenInterfaceOption = Annotated[
+    TokenInterface | None,
+    typer.Option(
+        "--token-interface",
+        help="How the model server takes and returns token ids. By default, found out at the first call.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The model's tokenizer, for servers that do not tokenize: a name or a folder for transformers.",
+        show_default=False,
+        rich_help_panel=MODEL,
     ),
 ]
 Tasks = Annotated[

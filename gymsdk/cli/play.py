@@ -165,6 +165,8 @@ def play(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
+    token_interface: options.TokenInterfaceOption = None,
+    tokenizer: options.Tokenizer = None,
     tasks: options.Tasks = None,
     split: options.Split = None,
     task: Annotated[
@@ -229,6 +231,8 @@ def play(  # noqa: PLR0913  # each is an option of the command
             timeout=timeout,
             pinned=options.parse_pins(pin),
             tokens=token_ids,
+            token_interface=token_interface,
+            tokenizer=tokenizer,
         )
         policy = PrintingModel(policy, to_stderr=json)
     try:

@@ -26,6 +26,8 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
+    token_interface: options.TokenInterfaceOption = None,
+    tokenizer: options.Tokenizer = None,
     tasks: options.Tasks = None,
     split: options.Split = None,
     limit: Annotated[
@@ -78,6 +80,8 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         api=api,
         pinned=options.parse_pins(pin),
         tokens=token_ids,
+        token_interface=token_interface,
+        tokenizer=tokenizer,
         tasks=tasks,
         split=split,
         limit=limit,

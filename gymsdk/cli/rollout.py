@@ -27,6 +27,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
+    token_interface: options.TokenInterfaceOption = None,
+    tokenizer: options.Tokenizer = None,
     config: options.Configs = [],  # noqa: B006  # typer copies it
     dataset: options.DatasetName = None,
     tasks: options.Tasks = None,
@@ -84,6 +86,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "--api": api,
         "--pin": ",".join(pin) or None,
         "--token-ids": "" if token_ids else None,
+        "--token-interface": token_interface,
+        "--tokenizer": tokenizer,
     }
     if trajectories and head is not None:
         raise UsageError(
@@ -104,6 +108,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "api": api,
         "pinned": options.parse_pins(pin),
         "tokens": token_ids,
+        "token_interface": token_interface,
+        "tokenizer": tokenizer,
     }
     plan = Plan(
         environments={

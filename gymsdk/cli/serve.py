@@ -184,6 +184,8 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
+    token_interface: options.TokenInterfaceOption = None,
+    tokenizer: options.Tokenizer = None,
     timeout: options.Timeout = 300.0,
     launch_vllm: Annotated[
         bool,
@@ -425,10 +427,14 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         "environments": options.parse_settings(names, settings) or None,
         "model": deployment.build_model_config(
             model,
-            base_urls=base_url,
-            api=api,
-            pinned=options.parse_pins(pin),
-            token_ids=token_ids,
+            {
+                "base_url": options.join_base_urls(base_url),
+                "api": api,
+                "pinned": options.parse_pins(pin),
+                "tokens": token_ids,
+                "token_interface": token_interface,
+                "tokenizer": tokenizer,
+            },
             timeout=timeout,
             vllm_flags=vllm_flags,
         ),

@@ -16,8 +16,9 @@ from gymsdk.cli.options import START
 
 ROOT: Any = typer.main.get_command(app)
 COMMANDS: dict[str, Any] = {
-    **{name: each for name, each in ROOT.commands.items() if name != "policy"},
+    **{name: each for name, each in ROOT.commands.items() if name not in {"policy", "tokens"}},
     "policy serve": ROOT.commands["policy"].commands["serve"],
+    "tokens check": ROOT.commands["tokens"].commands["check"],
 }
 
 

@@ -1,0 +1,181 @@
+"""`gymsdk tokens check`: show whether conversations keep the token ids that the policy sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gymsdk.cli import options
+from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.process import Traceback
+from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.checks.tokens import Continuation, Difference, TokenModel, TokenReport
+    from gymsdk.environment import Environment
+    from gymsdk.types import Budget, Row
+
+app = typer.Typer(help="Check the token ids of conversations before training.", no_args_is_help=True, cls=CommandGroup)
+
+
+@app.callback()
+def _tokens() -> None:
+    """Check the token ids of conversations before training."""
+
+
+@app.command(cls=Command)
+def check(  # noqa: PLR0913  # each is an option of the command
+    name: Annotated[str, typer.Argument(help="Name the environment.", show_default=False)],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER/NAME",
+            help="Play with this model, through its server.",
+            show_default=False,
+            rich_help_panel=options.MODEL,
+        ),
+    ] = None,
+    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
+    token_interface: options.TokenInterfaceOption = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Without a server: let a scripted policy play with this tokenizer, a name or a folder.",
+            show_default=False,
+            rich_help_panel=options.MODEL,
+        ),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="scripted/NAME",
+            help="The scripted policy that plays with --tokenizer.",
+            rich_help_panel=options.MODEL,
+        ),
+    ] = "scripted/oracle",
+    tasks: options.Tasks = None,
+    split: options.Split = None,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=options.TASKS)
+    ] = 8,
+    seed: options.Seed = 0,
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
+    turns: options.Turns = 32,
+    tool_calls: options.ToolCalls = 128,
+    deadline: options.Deadline = 600.0,
+    timeout: options.Timeout = 300.0,
+    traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
+    json: options.Json = False,
+) -> None:
+    """Play episodes with token ids, and show the first call whose ids would drift in training.
+
+    Each prompt should continue the ids that the policy read and sampled. The command also shows what Chat Completions
+    would do, which renders the whole conversation again for each call. The exit code is 1 if a prompt does not
+    continue.
+
+    Examples:
+        gymsdk tokens check tool_call --model vllm/NAME --base-url http://HOST:8000/v1
+        gymsdk tokens check tool_call --tokenizer Qwen/Qwen3-4B
+    """
+    from itertools import islice
+
+    from gymsdk.cli.process import Stopped, run_until_signal
+    from gymsdk.cli.progress import show_warnings
+    from gymsdk.plugins import registry
+    from gymsdk.rollouts.tasks import check_one_source, get_default_split, read_file, read_splits
+    from gymsdk.types import Budget
+
+    if (model is None) == (tokenizer is None):
+        raise UsageError("name either the model's server with --model, or its tokenizer with --tokenizer")
+    check_one_source(tasks, split)
+    environment = registry.load(name, **options.parse_settings([name], settings)[name])
+    environments = {name: environment}
+    if tasks:
+        rows = read_file(environments, tasks, limit=limit)
+    else:
+        rows = read_splits(environments, split or get_default_split(environment), seed=seed, limit=limit)
+    if model is not None:
+        token_model = _build_model(model, options.join_base_urls(base_url), token_interface, timeout)
+    else:
+        token_model = _build_local_model(policy, tokenizer, seed)
+    budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
+    selected = [row for _, row in islice(rows, limit)]
+    try:
+        with show_warnings():
+            report = run_until_signal(_check(environment, token_model, selected, seed, budget))
+    except Stopped as stop:
+        raise typer.Exit(stop.code) from None
+    typer.echo(report.model_dump_json(indent=2) if json else "\n".join(_format_report(report)))
+    if report.broken or report.failures or not report.calls:
+        raise typer.Exit(1)
+
+
+def _build_model(name: str, base_url: str | None, token_interface: str | None, timeout: float) -> TokenModel:
+    from gymsdk.models import registry as models
+
+    built = models.model(name, base_url=base_url, timeout=timeout, tokens=True, token_interface=token_interface)
+    if not hasattr(built, "tokenize"):
+        raise UsageError(
+            f"{name} has no tokenizer to ask; name a model on a server, as in vllm/NAME, or use --tokenizer"
+        )
+    return built  # type: ignore[return-value]  # an endpoint has the methods
+
+
+def _build_local_model(policy: str, tokenizer: str | None, seed: int) -> TokenModel:
+    from gymsdk.models import registry as models
+    from gymsdk.testing.local_engine import LocalModel
+    from gymsdk.tokens.tokenizer import load_tokenizer
+
+    if not policy.startswith("scripted/"):
+        raise UsageError(f"--policy {policy}: with --tokenizer a scripted policy plays, as in scripted/oracle")
+    return LocalModel(models.model(policy), load_tokenizer(tokenizer), seed=seed)
+
+
+async def _check(
+    environment: Environment, model: TokenModel, rows: list[Row], seed: int, budget: Budget
+) -> TokenReport:
+    from gymsdk.checks.tokens import check_tokens
+    from gymsdk.errors import Failed
+    from gymsdk.http import client
+
+    try:
+        return await check_tokens(environment, model, rows, seed=seed, budget=budget)
+    except Failed as error:
+        raise UsageError(str(error)) from error
+    finally:
+        await client.aclose()
+
+
+def _format_report(report: TokenReport) -> Iterator[str]:
+    total = len(report.continuations)
+    yield f"{report.episodes} episodes, {report.calls} model calls, of which {total} continue a conversation"
+    yield from (f"failed: {failure}" for failure in report.failures)
+    if not total:
+        yield "No call continued a conversation: nothing can drift in episodes of a single call."
+        return
+    broken, drifting = report.broken, report.drifting
+    yield f"exact token ids    {total - len(broken)} of {total} prompts continue the sampled ids"
+    yield f"Chat Completions   {total - len(drifting)} of {total} would; {len(drifting) / total:.0%} would drift"
+    if first := next(iter(broken or drifting), None):
+        yield ""
+        yield from _format_first(first, broken=bool(broken))
+
+
+def _format_first(first: Continuation, *, broken: bool) -> Iterator[str]:
+    difference = first.difference
+    at = f" at token {difference.position} of the prompt" if difference else ""
+    what = "The first prompt that does not continue" if broken else "The first drift over Chat Completions"
+    yield f"{what}: task {first.task}, call {first.call}{at}"
+    if difference:
+        yield from _format_difference(difference)
+
+
+def _format_difference(difference: Difference) -> Iterator[str]:
+    """Yield the tokens around a difference, as in a diff. Each token is in quotes, so that white space is visible."""
+    yield f"  {' '.join(map(repr, difference.before))}"
+    yield typer.style(f"- {' '.join(map(repr, difference.sampled))}   (sampled)", fg="red")
+    yield typer.style(f"+ {' '.join(map(repr, difference.rendered))}   (rendered again)", fg="green")
