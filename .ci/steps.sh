@@ -39,6 +39,28 @@ shown() {
   step "$@" && tail -n 30 "$log"
 }
 
+# beside NAME SECONDS COMMAND...: starts a step that runs beside the next ones; `joined` waits for it and counts it.
+beside() {
+  local seconds=$2
+  beside_name=$1 beside_started=$SECONDS
+  shift 2
+  # shellcheck disable=SC2046
+  export -f $(compgen -A function)
+  timeout -k 10 "$seconds" bash -c '"$@"' step "$@" </dev/null >"$log.beside" 2>&1 &
+  beside_process=$!
+}
+
+joined() {
+  if wait "$beside_process"; then
+    passed=$((passed + 1))
+    printf 'ok      %4d s  %s (beside others)\n' $((SECONDS - beside_started)) "$beside_name"
+  else
+    failed=$((failed + 1))
+    printf 'FAILED  %4d s  %s\n' $((SECONDS - beside_started)) "$beside_name"
+    tail -n 80 "$log.beside"
+  fi
+}
+
 # suite NAME SECONDS FOLDER PYTHON COMMAND...: a step that runs pytest in FOLDER with PYTHON; each test counts.
 # The tests start servers and processes at the same time, on machines with other load. Therefore, if only a few tests
 # fail, they run again, alone. A test that fails again has failed. A test that passes is reported here and in the

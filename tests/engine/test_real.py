@@ -44,7 +44,11 @@ def qwen3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     assert VLLM is not None
     folder = tmp_path / "tiny-qwen3"
     python = Path(Path(VLLM).read_text().partition("\n")[0].removeprefix("#!"))
-    subprocess.run([python, Path(__file__).with_name("tiny.py"), folder], check=True, capture_output=True)
+    subprocess.run(
+        [python, Path(__file__).parents[1] / "tokens" / "vllm" / "build_tiny_model.py", folder],
+        check=True,
+        capture_output=True,
+    )
     return str(folder)
 
 

@@ -1,0 +1,237 @@
+"""Conversations with a real vLLM on the CPU: every prompt continues the ids of the call before.
+
+`bash tests/tokens/vllm/run` installs vLLM and runs these tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gymsdk import responses
+from gymsdk.http import client
+from gymsdk.responses import TOKEN_FIELDS, TokenInterface
+from gymsdk.types import Item
+
+from .conversations import TEXTS, TOOLS, Played, Turn, play
+
+PYTHON = os.environ.get("GYMSDK_VLLM_PYTHON")
+PROGRAMS = Path(__file__).with_name("vllm")
+START_SECONDS = 600
+CONVERSATIONS = 60
+"""The number of conversations per interface and kind of output; each has four turns."""
+
+TOOL_CALL = (
+    r"(<think>\n[a-z ]{3,20}\n</think>\n\n)?"
+    r'<tool_call>\n\{"name": "look", "arguments": \{"at": "[a-z ]{3,12}"\}\}\n</tool_call>'
+)
+"""The form of the tool calls that the random model is made to write."""
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(PYTHON is None, reason="vLLM is not installed; run `bash tests/tokens/vllm/run`"),
+]
+
+
+@contextmanager
+def run_vllm(folder: Path, *flags: str) -> Iterator[str]:
+    """Start vLLM with the model in *folder* and yield its base URL."""
+    assert PYTHON is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "tiny"),
+        *("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--generation-config", "vllm"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *flags,
+    ]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    log = folder.parent / f"vllm-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_until_up(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(f"vLLM did not start: {log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert PYTHON is not None
+    path = tmp_path_factory.mktemp("vllm") / "tiny"
+    subprocess.run([PYTHON, PROGRAMS / "build_tiny_model.py", path], check=True, capture_output=True)
+    return path
+
+
+TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+
+@pytest.fixture(scope="module")
+def scaled_out(folder: Path) -> Iterator[str]:
+    """A vLLM with render, generate and derender, and its own parsers."""
+    with run_vllm(folder, "--enable-scale-out", *TOOL_FLAGS) as url:
+        yield url
+
+
+def build_turns(rng: random.Random) -> list[Turn]:
+    limits = (80, 80, 80, 12, None)
+    return [
+        Turn("", "", (), [rng.choice(TEXTS) or "go on" for _ in range(3)], max_tokens=rng.choice(limits) or 200)
+        for _ in range(4)
+    ]
+
+
+class Shaped:
+    """Adds vLLM's structured outputs to every request of a model."""
+
+    def __init__(self, model: Any, pattern: str | None) -> None:
+        self.model = model
+        self.extra = {"structured_outputs": {"regex": pattern}} if pattern else {}
+
+    async def respond(self, request: Item) -> Item:
+        metadata = {"extra_body": json.dumps(self.extra | {"seed": random.randrange(2**31)})}
+        return await self.model.respond(request | {"metadata": metadata})
+
+
+async def play_many(url: str, interface: TokenInterface | None, pattern: str | None, **options: Any) -> list[Played]:
+    model = Shaped(gymsdk.model(f"vllm/tiny@{url}", tokens=True, token_interface=interface), pattern)
+    rng = random.Random(7)
+    slots = asyncio.Semaphore(16)
+
+    async def play_one(turns: list[Turn]) -> Played:
+        async with slots:
+            return await play(model, turns, **options)
+
+    return await asyncio.gather(*(play_one(build_turns(rng)) for _ in range(CONVERSATIONS)))
+
+
+def report(capsys: pytest.CaptureFixture[str], label: str, played: list[Played]) -> tuple[int, int, int]:
+    transitions = sum(len(each.carriers) - 1 for each in played)
+    violations = sum(each.count_violations() for each in played)
+    broken = sum(each.count_broken() for each in played)
+    calls = sum(item["type"] == "function_call" for each in played for output in each.outputs for item in output)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{label}: {violations} violations, {broken} broken of {transitions} transitions; {calls} tool calls"
+        )
+    return transitions, violations, broken
+
+
+@pytest.mark.parametrize("pattern", [TOOL_CALL, None], ids=["tool calls", "free text"])
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
+async def test_every_prompt_continues_the_ids_of_the_call_before(
+    scaled_out: str, interface: TokenInterface, pattern: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = await play_many(scaled_out, interface, pattern)
+    for each in played:
+        each.check_fields()
+    transitions, violations, broken = report(capsys, f"{interface}, {'tools' if pattern else 'text'}", played)
+    assert (transitions, violations, broken) == (3 * CONVERSATIONS, 0, 0)
+
+
+@pytest.mark.parametrize("pattern", [TOOL_CALL, None], ids=["tool calls", "free text"])
+async def test_chat_completions_break_the_prefix_and_say_so(
+    scaled_out: str, pattern: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What happens without exact tokens: the property above can fail."""
+    played = await play_many(scaled_out, "chat", pattern)
+    transitions, violations, broken = report(capsys, f"chat, {'tools' if pattern else 'text'}", played)
+    assert violations > transitions / 2
+    assert broken == violations
+
+
+async def test_a_client_that_drops_the_ids_breaks_the_prefix(
+    scaled_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = await play_many(scaled_out, "vllm-completions", TOOL_CALL, keep_ids=False)
+    transitions, violations, _ = report(capsys, "vllm-completions, ids dropped by the client", played)
+    assert violations > transitions / 4
+
+
+async def test_the_log_probabilities_are_those_of_the_model(
+    scaled_out: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """P6: over the merged sequence of a conversation, without constraints."""
+    assert PYTHON is not None
+    lines = []
+    for interface in ("vllm-generate", "vllm-completions"):
+        for each in (await play_many(scaled_out, interface, None))[:20]:
+            ids = each.carriers[-1][TOKEN_FIELDS[0]] + each.carriers[-1][TOKEN_FIELDS[1]]
+            generations = [(len(item[TOKEN_FIELDS[0]]), item[TOKEN_FIELDS[2]]) for item in each.carriers]
+            lines.append(json.dumps({"ids": ids, "generations": generations}))
+    command = [PYTHON, PROGRAMS / "check_logprobs.py", folder]
+    checked = await asyncio.to_thread(
+        subprocess.run, command, input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    result = json.loads(checked.stdout.splitlines()[-1])
+    with capsys.disabled():
+        sys.stdout.write(f"\nlog-probabilities: {result['tokens']} tokens, largest difference {result['largest']:.1e}")
+    assert result["tokens"] > 1000
+    assert result["largest"] < 1e-4
+
+
+async def test_the_new_text_is_that_of_the_chat_template(scaled_out: str) -> None:
+    """P5: between two generations stands exactly what the template writes for the tool outputs."""
+    [played, *_] = await play_many(scaled_out, "vllm-completions", TOOL_CALL)
+    for number, suffix in enumerate(played.get_suffixes()):
+        answer = await client.post(
+            f"{scaled_out.removesuffix('/v1')}/detokenize", {"model": "tiny", "tokens": suffix}, timeout=60
+        )
+        text = answer.json()["prompt"]
+        outputs = [item for item in played.new_items[number] if item.get("type") == "function_call_output"]
+        if outputs:
+            assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+            for item in outputs:
+                assert f"<tool_response>\n{item['output']}\n</tool_response>" in text
+
+
+async def test_the_probe_finds_both_interfaces(scaled_out: str, folder: Path) -> None:
+    model: Any = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True)
+    assert await model.check_tokens() == "vllm-generate"
+    with run_vllm(folder, *TOOL_FLAGS, "--reasoning-parser", "qwen3") as url:
+        model = gymsdk.model(f"vllm/tiny@{url}", tokens=True)
+        assert await model.check_tokens() == "vllm-completions"
+        response = await model.respond({"input": "hello", "tools": TOOLS, "max_output_tokens": 20})
+    assert len(response["output"][-1][TOKEN_FIELDS[1]]) <= 20
+
+
+async def test_a_prompt_that_exceeds_the_context_ends_the_turn(scaled_out: str) -> None:
+    for interface in ("vllm-generate", "vllm-completions"):
+        model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface=interface)
+        response = await model.respond({"input": [{"role": "user", "content": "then " * 5000}]})
+        assert responses.is_incomplete_response(response)
