@@ -232,6 +232,7 @@ class ExactTokens:
     async def _build_prompt(self, call: TokenCall, renderer: Renderer) -> TokenPrompt:
         """Return the prompt of *call*: the ids of the call before and those of the new messages, if there are any."""
         messages = call.body["messages"]
+        _check_text_only(messages)
         items = responses.get_input_items(call.request)
         history = find_history(items)
         if history is None:
@@ -294,10 +295,25 @@ class ExactTokens:
             log.warning("%s", message)
 
 
+def _check_text_only(messages: list[Item]) -> None:
+    """Raise `Failed` if a message has an image or another part that is not text."""
+    for message in messages:
+        content_parts = message.get("content")
+        kinds = {part.get("type") for part in content_parts} if isinstance(content_parts, list) else set()
+        if other := kinds - {"text", "refusal"}:
+            raise Failed(
+                f"a message has a part of type {min(map(str, other))!r}, and token ids are kept for text only;"
+                " leave out --token-ids",
+                kind="model_bad_request",
+            )
+
+
 def _build_completion(answer: Item, prompt: list[int], ids: list[int], logprobs: list[float]) -> Item:
     """Return a chat completion with the token fields in its message."""
     choice = answer["choices"][0]
-    fields = dict(zip(TOKEN_FIELDS, (prompt, ids, logprobs), strict=True))
+    fields: Item = dict(zip(TOKEN_FIELDS, (prompt, ids, logprobs), strict=True))
+    if choice.get(token_fields.ROUTED_EXPERTS) is not None:
+        fields[token_fields.ROUTED_EXPERTS] = choice[token_fields.ROUTED_EXPERTS]
     message = choice["message"] | fields
     kept = {key: value for key, value in choice.items() if key not in {"token_ids", "logprobs", "prompt_token_ids"}}
     return answer | {"choices": [kept | {"message": message}]}

@@ -51,7 +51,10 @@ CONSTRAINT_FIELDS = (
 
 FORCED_TOOL_CHOICE = "required"
 
-UNSUPPORTED_STATUSES = frozenset({400, 403, 404, 405, 422, 500, 501})
+REJECTED_STATUSES = frozenset({400, 422})
+"""The statuses with which engines reject the content of a request."""
+
+UNSUPPORTED_STATUSES = REJECTED_STATUSES | {403, 404, 405, 501}
 """The statuses with which engines answer requests to interfaces that they lack or that are switched off."""
 
 ADVICE_WITHOUT_IDS = (
@@ -115,7 +118,12 @@ class TokenCall:
     def forces_tool(self) -> bool:
         """Whether the request requires a tool call."""
         choice = self.body.get("tool_choice")
-        return choice == FORCED_TOOL_CHOICE or isinstance(choice, dict)
+        if isinstance(choice, dict):
+            return (
+                choice.get("type") == "function"
+                or (choice.get("allowed_tools") or {}).get("mode") == FORCED_TOOL_CHOICE
+            )
+        return choice == FORCED_TOOL_CHOICE
 
 
 class Renderer(Protocol):
@@ -237,9 +245,7 @@ def get_limit(body: Item) -> int | None:
 def _convert_refusal(refusal: EngineRefusal) -> Exception:
     """Return the error for a rendering that the engine refused: a `UsageError` if the template rejects the messages."""
     answer = refusal.answer
-    if answer.status in UNSUPPORTED_STATUSES - {403, 404, 405} and not responses.is_context_overflow(
-        answer.status, answer.body
-    ):
+    if answer.status in REJECTED_STATUSES and not responses.is_context_overflow(answer.status, answer.body):
         return UsageError(f"the chat template rejects the messages: {errors.parse_refusal(answer.text)[0]}")
     return refusal
 

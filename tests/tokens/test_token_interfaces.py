@@ -63,12 +63,14 @@ async def test_training_refuses_an_engine_without_token_ids() -> None:
     assert TOKEN_FIELDS[1] not in evaluated["output"][-1]
 
 
-async def test_a_probe_that_fails_is_repeated_by_the_next_call() -> None:
+@pytest.mark.parametrize("status", [401, 500, 503])
+async def test_a_probe_that_fails_is_repeated_by_the_next_call(status: int) -> None:
     model, transport = build_upstream(TurnPolicy([TALK[1]] * 9), None)
-    answer, transport.status = transport.status, 401
-    with pytest.raises(Failed, match="401"):
+    transport.status = status
+    with pytest.raises(Failed, match=str(status)) as caught:
         await model.respond({"input": OPENING})
-    transport.status = answer
+    assert caught.value.retryable is (status != 401)
+    transport.status = 200
     response = await model.respond({"input": OPENING})
     assert response["output"][-1][TOKEN_FIELDS[1]]
 
@@ -169,6 +171,33 @@ async def test_a_forced_tool_call_needs_an_engine_that_renders() -> None:
     assert caught.value.kind == "model_bad_request"
     model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
     assert (await model.respond(request))["output"][-1][CONSTRAINED_FIELD] is True
+
+
+async def test_a_list_of_allowed_tools_forces_no_call() -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-completions")
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
+    response = await model.respond({"input": OPENING, "tools": TOOLS, "tool_choice": allowed})
+    assert CONSTRAINED_FIELD not in response["output"][-1]
+    with pytest.raises(Failed, match="cannot force a tool call"):
+        await model.respond({"input": OPENING, "tools": TOOLS, "tool_choice": allowed | {"mode": "required"}})
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
+async def test_images_are_refused(interface: TokenInterface) -> None:
+    model, _ = build_upstream(TurnPolicy(TALK), interface)
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    with pytest.raises(Failed, match="a part of type 'image_url', and token ids are kept for text only") as caught:
+        await model.respond({"input": [{"role": "user", "content": [image]}]})
+    assert caught.value.kind == "model_bad_request"
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
+async def test_a_server_error_while_rendering_can_be_retried(interface: TokenInterface) -> None:
+    model, transport = build_upstream(TurnPolicy(TALK), interface)
+    transport.status = 500
+    with pytest.raises(Failed) as caught:
+        await model.respond({"input": OPENING})
+    assert caught.value.retryable
 
 
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang"])
