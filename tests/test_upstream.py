@@ -148,7 +148,7 @@ class TestTokens:
     async def test_token_fields_are_requested_and_returned_on_the_last_item(self) -> None:
         engine = Engine(completions=completion({"content": "hello", "reasoning": "hmm"} | TOKENS))
         response = await respond(engine, tokens=True, token_interface="chat")
-        assert engine.body == ASKS
+        assert engine.body == ASKS | {"temperature": 1.0, "top_p": 1.0}
         assert {key: response["output"][-1].get(key) for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & response["output"][0].keys()
 
