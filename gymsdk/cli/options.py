@@ -6,15 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
-from gymsdk import credentials, jsonl, responses
 from gymsdk.errors import UsageError, format_suggestion
-from gymsdk.responses import TokenInterface
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
 
@@ -134,6 +132,8 @@ def check_finite(value: float | None) -> float | None:
 
 def parse_head_url(value: str | None) -> str | None:
     """Return the URL of a head, or raise `UsageError` if it is invalid. Used as an option callback."""
+    from gymsdk import credentials
+
     return None if value is None else credentials.check_head_url(value)
 
 
@@ -201,7 +201,10 @@ BaseUrl = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-Api = Annotated[responses.Api | None, typer.Option(help="Choose the API of the model server.", rich_help_panel=MODEL)]
+# The literals repeat those of gymsdk.responses, because importing them would slow down every command.
+Api = Annotated[
+    Literal["chat", "responses"] | None, typer.Option(help="Choose the API of the model server.", rich_help_panel=MODEL)
+]
 Pin = Annotated[
     list[str],
     typer.Option(
@@ -220,8 +223,8 @@ TokenIds = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-TokenInterfaceOption = Annotated[
-    TokenInterface | None,
+TokenInterface = Annotated[
+    Literal["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"] | None,
     typer.Option(
         "--token-interface",
         help="How the model server takes and returns token ids. By default, found out at the first call.",
@@ -412,11 +415,17 @@ def parse_settings(names: Sequence[str], pairs: Iterable[str]) -> dict[str, dict
     return settings
 
 
+def _parse_json(text: str) -> Any:
+    from gymsdk import jsonl
+
+    return jsonl.parse_json(text, strict=True)
+
+
 def _parse_value(pair: str, text: str) -> Any:
     """Return lists, objects and null parsed as JSON; other values stay text, which pydantic converts."""
     if text[:1] in {"[", "{"} or text == "null":
         try:
-            return jsonl.parse_json(text, strict=True)
+            return _parse_json(text)
         except ValueError as error:
             raise UsageError(
                 f"--set {pair}: the value is not valid JSON ({error}); check its brackets and quotes"
@@ -440,7 +449,7 @@ def _parse_pin(pair: str) -> tuple[str, Any]:
     if key in RESERVED_REQUEST_KEYS:
         raise UsageError(f"--pin {pair}: every request sets {key!r} itself; leave it out")
     try:
-        return key, jsonl.parse_json(value, strict=True)
+        return key, _parse_json(value)
     except ValueError:
         return key, value
 
@@ -480,7 +489,7 @@ def _parse_param(pair: str) -> tuple[str, Any]:
     if key in RESERVED_REQUEST_KEYS:
         raise UsageError(f"--param {pair}: the host sets {key!r} itself; leave it out")
     try:
-        return key, jsonl.parse_json(value, strict=True)
+        return key, _parse_json(value)
     except ValueError:
         quoted = f"{key}='\"{value}\"'"
         raise UsageError(f"--param {pair}: the value is not valid JSON; put text in quotes, as in {quoted}") from None

@@ -26,7 +26,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
-    token_interface: options.TokenInterfaceOption = None,
+    token_interface: options.TokenInterface = None,
     tokenizer: options.Tokenizer = None,
     tasks: options.Tasks = None,
     split: options.Split = None,

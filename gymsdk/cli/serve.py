@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import orjson
 import typer
 
-from gymsdk import credentials
 from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
@@ -184,7 +183,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
-    token_interface: options.TokenInterfaceOption = None,
+    token_interface: options.TokenInterface = None,
     tokenizer: options.Tokenizer = None,
     timeout: options.Timeout = 300.0,
     launch_vllm: Annotated[
@@ -481,6 +480,8 @@ def _parse_server_port(pair: str) -> tuple[str, int]:
 def _check_listen_options(role: str | None, head: str | None, advertise_host: str | None) -> None:
     """Raise `UsageError` if a head or a host is malformed or contradicts another option."""
     if head is not None and "@" in head:
+        from gymsdk import credentials
+
         credentials.check_head_url(head)
     if role == "head" and head is not None:
         raise UsageError("--role head starts a head, and --head names another one; leave one of them out")

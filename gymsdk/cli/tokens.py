@@ -39,7 +39,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
         ),
     ] = None,
     base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
-    token_interface: options.TokenInterfaceOption = None,
+    token_interface: options.TokenInterface = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(

@@ -103,7 +103,11 @@ class ExactTokens:
             "nemo-rl": self._chat,
             "chat": self._chat,
         }[interface]
-        return await query(call)
+        try:
+            return await query(call)
+        except (LookupError, TypeError, AttributeError) as error:
+            message = f"{self._name}: an answer of the engine lacks expected fields: {type(error).__name__}: {error}"
+            raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
     def finish(self, response: Item, call: TokenCall, sent: TokenPrompt | None) -> None:
         """Check the ids of *response* against those of the call before, and mark what a trainer must know.

@@ -37,6 +37,7 @@ class EngineTransport:
         requests: The path and the body of each request.
         status: The status of all answers; an error answers nothing else.
         change_prompt: Whether the engine uses another prompt than it is sent.
+        fixed_answer: The JSON value of all answers; `...` for those of the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -45,6 +46,7 @@ class EngineTransport:
         self.requests: list[tuple[str, Item]] = []
         self.status = 200
         self.change_prompt = False
+        self.fixed_answer: object = ...
 
     async def __call__(
         self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
@@ -52,6 +54,8 @@ class EngineTransport:
         self.requests.append((path, body))
         if self.status != OK:
             return HttpResponse("engine", self.status, b'{"error": {"message": "no"}}')
+        if self.fixed_answer is not ...:
+            return HttpResponse("engine", OK, dump_json(self.fixed_answer))
         if self.change_prompt:
             fields = {"prompt", "token_ids", "input_ids"} & body.keys()
             body = body | {key: [*body[key][:-1], 65] for key in fields if isinstance(body[key], list)}

@@ -84,6 +84,18 @@ async def test_an_engine_that_changes_the_prompt_is_an_error(interface: TokenInt
     assert caught.value.kind == "model_bad_tokens"
 
 
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
+@pytest.mark.parametrize("answer", [{}, [], {"choices": []}, {"token_ids": [1], "tokens": [1], "choices": [{}]}, None])
+async def test_an_answer_without_the_expected_fields_is_the_engines_fault(
+    interface: TokenInterface, answer: object
+) -> None:
+    model, transport = build_upstream(TurnPolicy(TALK), interface)
+    transport.fixed_answer = answer
+    with pytest.raises(Failed) as caught:
+        await model.respond({"input": OPENING})
+    assert caught.value.kind in {"model_bad_answer", "model_bad_tokens", "model_no_token_ids"}
+
+
 def edit_text(items: list[Item]) -> list[Item]:
     return [{"role": "user", "content": "Please look elsewhere."}, *items[1:]]
 
