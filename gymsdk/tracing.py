@@ -41,6 +41,7 @@ class LogContext:
         server: The server's name; empty if unknown.
         request: The id of the request that the server answers; empty if unknown.
         rollout: The id of the rollout that the request belongs to; empty if unknown.
+        captured_rollout: The id of the rollout for which the token ids of model calls are captured; empty for none.
         fields: Further fields for the log line of the request.
         cpu_counter: The counter that receives the request's CPU time, once its route is known.
         cpu_seconds: The request's CPU time until then.
@@ -49,6 +50,7 @@ class LogContext:
     server: str = ""
     request: str = ""
     rollout: str = ""
+    captured_rollout: str = ""
     fields: dict[str, LogField] = field(default_factory=dict)
     cpu_counter: CpuCounter | None = None
     cpu_seconds: float = 0.0
@@ -87,6 +89,12 @@ def build_log_context(server: str, headers: Iterable[tuple[bytes, bytes]], rollo
         elif name == b"x-gymsdk-rollout":
             rollout_id = rollout_id or _parse_id(value)
     return LogContext(server, request_id or secrets.token_hex(8), rollout_id)
+
+
+def get_captured_rollout() -> str:
+    """Return the id of the rollout for which the running code captures token ids; empty for none."""
+    current = _log_context.get()
+    return current.captured_rollout if current is not None else ""
 
 
 def set_rollout_id(rollout: str) -> None:

@@ -381,6 +381,14 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=options.LOGGING,
         ),
     ] = None,
+    token_capture_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write the token ids of rollouts whose agents ask for it to this folder, as NeMo Gym does.",
+            rich_help_panel=options.LOGGING,
+        ),
+    ] = None,
     tries: Annotated[
         bool, typer.Option("--open", help="Print curl commands to try.", rich_help_panel=options.OUTPUT)
     ] = False,
@@ -405,7 +413,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     if only is not None and file is not None:
         deployment.serve_as_child(only, file)
         return
-    from gymsdk.config.model import Limits
+    from gymsdk.config.model import Limits, TokenCaptureConfig
     from gymsdk.deploy import plan
     from gymsdk.http.tls import Tls
     from gymsdk.types import Budget
@@ -455,6 +463,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         "mcp": mcp,
         "profile": profile,
         "capture": capture_dir,
+        "token_capture": TokenCaptureConfig(folder=token_capture_dir) if token_capture_dir else None,
     }
     log_options = {"level": log_level, "format": log_format, "directory": log_dir}
     planned = deployment.build_deployment(config, overrides, serve_options, log_options=log_options)

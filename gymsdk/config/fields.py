@@ -12,6 +12,9 @@ from pydantic import BaseModel, ValidationError
 from gymsdk.config.yaml import KeyPath, Node, Problems, format_key_path, to_plain
 from gymsdk.errors import format_error_detail
 
+TOKEN_CAPTURE_KEY = "token_id_capture"  # noqa: S105 - the name of a setting, not a secret
+"""NeMo Gym's key for the capture of token ids, at the top of a configuration and of an agent."""
+
 POLICY_KEYS = ("policy_base_url", "policy_api_key", "policy_model_name")
 
 TOP_LEVEL_KEYS = frozenset(
@@ -30,6 +33,7 @@ TOP_LEVEL_KEYS = frozenset(
         "disallowed_ports",
         "log_level",
         "model_call_capture_dir",
+        TOKEN_CAPTURE_KEY,
         "observability_enabled",
         "log_format",
         "log_dir",
@@ -74,7 +78,6 @@ IGNORED_TOP_LEVEL_KEYS = frozenset(
         "skip_venv_if_present",
         "skip_verification_reward",
         "thinking_tags",
-        "token_id_capture",
         "tokenizer_config",
         "upload_rollouts",
         "uv_cache_dir",
@@ -166,7 +169,7 @@ IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
 _TURN_IGNORED = frozenset(
     {"max_concurrent_episodes", "queue_timeout_seconds", "cleanup_timeout_seconds", "resources_tool_transports"}
 )
-_AGENT_IGNORED = frozenset({"skip_verification_reward", "observability_enabled", "token_id_capture"})
+_AGENT_IGNORED = frozenset({"skip_verification_reward", "observability_enabled", TOKEN_CAPTURE_KEY})
 _MATH_IGNORED = frozenset({"library_verifier_timeout_seconds", "library_verifier_max_concurrency"})
 
 IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {

@@ -151,6 +151,26 @@ class LogConfig(FrozenModel):
         return self.directory is None and (self.level, self.format) != ("warning", "text")
 
 
+class TokenCaptureConfig(FrozenModel):
+    """The capture of token ids for trainers, as the `token_id_capture` of NeMo Gym 0.7.
+
+    gymsdk itself uses only the folder. NeMo Gym's agents and its collector read the rest from the head.
+
+    Attributes:
+        folder: The folder for the token ids of rollouts.
+        all_agents: Whether all agents of NeMo Gym ask for the capture, and not only those configured to.
+        rebuild_response: Whether the collector of NeMo Gym adds the token ids to its results.
+        max_mask_fraction: The fraction of rollouts without usable token ids at which the collector stops.
+        mask_fraction_min_samples: The number of rollouts after which it may stop.
+    """
+
+    folder: Path
+    all_agents: bool = True
+    rebuild_response: bool = True
+    max_mask_fraction: float | None = Field(None, ge=0, le=1)
+    mask_fraction_min_samples: int = Field(50, ge=0)
+
+
 class PortRange(FrozenModel):
     """The range of ports for servers without a port; without a range they use any free port."""
 
@@ -320,6 +340,7 @@ class Deployment(FrozenModel):
         logs: The logs.
         profile: The folder for CPU profiles.
         capture: The folder for the captured model calls of rollouts.
+        token_capture: The capture of token ids for trainers.
         policy: The endpoint for model servers that name none.
         ignored: The place of each of NeMo Gym's keys that gymsdk ignores.
         notes: Warnings for the user.
@@ -354,6 +375,7 @@ class Deployment(FrozenModel):
     logs: LogConfig = LogConfig()
     profile: Path | None = None
     capture: Path | None = None
+    token_capture: TokenCaptureConfig | None = None
     policy: PolicyConfig = Field(default=PolicyConfig(), exclude=True)
     ignored: Mapping[str, Place] = Field(default={}, exclude=True)
     notes: tuple[str, ...] = Field(default=(), exclude=True)

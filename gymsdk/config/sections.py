@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from gymsdk.config import fields, resolve, servers
-from gymsdk.config.fields import is_set, read_fields, validate_fields
+from gymsdk.config.fields import TOKEN_CAPTURE_KEY, is_set, read_fields, validate_fields
 from gymsdk.config.model import (
     DEFAULT_HEAD_PORT,
     DEFAULT_HOST,
@@ -33,6 +33,7 @@ from gymsdk.config.model import (
     ResourcesServerConfig,
     ServerConfig,
     ServerKind,
+    TokenCaptureConfig,
     resolve_environment_name,
 )
 from gymsdk.config.servers import normalize_base_urls, read_model_server, translate_judge_settings
@@ -63,6 +64,20 @@ EPISODE_TIMEOUT_KEY = "default_episode_timeout_seconds"
 DATASET_FIELDS = {"name": "name", "path": "jsonl_fpath", "type": "type", "repeats": "num_repeats"}
 
 
+TOKEN_CAPTURE_IGNORED = frozenset(
+    {
+        "allow_unresolved_continuations",
+        "control_auth_token_env",
+        "delta_records",
+        "external_staging_backend",
+        "lineage_store",
+        "lineage_store_kwargs",
+        "sink_kwargs",
+    }
+)
+"""The keys of NeMo Gym's `token_id_capture` that gymsdk ignores."""
+
+
 def _to_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -81,6 +96,21 @@ class _Switches(BaseModel):
     profiling_results_dirpath: str | None = None
     observability_enabled: bool = False
     model_call_capture_dir: str | None = None
+
+
+class _TokenCapture(BaseModel):
+    """The keys of `token_id_capture` that gymsdk reads, and those of other stores, which it cannot replace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = False
+    all_agents: bool = False
+    dir: str | None = None
+    rebuild_response: bool = True
+    max_mask_fraction: float | None = Field(None, ge=0, le=1)
+    mask_fraction_min_samples: int = Field(50, ge=0)
+    sink: str | None = None
+    external_staging: bool = False
 
 
 def _check_host(host: str) -> str:
@@ -129,6 +159,7 @@ class _DeploymentReader:
             values["host"] = _get_own_address()
         values |= self._read_path("token_file")
         values |= {"profile": self._read_profile(switches), "capture": self._read_capture(switches)}
+        values |= {"token_capture": self._read_token_capture(switches)}
         deployment = self._validate(Deployment, values, DEPLOYMENT_FIELDS) or Deployment()
         head_host, port = self._read_head(deployment.host)
         parts = {
@@ -208,6 +239,29 @@ class _DeploymentReader:
             self._problems.add(place, "observability_enabled needs model_call_capture_dir; set it to a folder")
             return None
         return self._folder / switches.model_call_capture_dir
+
+    def _read_token_capture(self, switches: _Switches) -> TokenCaptureConfig | None:
+        values = self._values.get(TOKEN_CAPTURE_KEY) or {}
+        keys = {field: f"{TOKEN_CAPTURE_KEY}.{field}" for field in _TokenCapture.model_fields}
+        if not isinstance(values, dict):
+            place = self._root.place_of((TOKEN_CAPTURE_KEY,))
+            self._problems.add(place, "token_id_capture must hold enabled and dir, as in {enabled: true, dir: /tokens}")
+            return None
+        values = {key: value for key, value in values.items() if key not in TOKEN_CAPTURE_IGNORED}
+        capture: _TokenCapture | None = self._validate(_TokenCapture, values, keys)
+        if capture is None or not capture.enabled:
+            return None
+        place = self._root.place_of((TOKEN_CAPTURE_KEY, "enabled"))
+        if capture.sink is not None or capture.external_staging:
+            problem = "token_id_capture.sink and external_staging are not supported; gymsdk writes files, remove them"
+            self._problems.add(place, problem)
+            return None
+        folder = capture.dir or switches.model_call_capture_dir
+        if folder is None:
+            self._problems.add(place, "token_id_capture needs dir; set it to a folder")
+            return None
+        settings = capture.model_dump(exclude={"enabled", "dir", "sink", "external_staging"})
+        return TokenCaptureConfig(folder=self._folder / folder, **settings)
 
     def _read_path(self, key: str, field: str | None = None) -> dict[str, Path]:
         value = self._values.get(key)

@@ -39,13 +39,14 @@ from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
 from gymsdk.servers.balancing import LoadBalancer, LocalInstance
+from gymsdk.servers.capture import CapturingModel, TokenCapturingModel
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.middleware import App
-from gymsdk.servers.model import CapturingModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
 from gymsdk.testing import oracle
+from gymsdk.tokens.capture import TokenCaptureFolder
 from gymsdk.types import Budget, Model
 
 DOMAINS = frozenset(
@@ -103,6 +104,7 @@ class ServerBuilder:
             for each in blocks
             if self._needs_model(each, existing_models)
         }
+        self._token_folder = _open_token_folder(deployment, local_servers)
         self._load_balancers: dict[str, LoadBalancer] = {}
         self._incomplete: set[str] = set()
 
@@ -238,13 +240,18 @@ class ServerBuilder:
 
     def _build_model_app(self, block: ServerConfig, _: Urls) -> App:
         return model_server.create_app(
-            self._get_capturing_model(block.name), name=block.name, server_metrics=self._metrics[block.name]
+            self._get_policy(block.name), name=block.name, server_metrics=self._metrics[block.name]
         )
 
     def _get_capturing_model(self, name: str) -> Model:
         model = self.models[name]
         folder = self._deployment.capture
         return model if folder is None else CapturingModel(model, name, folder)
+
+    def _get_policy(self, name: str) -> Model:
+        """Return the model of the model server *name* for agents, whose token ids are captured."""
+        model = self._get_capturing_model(name)
+        return model if self._token_folder is None else TokenCapturingModel(model, self._token_folder)
 
     def _get_load_balancer(self, name: str) -> LoadBalancer:
         if name not in self._load_balancers:
@@ -256,14 +263,21 @@ class ServerBuilder:
 
     def _get_model_for(self, block: ServerConfig) -> Model:
         """Return the model that the server *block* asks."""
-        return self._get_model_by_name(_get_model_name(block, self._blocks.values()))
+        name = _get_model_name(block, self._blocks.values())
+        return self._get_policy(name) if name in self.models else self._build_client(name, captures_tokens=True)
 
     def _get_model_by_name(self, name: str) -> Model:
         """Return the model of the model server *name*: the object in this process, or a client of the server."""
-        if name in self.models:
-            return self._get_capturing_model(name)
-        headers = partial(credentials.build_auth_headers, self._token)
-        return RemoteModel(name, self._instances, seconds=self._get_model_timeout(name), headers=headers)
+        return self._get_capturing_model(name) if name in self.models else self._build_client(name)
+
+    def _build_client(self, name: str, *, captures_tokens: bool = False) -> RemoteModel:
+        return RemoteModel(
+            name,
+            self._instances,
+            seconds=self._get_model_timeout(name),
+            headers=partial(credentials.build_auth_headers, self._token),
+            captures_tokens=captures_tokens,
+        )
 
     def _get_model_timeout(self, name: str) -> float:
         """Return the seconds to wait for the model server *name*: a little longer than the server waits itself."""
@@ -299,6 +313,20 @@ def build_model(block: ServerConfig) -> Model:
     """Create the model that a model server's *block* names."""
     assert isinstance(block.part, ModelServerConfig), "the part of a model server"
     return models.model(block.part.name, **block.part.options)
+
+
+def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) -> TokenCaptureFolder | None:
+    """Return the folder for captured token ids, `None` without one; raises `UsageError` if no model returns ids."""
+    capture = deployment.token_capture
+    model_servers = [each.part for each in servers if isinstance(each.part, ModelServerConfig)]
+    if capture is None or not model_servers:
+        return None
+    if not any(each.options.get("tokens") for each in model_servers):
+        raise UsageError(
+            "token ids can be captured only if the model returns them; add --token-ids, or in a file"
+            " return_token_id_information: true at the model"
+        )
+    return TokenCaptureFolder(capture.folder)
 
 
 def _needs_rows(block: ServerConfig) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
+from gymsdk.config.fields import TOKEN_CAPTURE_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
@@ -54,6 +55,7 @@ RESERVED_KEYS = frozenset(
         "policy_model_name",
         "observability_enabled",
         "model_call_capture_dir",
+        TOKEN_CAPTURE_KEY,
         VERSION_KEY,
         ROUTES_KEY,
     }
@@ -304,7 +306,12 @@ def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> di
 
 
 def _describe_capture(deployment: Deployment) -> dict[str, Any]:
-    """Return where NeMo Gym's collector finds the captured model calls."""
-    if deployment.capture is None:
-        return {}
-    return {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
+    """Return where NeMo Gym's agents and its collector find the captured model calls and token ids."""
+    entries: dict[str, Any] = {}
+    if deployment.capture is not None:
+        entries |= {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
+    if deployment.token_capture is not None:
+        settings = deployment.token_capture.model_dump(exclude={"folder"}, exclude_none=True)
+        folder = str(deployment.token_capture.folder.absolute())
+        entries[TOKEN_CAPTURE_KEY] = {"enabled": True, "dir": folder, **settings}
+    return entries

@@ -58,8 +58,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """Pattern of a rollout id."""
 
-ROLLOUT_PREFIX_PATTERN = re.compile(rf"^/ng-rollout/({ID_PATTERN})(?:/training-token-capture)?(?=/)")
-"""Path prefix in which NeMo Gym's clients name the rollout that a request belongs to."""
+ROLLOUT_PREFIX_PATTERN = re.compile(rf"^/ng-rollout/({ID_PATTERN})(/training-token-capture)?(?=/)")
+"""Path prefix in which NeMo Gym's clients name the rollout that a request belongs to, and ask to capture token ids."""
 
 RESERVED_PATHS = frozenset(
     {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
@@ -153,6 +153,8 @@ class RoutingMiddleware:
             scope["path"], scope["raw_path"] = path, path.encode()
             scope.setdefault("state", {})["rollout_id"] = match[1]
         request_context = tracing.build_log_context(self._metrics.name, scope["headers"], match[1] if match else None)
+        if match and match[2]:
+            request_context.captured_rollout = match[1]
         previous = tracing.set_log_context(request_context)
         try:
             await self._handle_counted(request_context, scope, receive, send)

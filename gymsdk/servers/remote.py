@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, SecretStr, ValidationError
 
-from gymsdk import credentials, errors, responses
+from gymsdk import credentials, errors, responses, tracing
 from gymsdk.client import build_bad_answer_error, build_failure, parse_failure, parse_object, parse_value, parse_verdict
 from gymsdk.config.model import POLICY_SERVER
 from gymsdk.errors import BadRow, Failed
@@ -264,6 +264,7 @@ class RemoteModel:
         headers: Callable[[], client.Headers] = auth_headers,
         wait_seconds: float = RECONNECT_SECONDS,
         watch: float = WATCH_SECONDS,
+        captures_tokens: bool = False,
     ) -> None:
         self.name = name
         self._instances = instances
@@ -272,6 +273,7 @@ class RemoteModel:
         self._headers = headers
         self._wait_seconds = wait_seconds
         self._watch = watch
+        self._captures_tokens = captures_tokens
         self._replicas: tuple[tuple[Sequence[str], client.Headers], ReplicaClient] | None = None
 
     def __repr__(self) -> str:
@@ -291,7 +293,9 @@ class RemoteModel:
         return response
 
     async def _request_replica(self, request: Item, episode: Episode | None, deadline: float) -> HttpResponse:
-        path, affinity = _build_path(episode), get_sticky_key(request, episode)
+        captured = tracing.get_captured_rollout() if self._captures_tokens else ""
+        path = f"/ng-rollout/{captured}/training-token-capture/v1/responses" if captured else _build_path(episode)
+        affinity = get_sticky_key(request, episode)
         while True:
             replicas = self._client_for(await self._replica_urls(episode))
             try:

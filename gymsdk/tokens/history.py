@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from gymsdk.convert import content
-from gymsdk.jsonl import dump_json
+from gymsdk.jsonl import dump_canonical_json, parse_json
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, is_policy_item
 from gymsdk.types import Item, extract_text
 
@@ -52,7 +52,7 @@ def compute_digest(items: Sequence[Item], instructions: object, tools: object) -
     Reasoning, empty texts and ids do not count, because clients may leave them out.
     """
     selected = [[instructions or "", tools or []], *filter(None, map(_select_content, items))]
-    return blake2b(dump_json(selected), digest_size=DIGEST_BYTES).hexdigest()
+    return blake2b(dump_canonical_json(selected), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def drop_ids_after_break(items: Sequence[Item]) -> list[Item] | None:
@@ -82,10 +82,18 @@ def _select_content(item: Item) -> list[object]:
             text = content.split_think_blocks(text)[1].strip()
         return [item.get("role"), text] if text else []
     if kind == "function_call":
-        return [kind, item.get("name"), item.get("arguments")]
+        return [kind, item.get("name"), _parse_arguments(item.get("arguments"))]
     if kind == "function_call_output":
         return [kind, _get_text(item.get("output"))]
     return [] if kind == "reasoning" else [kind]
+
+
+def _parse_arguments(value: object) -> object:
+    """Return the arguments of a call as a value, because clients write them to JSON in another form."""
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _get_text(value: object) -> object:

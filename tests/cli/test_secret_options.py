@@ -30,6 +30,7 @@ from gymsdk.config.model import (
     ResourcesServerConfig,
     ServerConfig,
     Times,
+    TokenCaptureConfig,
 )
 from gymsdk.deploy import child
 from gymsdk.errors import Failed, GymsdkError
@@ -113,6 +114,7 @@ FULL_DEPLOYMENT = Deployment(
     logs=LogConfig(level="info", format="json", directory=Path("logs\udce9"), server="sums"),
     profile=Path("profile"),
     capture=Path("capture"),
+    token_capture=TokenCaptureConfig(folder=Path("tokens"), all_agents=False, max_mask_fraction=0.5),
 )
 """A deployment that differs from the default in all fields that a server needs."""
 

@@ -91,6 +91,11 @@ RAISED: dict[str, tuple[str, ...]] = {
     "head_server must hold host and port": ("head_server: here\n",),
     "… is given without …; TLS needs both": ("tls_key: k\n",),
     "observability_enabled needs model_call_capture_dir": ("observability_enabled: true\n",),
+    "token_id_capture must hold enabled and dir": ("token_id_capture: /tokens\n",),
+    "token_id_capture needs dir": ("token_id_capture: {enabled: true}\n",),
+    "token_id_capture.sink and external_staging are not supported": (
+        "token_id_capture: {enabled: true, dir: t, sink: a:B}\n",
+    ),
     "port_range_low … is above port_range_high …": ("port_range_low: 9\nport_range_high: 8\n",),
     "…: input should be …": ("head_server:\n  port: 70000\n",),
     "…: field required": (f"{MATH}      datasets:\n      - name: x\n",),

@@ -1,0 +1,306 @@
+"""Store the token ids of model calls in files, one file for each rollout, as NeMo Gym 0.7 does.
+
+Many agents keep only the texts of the model's answers. For a trainer that uses such an agent, the model server writes
+the token ids of each call to a folder, and the trainer reads them after the rollout. The files of the
+rollout `ID` are:
+
+- `ID.tokens.jsonl`: one JSON object for each call, written before the agent gets the answer;
+- `ID.tokens.intents`: the id of each call, written before the call. A call without an entry was lost, and a reader
+  must not train on the rollout;
+- `ID.tokens.state.json`: whether a reader has frozen the rollout or a call could not be written;
+- `ID.tokens.lock`: the lock that readers and writers of the rollout hold.
+
+The names, the fields and the meaning of the files are those of `nemo_gym.token_id_capture` 0.7.0.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from struct import pack
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import orjson
+
+from gymsdk.convert.tokens import ENGINE_FIELDS
+from gymsdk.errors import Failed
+from gymsdk.responses import TOKEN_FIELDS
+from gymsdk.types import Item
+
+SCHEMA_VERSION = 1
+"""The version of the entries that NeMo Gym 0.7 reads."""
+
+CONVERSATION_FIELD = "gymsdk_conversation_digest"
+"""The field of an entry with the digest of the conversation up to and including the call, by which the next call of the
+conversation finds it. Readers ignore unknown fields."""
+
+ROLLOUT_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""The ids of rollouts that can be stored. They are parts of file names."""
+
+MAX_ROLLOUTS = 4096
+"""The number of rollouts whose calls are kept in memory. For other rollouts the file is read again."""
+
+DIGEST_VERSION = 1
+DIGEST_DOMAIN = b"nemo-gym-tokens"
+
+
+class ParentCall(NamedTuple):
+    """The call that a request continues, with its token fields."""
+
+    call_id: str
+    tokens: Item
+
+
+class Lineage(NamedTuple):
+    """Which call of the rollout a call continues.
+
+    Attributes:
+        status: `root` for the first call of a conversation, `resolved` if the call before is known, else `unresolved`.
+        parent: The call before.
+        reason: Why the call before is not known: `no_match` or `ambiguous`.
+    """
+
+    status: Literal["root", "resolved", "unresolved"]
+    parent: ParentCall | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of one rollout, read from its file up to *size*."""
+
+    inode: int = 0
+    size: int = 0
+    digests: dict[str, bytes] = field(default_factory=dict)
+    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, entry: Item, line: bytes, offset: int) -> None:
+        call_id = entry["model_call_id"]
+        self.digests[call_id] = sha256(line).digest()
+        if key := entry.get(CONVERSATION_FIELD):
+            self.offsets.setdefault(key, {})[call_id] = offset
+
+
+class TokenCaptureFolder:
+    """The folder with the token ids of rollouts. Several processes can write to it.
+
+    All methods block, because they wait for the disk.
+
+    Args:
+        folder: The folder; it is created if it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._rollouts: dict[str, _Calls] = {}
+        self._rollouts_lock = threading.Lock()
+
+    def begin_call(self, rollout: str, call_id: str, conversation: str | None = None) -> Lineage:
+        """Write that a call is about to be made, and return which call it continues.
+
+        Args:
+            rollout: The id of the rollout.
+            call_id: The id of the new call.
+            conversation: The digest of the conversation up to the last turn of the policy; `None` without a turn.
+
+        Raises:
+            Failed: A reader has frozen the rollout.
+            OSError: The file cannot be written.
+        """
+        with self._lock(rollout):
+            self._check_open(rollout)
+            lineage = Lineage("root") if conversation is None else self._find_parent(rollout, conversation)
+            _append(self._path(rollout, "intents"), call_id.encode() + b"\n")
+        return lineage
+
+    def withdraw_call(self, rollout: str, call_id: str) -> None:
+        """Remove what `begin_call` wrote, because the call failed and the agent got no answer."""
+        path = self._path(rollout, "intents")
+        with self._lock(rollout):
+            lines = path.read_bytes().splitlines(keepends=True)
+            self._replace(path, b"".join(line for line in lines if line.strip() != call_id.encode()))
+
+    def put(self, entry: Item) -> None:
+        """Write the entry of a call. The same entry again changes nothing.
+
+        Args:
+            entry: The entry, as `build_entry` returns it.
+
+        Raises:
+            Failed: A reader has frozen the rollout, or the call has another entry already.
+            OSError: The file cannot be written.
+        """
+        rollout, call_id = entry["rollout_id"], entry["model_call_id"]
+        line = orjson.dumps(entry, option=orjson.OPT_SORT_KEYS)
+        path = self._path(rollout, "jsonl")
+        with self._lock(rollout):
+            self._check_open(rollout)
+            calls = self._read_calls(rollout)
+            known = calls.digests.get(call_id)
+            if known is not None:
+                if known != sha256(line).digest():
+                    message = f"the call {call_id} of rollout {rollout} was captured with other tokens already"
+                    raise Failed(message, kind="token_capture_failed")
+                return
+            offset = calls.size
+            calls.inode, calls.size = _append(path, line + b"\n")
+            calls.add(entry, line, offset)
+
+    def mark_incomplete(self, rollout: str, call_id: str = "") -> None:
+        """Write that a call is missing, so that no reader trains on the rollout.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with self._lock(rollout):
+            state = self._read_state(rollout)
+            state |= {"incomplete": True, "version": state.get("version", 0) + 1}
+            self._replace(self._path(rollout, "state.json"), orjson.dumps(state, option=orjson.OPT_SORT_KEYS))
+            _append(self._path(rollout, "incomplete"), call_id.encode() + b"\n")
+
+    def _find_parent(self, rollout: str, conversation: str) -> Lineage:
+        calls = self._read_calls(rollout)
+        offsets = calls.offsets.get(conversation)
+        if not offsets:
+            intents = self._path(rollout, "intents")
+            # Without an earlier call, the turns of the policy are examples in the first prompt.
+            is_first = not calls.digests and not (intents.exists() and intents.stat().st_size)
+            return Lineage("root" if is_first else "unresolved", reason="" if is_first else "no_match")
+        with self._path(rollout, "jsonl").open("rb") as file:
+            entries = [_read_entry(file, offset) for offset in offsets.values()]
+        entry = min(entries, key=lambda each: each["model_call_id"])
+        if any(each["digest"] != entry["digest"] for each in entries):
+            # The answers have the same text, so the request does not show which of them the agent kept.
+            return Lineage("unresolved", reason="ambiguous")
+        return Lineage("resolved", ParentCall(entry["model_call_id"], {key: entry[key] for key in TOKEN_FIELDS}))
+
+    def _path(self, rollout: str, kind: str) -> Path:
+        assert ROLLOUT_ID_PATTERN.fullmatch(rollout), "callers check the ids of rollouts"
+        return self._folder / f"{rollout}.tokens.{kind}"
+
+    @contextmanager
+    def _lock(self, rollout: str) -> Iterator[None]:
+        with self._path(rollout, "lock").open("a+b") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            yield
+
+    def _read_state(self, rollout: str) -> dict[str, Any]:
+        path = self._path(rollout, "state.json")
+        state: dict[str, Any] = orjson.loads(path.read_bytes()) if path.exists() else {}
+        # A reader that finds a state expects all of its fields.
+        defaults = {"frozen": False, "retired": False, "incomplete": False, "snapshot_id": "", "version": 0}
+        return defaults | {"entry_digests": {}, "indexed_size": 0} | state
+
+    def _check_open(self, rollout: str) -> None:
+        state = self._read_state(rollout)
+        if state["frozen"] or state["retired"]:
+            message = f"the token capture of rollout {rollout} has ended; use another id for a new rollout"
+            raise Failed(message, kind="token_capture_failed")
+
+    def _read_calls(self, rollout: str) -> _Calls:
+        """Return the calls of the rollout. Other processes may have added calls, which are read from the file."""
+        path = self._path(rollout, "jsonl")
+        calls = self._get_calls(rollout)
+        if not path.exists():
+            return self._reset_calls(rollout)
+        status = path.stat()
+        if calls.inode != status.st_ino or calls.size > status.st_size:
+            calls = self._reset_calls(rollout)
+        if calls.size < status.st_size:
+            with path.open("rb") as file:
+                file.seek(calls.size)
+                lines = file.read().splitlines(keepends=True)
+            if not lines[-1].endswith(b"\n"):
+                # A process was killed while it wrote the line. The call is known from the intents.
+                os.truncate(path, status.st_size - len(lines.pop()))
+            for line in lines:
+                calls.add(orjson.loads(line), line.strip(), calls.size)
+                calls.size += len(line)
+        calls.inode = status.st_ino
+        return calls
+
+    def _get_calls(self, rollout: str) -> _Calls:
+        with self._rollouts_lock:
+            # The rollouts used last are at the end.
+            calls = self._rollouts.pop(rollout) if rollout in self._rollouts else _Calls()
+            self._rollouts[rollout] = calls
+            if len(self._rollouts) > MAX_ROLLOUTS:
+                del self._rollouts[next(iter(self._rollouts))]
+        return calls
+
+    def _reset_calls(self, rollout: str) -> _Calls:
+        with self._rollouts_lock:
+            calls = self._rollouts[rollout] = _Calls()
+        return calls
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".tokens-", delete=False) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, path)  # noqa: PTH105 - the name of a temporary file is a string
+
+
+def build_entry(rollout: str, call_id: str, response: Item, lineage: Lineage, conversation: str) -> Item | None:
+    """Return the entry of a call, `None` if the response has no token ids.
+
+    Args:
+        rollout: The id of the rollout.
+        call_id: The id of the call.
+        response: The Response; its last output item carries the token fields.
+        lineage: Which call the call continues.
+        conversation: The digest of the conversation, including the response.
+    """
+    output = response.get("output") or [{}]
+    tokens = {key: output[-1].get(key) for key in ENGINE_FIELDS}
+    if any(tokens[key] is None for key in TOKEN_FIELDS):
+        return None
+    ids = [*tokens[TOKEN_FIELDS[0]], *tokens[TOKEN_FIELDS[1]]]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rollout_id": rollout,
+        "model_call_id": call_id,
+        "model": response.get("model") or "",
+        **tokens,
+        "output_items": [{key: value for key, value in item.items() if key not in ENGINE_FIELDS} for item in output],
+        "token_item_index": len(output) - 1,
+        "response_id": response.get("id"),
+        "created_at": time.time(),
+        "cum_len": len(ids),
+        "digest": compute_token_digest(ids),
+        "parent_call_id": lineage.parent.call_id if lineage.parent else None,
+        "parent_resolution": lineage.status,
+        "parent_resolution_reason": lineage.reason,
+        CONVERSATION_FIELD: conversation,
+    }
+
+
+def compute_token_digest(ids: list[int]) -> str:
+    """Return the digest of token *ids*, as NeMo Gym computes it to compare a prompt with the call before."""
+    encoded = pack(f">BQ{len(ids)}Q", DIGEST_VERSION, len(ids), *ids) if ids else b""
+    return sha256(DIGEST_DOMAIN + encoded).hexdigest()
+
+
+def _append(path: Path, line: bytes) -> tuple[int, int]:
+    """Append *line* to the file and wait until the disk has it; return the file's inode and size."""
+    with path.open("ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_ino, file.tell()
+
+
+def _read_entry(file: BinaryIO, offset: int) -> Item:
+    file.seek(offset)
+    entry: Item = orjson.loads(file.readline())
+    return entry
