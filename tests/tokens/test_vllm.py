@@ -23,10 +23,13 @@ from typing import Any
 import pytest
 
 import gymsdk
-from gymsdk import responses
+from gymsdk import responses, tracing
 from gymsdk.http import client
 from gymsdk.responses import TOKEN_FIELDS, TokenInterface
-from gymsdk.types import Item
+from gymsdk.servers.capture import TokenCapturingModel
+from gymsdk.tokens.capture import TokenCaptureFolder
+from gymsdk.tracing import LogContext
+from gymsdk.types import Episode, Item, Model
 
 from .conversations import TEXTS, TOOLS, Played, Turn, play
 
@@ -123,21 +126,31 @@ class Shaped:
         self.model = model
         self.extra = {"structured_outputs": {"regex": pattern}} if pattern else {}
 
-    async def respond(self, request: Item) -> Item:
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         metadata = {"extra_body": json.dumps(self.extra | {"seed": random.randrange(2**31)})}
         return await self.model.respond(request | {"metadata": metadata})
 
 
-async def play_many(url: str, interface: TokenInterface | None, pattern: str | None, **options: Any) -> list[Played]:
-    model = Shaped(gymsdk.model(f"vllm/tiny@{url}", tokens=True, token_interface=interface), pattern)
+async def play_many(
+    url: str,
+    interface: TokenInterface | None,
+    pattern: str | None,
+    *,
+    keep_ids: bool = True,
+    capture: Path | None = None,
+) -> list[Played]:
+    model: Model = Shaped(gymsdk.model(f"vllm/tiny@{url}", tokens=True, token_interface=interface), pattern)
+    if capture is not None:
+        model = TokenCapturingModel(model, TokenCaptureFolder(capture))
     rng = random.Random(7)
     slots = asyncio.Semaphore(16)
 
-    async def play_one(turns: list[Turn]) -> Played:
+    async def play_one(number: int, turns: list[Turn]) -> Played:
         async with slots:
-            return await play(model, turns, **options)
+            tracing.set_log_context(LogContext(captured_rollout=f"r{number}"))
+            return await play(model, turns, keep_ids=keep_ids)
 
-    return await asyncio.gather(*(play_one(build_turns(rng)) for _ in range(CONVERSATIONS)))
+    return await asyncio.gather(*(play_one(number, build_turns(rng)) for number in range(CONVERSATIONS)))
 
 
 def report(capsys: pytest.CaptureFixture[str], label: str, played: list[Played]) -> tuple[int, int, int]:
@@ -181,6 +194,21 @@ async def test_a_client_that_drops_the_ids_breaks_the_prefix(
     played = await play_many(scaled_out, "vllm-completions", TOOL_CALL, keep_ids=False)
     transitions, violations, _ = report(capsys, "vllm-completions, ids dropped by the client", played)
     assert violations > transitions / 4
+
+
+async def test_captured_ids_keep_the_prefix_for_a_client_that_drops_them(
+    scaled_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pattern in (TOOL_CALL, None):
+        folder = tmp_path / ("tools" if pattern else "text")
+        played = await play_many(scaled_out, "vllm-completions", pattern, keep_ids=False, capture=folder)
+        label = f"captured, ids dropped by the client, {folder.name}"
+        assert report(capsys, label, played) == (3 * CONVERSATIONS, 0, 0)
+        for number, each in enumerate(played):
+            lines = (folder / f"r{number}.tokens.jsonl").read_text().splitlines()
+            entries = [json.loads(line) for line in lines]
+            assert [entry[TOKEN_FIELDS[1]] for entry in entries] == [item[TOKEN_FIELDS[1]] for item in each.carriers]
+            assert [entry["parent_resolution"] for entry in entries] == ["root", *["resolved"] * 3]
 
 
 async def test_the_log_probabilities_are_those_of_the_model(
