@@ -21,7 +21,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
@@ -35,6 +35,30 @@ from gymsdk.workers.offload import InlineExecutor, Work, find_work, list_work, s
 
 CallResult: TypeAlias = tuple[Literal["ready", "value", "error", "memory", "lost"], bytes]
 """How a request to a worker ended, and its pickled content."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickledCall:
+    """A call of an offloaded function, for another process.
+
+    Attributes:
+        address: The function's address, `module:qualname`.
+        code: The pickled function, if it cannot be imported.
+        arguments: The pickled positional and keyword arguments.
+        timeout: The limit of wall-clock time in seconds.
+        cpu: The limit of CPU time in seconds.
+        memory: The limit of additional memory in bytes.
+        modules: Modules that the worker should import before the first call.
+    """
+
+    address: str
+    code: bytes | None
+    arguments: bytes
+    timeout: float
+    cpu: float
+    memory: int
+    modules: tuple[str, ...]
+
 
 MAX_TRACEBACK_CHARS = 4000
 
@@ -235,18 +259,24 @@ class ProcessExecutor:
         """Run the function in a worker and return its result."""
         if self._process != os.getpid():
             self._initialize_after_fork()
-        arguments = _pickle_for_worker((args, kwargs), work)
-        code = None if work.importable else _pickle_for_worker(work.function, work)
+        call = pickle_call(work, args, kwargs)
         with pause_deadline():
-            result = await self._run_in_slot(work, code, arguments)
-        return _unpack_result(result, work)
+            result = await self.run_call(call)
+        value: R = unpack_result(result, call)
+        return value
 
-    async def _run_in_slot(self, work: Work[..., object], code: bytes | None, arguments: bytes) -> CallResult:
+    async def run_call(self, call: PickledCall) -> CallResult:
+        """Run a pickled call in a worker and return its pickled result.
+
+        Raises:
+            BudgetSpent: The call used up its CPU time.
+            WorkerLost: The worker was lost, or the call did not return in time.
+        """
         semaphore, free = self._semaphore, self._free
         await semaphore.acquire()
         slot = free.pop()
         try:
-            result = await slot.run(work, code, arguments)
+            result = await slot.run(call)
             if result[0] == "memory":
                 slot.discard()  # its heap may be nearly full
             return result
@@ -281,19 +311,19 @@ class WorkerSlot:
         """Whether the next call has to start a worker."""
         return self._connection is None
 
-    async def run(self, work: Work[..., object], code: bytes | None, arguments: bytes) -> CallResult:
+    async def run(self, call: PickledCall) -> CallResult:
         """Run one call and return its result; without a result, the worker is discarded."""
         reason = ""
         for _ in range(MAX_START_ATTEMPTS):
             try:
-                return await self._load(work, code) or await self._execute(work, arguments)
+                return await self._load(call) or await self._execute(call)
             except _WorkerNotReadyError as error:
                 reason = str(error)
                 self.discard()
             except BaseException:
                 self.discard()
                 raise
-        raise WorkerLost(f"no worker could run {work.address}: {reason}", kind="worker_start", retryable=True)
+        raise WorkerLost(f"no worker could run {call.address}: {reason}", kind="worker_start", retryable=True)
 
     def discard(self) -> None:
         """Disconnect from the worker and kill it in the background."""
@@ -309,55 +339,56 @@ class WorkerSlot:
         self._connection, self._loaded = None, {}
         return process
 
-    async def _load(self, work: Work[..., object], code: bytes | None) -> CallResult | None:
+    async def _load(self, call: PickledCall) -> CallResult | None:
         """Make the worker load the function, and return the result if that failed."""
-        if work.address in self._loaded and self._loaded[work.address] == code and self._path == sys.path:
+        address, code = call.address, call.code
+        if address in self._loaded and self._loaded[address] == code and self._path == sys.path:
             return None
         path = [*sys.path]
         try:
             async with asyncio.timeout(WORKER_START_SECONDS):
-                connection = self._connection or await self._start()
-                result = await _call_worker(connection, load_function, work.address, code, path)
+                connection = self._connection or await self._start(call.modules)
+                result = await _call_worker(connection, load_function, address, code, path)
         except (OSError, EOFError) as error:  # TimeoutError is an OSError
             raise _WorkerNotReadyError(f"it did not start ({error!r})") from error
         if result[0] != "ready":
             return result
-        self._loaded[work.address], self._path = code, path
+        self._loaded[address], self._path = code, path
         return None
 
-    async def _start(self) -> socket.socket:
+    async def _start(self, needed: Collection[str]) -> socket.socket:
         self._connection, worker_end = socket.socketpair()
         self._connection.setblocking(False)
-        modules = sorted({module for work in list_work() for module in work.modules})
+        modules = sorted({*needed, *(module for work in list_work() for module in work.modules)})
         self._process = await self._starters.run(self._fork_server.fork, worker_end, modules)
         return self._connection
 
-    async def _execute(self, work: Work[..., object], arguments: bytes) -> CallResult:
+    async def _execute(self, call: PickledCall) -> CallResult:
         assert self._connection is not None
         try:
-            async with asyncio.timeout(work.timeout):
+            async with asyncio.timeout(call.timeout):
                 with count_worker_cpu(self._process):
                     return await _call_worker(
-                        self._connection, execute_call, work.address, arguments, work.cpu, work.memory
+                        self._connection, execute_call, call.address, call.arguments, call.cpu, call.memory
                     )
         except TimeoutError:
             raise WorkerLost(
-                f"{work.address} had not returned after {work.timeout:g} s, with CPU time to spare",
+                f"{call.address} had not returned after {call.timeout:g} s, with CPU time to spare",
                 kind="worker_timeout",
                 retryable=True,
             ) from None
         except ConnectionError as error:  # the worker has not read the request
             raise _WorkerNotReadyError("it was killed while idle") from error
         except EOFError:
-            await self._raise_exit_reason(work)
+            await self._raise_exit_reason(call)
 
-    async def _raise_exit_reason(self, work: Work[..., object]) -> NoReturn:
+    async def _raise_exit_reason(self, call: PickledCall) -> NoReturn:
         process, self._process = self._process, 0
         status = await self._starters.run(self._fork_server.kill, process)
         if status == -signal.SIGPROF:
-            raise BudgetSpent(f"{work.address} used up its {work.cpu:g} s of CPU time", kind="cpu_spent")
+            raise BudgetSpent(f"{call.address} used up its {call.cpu:g} s of CPU time", kind="cpu_spent")
         raise WorkerLost(
-            f"the worker that ran {work.address} was killed or exited (status {status})",
+            f"the worker that ran {call.address} was killed or exited (status {status})",
             kind="worker_killed",
             retryable=True,
         )
@@ -382,34 +413,57 @@ async def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _pickle_for_worker(content: object, work: Work[..., object]) -> bytes:
+def pickle_call(work: Work[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> PickledCall:
+    """Return the call of *work* with these arguments, for another process.
+
+    Raises:
+        Failed: The function or an argument cannot be pickled.
+    """
+    return PickledCall(
+        work.address,
+        None if work.importable else _pickle_for_worker(work.function, work.address),
+        _pickle_for_worker((args, kwargs), work.address),
+        work.timeout,
+        work.cpu,
+        work.memory,
+        work.modules,
+    )
+
+
+def _pickle_for_worker(content: object, address: str) -> bytes:
     try:
         return pickle_by_value(content)
     except Exception as error:
-        message = f"{work.address} uses an object that cannot be sent to a worker ({error}); pass plain data"
+        message = f"{address} uses an object that cannot be sent to a worker ({error}); pass plain data"
         raise Failed(message, kind="offload") from error
 
 
-def _unpack_result(result: CallResult, work: Work[P, R]) -> R:
+def unpack_result(result: CallResult, call: PickledCall) -> Any:
+    """Return the value of a *call*, or raise the exception with which it ended.
+
+    Raises:
+        BudgetSpent: The call used up its memory.
+        Failed: The result cannot be unpickled.
+    """
     kind, body = result
     if kind == "memory":
-        raise BudgetSpent(f"{work.address} used up its {work.memory >> 20} MiB of memory", kind="memory_spent")
+        raise BudgetSpent(f"{call.address} used up its {call.memory >> 20} MiB of memory", kind="memory_spent")
     if kind == "value":
-        value: R = _unpickle_from_worker(body, work)
-        return value
+        return _unpickle_from_worker(body, call)
     if kind == "error":
-        error, text = _unpickle_from_worker(body, work)
-        error.add_note(f"In the worker:\n{text}")
+        error, text = _unpickle_from_worker(body, call)
+        if text:
+            error.add_note(f"In the worker:\n{text}")
         raise error
-    raise Failed(f"{work.address} {_unpickle_from_worker(body, work)}", kind="offload")
+    raise Failed(f"{call.address} {_unpickle_from_worker(body, call)}", kind="offload")
 
 
-def _unpickle_from_worker(body: bytes, work: Work[..., object]) -> Any:
+def _unpickle_from_worker(body: bytes, call: PickledCall) -> Any:
     try:
         return pickle.loads(body)  # noqa: S301 - written by our worker
     except Exception as error:
         raise Failed(
-            f"the result of {work.address} cannot be read in this process ({error})", kind="offload"
+            f"the result of {call.address} cannot be read in this process ({error})", kind="offload"
         ) from error
 
 

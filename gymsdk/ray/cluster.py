@@ -1,0 +1,157 @@
+"""Connect this process to a Ray cluster, and start and stop a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import ray
+
+from gymsdk.errors import GymsdkError, UsageError
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+"""The environment variable with the address of a cluster, which Ray itself reads, too."""
+
+LOCAL, AUTO = "local", "auto"
+"""The addresses that start a cluster, and that find the cluster of this machine."""
+
+CONNECT_SECONDS = 5.0
+"""Seconds to wait for a connection to the address. Ray itself waits for minutes."""
+
+NAMESPACE = "gymsdk"
+"""The namespace of our actors."""
+
+VERSION_PATTERN = re.compile(r"Ray: (?P<ray>\S+).*?Python: (?P<python>[\d.]+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A cluster to which this process is connected.
+
+    Attributes:
+        address: The address of its head for other processes, `HOST:PORT`.
+        is_own: Whether this process started the cluster.
+        dashboard_url: The URL of its dashboard, `None` without one.
+    """
+
+    address: str
+    is_own: bool
+    dashboard_url: str | None
+
+
+@contextmanager
+def connect(address: str) -> Iterator[RayCluster]:
+    """Connect this process to the cluster at *address* while the context is open.
+
+    A process that is connected already, such as an actor or the process of a trainer, stays connected.
+
+    Args:
+        address: `HOST:PORT` or `ray://HOST:PORT` of a cluster, `auto` for the cluster of this machine, or `local` to
+            start one that ends with the context.
+
+    Raises:
+        UsageError: The address has another form.
+        GymsdkError: No cluster answers, or it refuses this process.
+    """
+    if ray.is_initialized():
+        yield _describe(is_own=False)
+        return
+    check_address(address)
+    is_own = address == LOCAL
+    _initialize(address)
+    # Other libraries, and the processes that this one starts, find the same cluster.
+    before = os.environ.get(ADDRESS_VARIABLE)
+    cluster = _describe(is_own=is_own)
+    os.environ[ADDRESS_VARIABLE] = cluster.address
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        if before is None:
+            os.environ.pop(ADDRESS_VARIABLE, None)
+        else:
+            os.environ[ADDRESS_VARIABLE] = before
+
+
+def join(address: str | None) -> None:
+    """Connect this process to the cluster at *address*, by default that of `RAY_ADDRESS`, until the process ends.
+
+    Raises:
+        UsageError: There is no address.
+        GymsdkError: No cluster answers, or it refuses this process.
+    """
+    if ray.is_initialized():
+        return
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise UsageError("offloaded functions run on Ray, but no cluster is named; set --ray-address or RAY_ADDRESS")
+    check_address(address)
+    _initialize(address)
+
+
+def check_address(address: str) -> None:
+    """Raise `UsageError` if *address* has none of the forms that `connect` takes."""
+    if address in {LOCAL, AUTO}:
+        return
+    parts = urlsplit(address if "://" in address else f"ray://{address}")
+    with suppress(ValueError):
+        if parts.scheme == "ray" and parts.hostname and parts.port and not parts.path and "@" not in address:
+            return
+    raise UsageError(
+        f"{address!r} is not the address of a Ray cluster; write HOST:PORT, ray://HOST:PORT, auto, or local"
+    )
+
+
+def _initialize(address: str) -> None:
+    if address not in {LOCAL, AUTO}:
+        _check_reachable(address)
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        raise GymsdkError(_explain(address, str(error))) from error
+
+
+def _check_reachable(address: str) -> None:
+    parts = urlsplit(address if "://" in address else f"ray://{address}")
+    assert parts.hostname is not None
+    assert parts.port is not None
+    try:
+        socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise GymsdkError(
+            f"no Ray cluster answers at {address} ({reason}); name a running cluster, or `local` to start one"
+        ) from error
+
+
+def _explain(address: str, reason: str) -> str:
+    """Return one sentence for the *reason* that Ray gives in several lines."""
+    versions = [match.groupdict() for match in VERSION_PATTERN.finditer(reason)]
+    if len(versions) > 1:
+        theirs, ours = versions[:2]
+        return (
+            f"the Ray cluster at {address} has Ray {theirs['ray']} and Python {theirs['python']}, and this process has"
+            f" Ray {ours['ray']} and Python {ours['python']}; use the same versions on both sides"
+        )
+    if address == AUTO and "running Ray instance" in reason:
+        return "no Ray cluster runs on this machine; name one as HOST:PORT, or use `local` to start one"
+    if reason.startswith("Failed to connect"):
+        # Ray names the reason in its log only. The address accepts connections.
+        mode = os.environ.get("RAY_AUTH_MODE", "disabled")
+        return (
+            f"{address} accepts connections, but not this process as a part of a Ray cluster: it is no Ray cluster, or it"
+            f" requires another authentication token (here RAY_AUTH_MODE is {mode}); set RAY_AUTH_MODE, and"
+            " RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, as on the nodes of the cluster"
+        )
+    return f"the Ray cluster at {address} cannot be used: {reason.strip().splitlines()[0]}"
+
+
+def _describe(*, is_own: bool) -> RayCluster:
+    context = ray.get_runtime_context()
+    dashboard = ray._private.worker.get_dashboard_url() if hasattr(ray, "_private") else None  # noqa: SLF001
+    return RayCluster(context.gcs_address, is_own, f"http://{dashboard}" if dashboard else None)

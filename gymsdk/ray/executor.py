@@ -1,0 +1,231 @@
+"""Run offloaded functions as Ray tasks, spread over the nodes of a cluster.
+
+Each Ray worker keeps one warm worker process of `gymsdk.workers.processes`, in which the function runs under its limits
+of time, CPU and memory. A call therefore ends in the same ways on a cluster as on one machine. Ray starts the workers,
+spreads the tasks, and runs a task again on another node if its node is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ParamSpec, TypeAlias, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
+from gymsdk.errors import EpisodeError, GymsdkError, WorkerLost
+from gymsdk.ray.cluster import join
+from gymsdk.workers.offload import Work
+from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
+
+CPUS_PER_TASK = 0.1
+"""The CPUs that Ray reserves for a task. A small number, because trainers reserve most CPUs of their cluster."""
+
+MAX_RETRIES = 3
+"""How often Ray runs a task again whose worker or node was lost."""
+
+MAX_QUEUED_CALLS = 4096
+"""The number of calls that wait or run. Further calls wait until one of these ends."""
+
+BATCH_SECONDS = 0.05
+"""The time that the calls of one task should take together: much longer than the overhead of a task."""
+
+MAX_BATCH = 64
+"""The largest number of calls in a task."""
+
+START_SECONDS = 120.0
+"""Seconds that a task may wait for a node, and for the imports of a new worker, in addition to the limits of its calls."""
+
+REFRESH_SECONDS = 5.0
+"""Seconds between two requests for the number of CPUs of the cluster."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TimedResult: TypeAlias = tuple[CallResult, float]
+"""How a call ended, and the seconds that it took."""
+
+log = logging.getLogger("gymsdk")
+
+
+class RayExecutor:
+    """Runs offloaded functions as tasks of the Ray cluster to which this process is connected.
+
+    At most as many tasks run as the cluster has CPUs. Small calls that wait for a free CPU share a task.
+
+    Args:
+        address: The address of the cluster, if this process is not connected; by default that of `RAY_ADDRESS`.
+        cpus: The CPUs that Ray reserves for a task.
+    """
+
+    def __init__(self, address: str | None = None, *, cpus: float = CPUS_PER_TASK) -> None:
+        self._address = address
+        self._cpus = cpus
+        self._capacity = CrossLoopSemaphore(MAX_QUEUED_CALLS)
+        self._dispatcher: _Dispatcher | None = None
+        self._lock = threading.Lock()
+
+    async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the result of the function.
+
+        Raises:
+            GymsdkError: The cluster does not accept this process.
+            BudgetSpent: The call used up its CPU time or its memory.
+            WorkerLost: The call did not return in time, or its nodes were lost several times.
+            Failed: Its arguments or its result cannot be pickled.
+        """
+        call = pickle_call(work, args, kwargs)
+        with pause_deadline():
+            await self._capacity.acquire()
+            try:
+                result = await asyncio.wrap_future(self._get_dispatcher().submit(call))
+            finally:
+                self._capacity.release()
+        value: R = unpack_result(result, call)
+        return value
+
+    @property
+    def queued(self) -> int:
+        """The number of calls that wait for a task."""
+        return self._dispatcher.queued if self._dispatcher else 0
+
+    def _get_dispatcher(self) -> _Dispatcher:
+        with self._lock:
+            if self._dispatcher is None:
+                self._dispatcher = _Dispatcher(self._address, self._cpus)
+            return self._dispatcher
+
+
+@dataclass(slots=True, eq=False)
+class _QueuedCall:
+    call: PickledCall
+    future: Future[CallResult]
+
+
+class _Dispatcher:
+    """Sends queued calls to the cluster, on an event loop in a thread of its own."""
+
+    def __init__(self, address: str | None, cpus: float) -> None:
+        self._address = address
+        self._cpus = cpus
+        self._queue: deque[_QueuedCall] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._slots = 1
+        self._counted_at = -math.inf
+        self._seconds: dict[str, float] = {}
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="gymsdk-ray", daemon=True).start()
+
+    @property
+    def queued(self) -> int:
+        """The number of calls that wait for a task."""
+        return len(self._queue)
+
+    def submit(self, call: PickledCall) -> Future[CallResult]:
+        """Queue *call* and return the future of its result."""
+        queued = _QueuedCall(call, Future())
+        self._loop.call_soon_threadsafe(self._enqueue, queued)
+        return queued.future
+
+    def _enqueue(self, queued: _QueuedCall) -> None:
+        self._queue.append(queued)
+        self._send()
+
+    def _send(self) -> None:
+        """Start tasks for queued calls as long as there are free slots."""
+        try:
+            self._count_slots()
+        except GymsdkError as error:
+            while self._queue:
+                _set_exception(self._queue.popleft().future, error)
+            return
+        while self._queue and len(self._running) < self._slots:
+            if batch := self._take_batch():
+                task = self._loop.create_task(self._run_batch(batch))
+                self._running.add(task)
+                task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if error := task.exception():
+            log.error("a task of offloaded calls failed unexpectedly: %r", error, exc_info=error)
+        self._send()
+
+    def _count_slots(self) -> None:
+        if time.monotonic() - self._counted_at < REFRESH_SECONDS:
+            return
+        join(self._address)
+        self._slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._counted_at = time.monotonic()
+
+    def _take_batch(self) -> list[_QueuedCall]:
+        """Remove the calls of the next task from the queue; calls whose callers have given up are dropped."""
+        share = math.ceil(len(self._queue) / max(1, self._slots - len(self._running)))
+        seconds = self._seconds.get(self._queue[0].call.address)
+        size = 1 if seconds is None else min(MAX_BATCH, share, max(1, int(BATCH_SECONDS / max(seconds, 1e-6))))
+        taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+        return [each for each in taken if each.future.set_running_or_notify_cancel()]
+
+    async def _run_batch(self, batch: Sequence[_QueuedCall]) -> None:
+        calls = [each.call for each in batch]
+        deadline = START_SECONDS + sum(call.timeout for call in calls)
+        reference = run_calls.options(num_cpus=self._cpus).remote(calls)
+        try:
+            results: list[TimedResult] = await asyncio.wait_for(asyncio.wrap_future(reference.future()), deadline)
+        except TimeoutError:
+            ray.cancel(reference, force=True)
+            self._fail(batch, f"had not returned after {deadline:g} s, with the start of its worker", "worker_timeout")
+        except (RayError, GetTimeoutError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self._fail(batch, f"lost its worker on the Ray cluster ({reason})", "worker_killed")
+        else:
+            for each, (result, seconds) in zip(batch, results, strict=True):
+                mean = self._seconds.get(each.call.address, seconds)
+                self._seconds[each.call.address] = mean + (seconds - mean) / 8
+                with suppress(InvalidStateError):
+                    each.future.set_result(result)
+
+    @staticmethod
+    def _fail(batch: Sequence[_QueuedCall], reason: str, kind: str) -> None:
+        for each in batch:
+            _set_exception(each.future, WorkerLost(f"{each.call.address} {reason}", kind=kind, retryable=True))
+
+
+def _set_exception(future: Future[CallResult], error: Exception) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(error)
+
+
+_executors: list[ProcessExecutor] = []
+"""The executor of a Ray worker, once a task has needed it."""
+
+
+@ray.remote(scheduling_strategy="SPREAD", max_retries=MAX_RETRIES)
+def run_calls(calls: Sequence[PickledCall]) -> list[TimedResult]:
+    """Run *calls* one after another in the worker process of this Ray worker."""
+    if not _executors:
+        _executors.append(ProcessExecutor(1))
+    return asyncio.run(_run_calls(_executors[0], calls))
+
+
+async def _run_calls(executor: ProcessExecutor, calls: Sequence[PickledCall]) -> list[TimedResult]:
+    results: list[TimedResult] = []
+    for call in calls:
+        began = time.perf_counter()
+        try:
+            result = await executor.run_call(call)
+        except EpisodeError as error:
+            result = "error", pickle.dumps((error, ""))
+        results.append((result, time.perf_counter() - began))
+    return results
