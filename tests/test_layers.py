@@ -24,7 +24,7 @@ LAYERS = (
     {"episode", "metrics"},
     {"gym", "rollouts"},
     {"observability", "servers", "testing"},
-    {"bench", "checks", "deploy"},
+    {"bench", "checks", "deploy", "ray"},
     {"", "__main__", "bench.child", "checks.pytest_plugin", "cli"},
 )
 """The layers, lowest first. A module imports from its own layer and the layers below it, inside functions too.
@@ -51,6 +51,7 @@ THIRD_PARTIES = {
     "pydantic": {"*"},
     "pydantic_core": {"*"},
     "pytest": {"checks.pytest_plugin"},
+    "ray": {"ray"},
     "rich": {"cli"},
     "starlette": {"servers", "observability", "testing"},
     "typer": {"cli"},

@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, redirect_stdout
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,6 @@ from gymsdk.models import registry
 from gymsdk.types import Model
 
 log = logging.getLogger("gymsdk")
-
-RAY_ADDRESS_KEY = "ray_head_node_address"
-"""NeMo Gym's key for the address of a Ray cluster. gymsdk does not use it."""
 
 EMPTY_MAPPING: Mapping[str, Any] = {}
 
@@ -101,7 +98,7 @@ def _check_for_servers(deployment: Deployment, given: Collection[str], files: Se
     """Return *deployment*; raise `UsageError` if neither the files nor the *given* options name anything to serve."""
     if deployment.servers or deployment.head_host or {"environments", "model", "role", "head_url"} & set(given):
         return deployment
-    if RAY_ADDRESS_KEY not in deployment.ignored:
+    if deployment.ray_address is None:
         sources = ", ".join(map(str, files)) or "the settings"
         raise UsageError(f"{sources} names no server; `gymsdk config NAME` writes a file that serves an environment")
     # A file that only names a cluster starts its first node, which others join.
@@ -157,6 +154,7 @@ def serve_until_stopped(
     """
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
+    from gymsdk.cli.ray import connect_ray
     from gymsdk.observability.logging import log_to
     from gymsdk.tracing import profile_to_directory
 
@@ -164,8 +162,19 @@ def serve_until_stopped(
     try:
         # The output of an environment's code must not mix with the JSON line for programs.
         with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile), redirect_stdout(sys.stderr):
-            work = _serve_deployment(deployment, announce, separate=separate, sockets=sockets)
-            run_until_signal(work, quiet=deployment.only is not None)
+            if deployment.only is not None:
+                from gymsdk.deploy.process import use_offload
+
+                use_offload(deployment.offload)
+                work = _serve_deployment(deployment, announce, separate=separate, sockets=sockets)
+                run_until_signal(work, quiet=True)
+                return
+            with connect_ray(deployment.ray_address, deployment.offload) as cluster:
+                if cluster is not None:
+                    update = {"ray_address": cluster.address, "offload": deployment.offload or "ray"}
+                    deployment = deployment.model_copy(update=update)
+                    announce.ray = cluster.address
+                run_until_signal(_serve_deployment(deployment, announce, separate=separate, sockets=sockets))
     except Stopped as stop:
         # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
         raise typer.Exit(0 if announce.ready else stop.code) from None
@@ -184,6 +193,10 @@ async def _serve_deployment(
             if started.model is not None:
                 # Built here for separate servers too: a wrong option is reported once, before any process starts.
                 registry.model(started.model.name, **started.model.options)
+            if deployment.replicas:
+                from gymsdk.ray.replicas import check_reachable
+
+                check_reachable(deployment)
             if separate:
                 await _serve_separately(started, announce)
             else:
@@ -221,7 +234,11 @@ async def _serve_in_process(deployment: Deployment, announce: Announcer, sockets
     from gymsdk.deploy.process import serve
 
     with open_scratch_folder() if announce.tries else nullcontext() as folder:
-        async with serve(deployment=deployment, sockets=sockets) as running:
+        async with serve(deployment=deployment, sockets=sockets) as running, AsyncExitStack() as stack:
+            if deployment.replicas:
+                from gymsdk.ray.replicas import run_replicas
+
+                await stack.enter_async_context(run_replicas(deployment, running.head_url))
             if deployment.only is None:
                 policy = deployment.model.name if deployment.model else running.model
                 await announce(running.head_url, running.services, policy, folder, running.environments)

@@ -288,6 +288,39 @@ Agent = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Let this agent of --head play rows that name no agent.", rich_help_panel=RUN),
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|auto|local|none",
+        help="Use this Ray cluster, the one of this machine, a new one, or none.",
+        show_default="RAY_ADDRESS",
+        rich_help_panel="Ray",
+    ),
+]
+Replicas = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Let Ray run N replicas of the environments and agents on its nodes.",
+        show_default=False,
+        rich_help_panel="Ray",
+    ),
+]
+CpusPerReplica = Annotated[
+    float, typer.Option(min=0, metavar="N", help="Reserve N CPUs for a replica.", rich_help_panel="Ray")
+]
+GpusPerReplica = Annotated[
+    float, typer.Option(min=0, metavar="N", help="Reserve N GPUs for a replica.", rich_help_panel="Ray")
+]
+Offload = Annotated[
+    Literal["local", "inline", "ray"] | None,
+    typer.Option(
+        help="Run offloaded functions in local workers, in the calling thread, or on the Ray cluster.",
+        show_default="ray with a cluster",
+        rich_help_panel="Ray",
+    ),
+]
 Concurrency = Annotated[
     int, typer.Option(min=1, metavar="C", help="Play up to C episodes concurrently.", rich_help_panel=RUN)
 ]

@@ -17,6 +17,7 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
+    from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
     from gymsdk.servers.reports import Service
     from gymsdk.types import Model, Rollout, Row
@@ -45,11 +46,13 @@ class Announcer:
     Attributes:
         ready: Whether the servers have been ready.
         tries: Whether the output contains curl commands, which need a folder for their bodies.
+        ray: The address of the Ray cluster, or why there is none; empty if it does not matter.
     """
 
     def __init__(self, *, json: bool, tries: bool) -> None:
         self.ready = False
         self.tries = tries and not json
+        self.ray = ""
         self._json = json
         # `sys.stdout` is redirected later, so that the output of an environment's code goes elsewhere.
         self._out = sys.stdout
@@ -65,9 +68,9 @@ class Announcer:
         """Print *services* with the head at *head_url*, and the model."""
         policy = _find_policy_name(model, services)
         if self._json:
-            lines = [_format_json(head_url, services, policy)]
+            lines = [_format_json(head_url, services, policy, self.ray)]
         else:
-            lines = [*_format_addresses(head_url, services, policy)]
+            lines = [*_format_addresses(head_url, services, policy, self.ray)]
         if self.tries and folder is not None:
             urls = {each.name: each.url for each in services}
             for environment in environments:
@@ -88,15 +91,18 @@ def _find_policy_name(model: Model | str | None, services: Sequence[Service]) ->
     return next(names, "")
 
 
-def _format_json(head_url: str, services: Sequence[Service], model: str) -> str:
+def _format_json(head_url: str, services: Sequence[Service], model: str, ray: str) -> str:
     """Return the running servers as a line of JSON, for a program that waits for it."""
     servers = {each.name: {"url": each.url, "type": each.kind} for each in services}
-    return orjson.dumps({"head": head_url, "pid": os.getpid(), "model": model, "servers": servers}).decode()
+    fields = {"head": head_url, "pid": os.getpid(), "model": model, "servers": servers}
+    return orjson.dumps(fields | ({"ray": ray} if ray else {})).decode()
 
 
-def _format_addresses(head_url: str, services: Sequence[Service], model: str) -> Iterator[str]:
+def _format_addresses(head_url: str, services: Sequence[Service], model: str, ray: str) -> Iterator[str]:
     width = max((len(each.name) for each in services), default=4)
     yield f"{'head':<{width}}  {head_url}"
+    if ray:
+        yield f"{'Ray':<{width}}  {ray}"
     for each in services:
         yield f"{each.name:<{width}}  {each.url}  {SERVER_LABELS[each.kind]}"
     yield f"Ready{_describe_policy(model)}. Press Ctrl-C to stop."
@@ -211,6 +217,11 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=options.RUN,
         ),
     ] = None,
+    ray_address: options.RayAddress = None,
+    offload: options.Offload = None,
+    replicas: options.Replicas = 0,
+    cpus_per_replica: options.CpusPerReplica = 1.0,
+    gpus_per_replica: options.GpusPerReplica = 0.0,
     host: Annotated[
         str | None,
         typer.Option(
@@ -463,13 +474,50 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         "mcp": mcp,
         "profile": profile,
         "capture": capture_dir,
+        "offload": offload,
+        "replicas": replicas,
+        "cpus_per_replica": cpus_per_replica,
+        "gpus_per_replica": gpus_per_replica,
         "token_capture": TokenCaptureConfig(folder=token_capture_dir) if token_capture_dir else None,
     }
     log_options = {"level": log_level, "format": log_format, "directory": log_dir}
     planned = deployment.build_deployment(config, overrides, serve_options, log_options=log_options)
     for warning in deployment.list_warnings(planned, settings):
         typer.echo(warning, err=True)
-    deployment.serve_until_stopped(planned, Announcer(json=json, tries=tries), separate=separate)
+    announcer = Announcer(json=json, tries=tries)
+    planned = _choose_ray(planned, ray_address, announcer, has_files=bool(config))
+    _check_replicas(planned, separate=separate)
+    deployment.serve_until_stopped(planned, announcer, separate=separate)
+
+
+def _choose_ray(planned: Deployment, flag: str | None, announcer: Announcer, *, has_files: bool) -> Deployment:
+    """Return the deployment with the address of its Ray cluster, and let *announcer* say if there is none.
+
+    With configuration files that name no cluster, NeMo Gym starts one, which the code of environments may use.
+    """
+    from gymsdk.cli import ray
+
+    if ray.NO_CLUSTER in {flag, planned.ray_address}:
+        return planned.model_copy(update={"ray_address": None})
+    address = ray.find_address(flag, planned.ray_address)
+    if address is None and has_files:
+        if ray.is_installed():
+            return planned.model_copy(update={"ray_address": "local", "offload": planned.offload or "local"})
+        announcer.ray = f"none, because Ray is not installed ({ray.INSTALL_HINT})"
+    return planned.model_copy(update={"ray_address": address})
+
+
+def _check_replicas(planned: Deployment, *, separate: bool) -> None:
+    """Raise `UsageError` if the replicas of the deployment have no cluster, or contradict another option."""
+    if not planned.replicas:
+        return
+    if planned.ray_address is None:
+        raise UsageError(f"--replicas {planned.replicas}: Ray places replicas; name a cluster with --ray-address")
+    if separate or planned.role is not None:
+        option = "--separate" if separate else f"--role {planned.role}"
+        raise UsageError(f"--replicas and {option}: the replicas are processes of their own; leave out {option}")
+    if planned.head_url is not None:
+        raise UsageError("--replicas and --head: the replicas register with the head of this command; leave out --head")
 
 
 def _split_words(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

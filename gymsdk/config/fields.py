@@ -15,6 +15,9 @@ from gymsdk.errors import format_error_detail
 TOKEN_CAPTURE_KEY = "token_id_capture"  # noqa: S105 - the name of a setting, not a secret
 """NeMo Gym's key for the capture of token ids, at the top of a configuration and of an agent."""
 
+RAY_ADDRESS_KEY = "ray_head_node_address"
+"""NeMo Gym's key for the address of the Ray cluster."""
+
 POLICY_KEYS = ("policy_base_url", "policy_api_key", "policy_model_name")
 
 TOP_LEVEL_KEYS = frozenset(
@@ -31,6 +34,7 @@ TOP_LEVEL_KEYS = frozenset(
         "port_range_low",
         "port_range_high",
         "disallowed_ports",
+        RAY_ADDRESS_KEY,
         "log_level",
         "model_call_capture_dir",
         TOKEN_CAPTURE_KEY,
@@ -71,7 +75,6 @@ IGNORED_TOP_LEVEL_KEYS = frozenset(
         "pip_install_verbose",
         "python_version",
         "query",
-        "ray_head_node_address",
         "resources_tool_transports",
         "responses_create_params",
         "results_dir",

@@ -98,8 +98,11 @@ AnyPort = Annotated[int, BeforeValidator(_reject_bool), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-Role: TypeAlias = Literal["head", "resources", "agent", "model"]
-"""The kinds of servers to which a node may be restricted."""
+Role: TypeAlias = Literal["head", "resources", "agent", "model", "replica"]
+"""The kinds of servers to which a node may be restricted. A replica has all but the models."""
+
+Offload: TypeAlias = Literal["local", "inline", "ray"]
+"""Where offloaded functions run: in worker processes of this machine, in the calling thread, or on a Ray cluster."""
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -341,6 +344,12 @@ class Deployment(FrozenModel):
         profile: The folder for CPU profiles.
         capture: The folder for the captured model calls of rollouts.
         token_capture: The capture of token ids for trainers.
+        ray_address: The address of the Ray cluster to use.
+        offload: Where offloaded functions run; by default on the Ray cluster, if one is named.
+        replicas: The number of replicas of all servers but the models, which Ray places on the nodes of its cluster;
+            0 to run one instance of each server here.
+        cpus_per_replica: The CPUs that Ray reserves for a replica.
+        gpus_per_replica: The GPUs that Ray reserves for a replica.
         policy: The endpoint for model servers that name none.
         ignored: The place of each of NeMo Gym's keys that gymsdk ignores.
         notes: Warnings for the user.
@@ -376,6 +385,11 @@ class Deployment(FrozenModel):
     profile: Path | None = None
     capture: Path | None = None
     token_capture: TokenCaptureConfig | None = None
+    ray_address: str | None = None
+    offload: Offload | None = None
+    replicas: int = Field(0, ge=0)
+    cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False)
+    gpus_per_replica: float = Field(0.0, ge=0, allow_inf_nan=False)
     policy: PolicyConfig = Field(default=PolicyConfig(), exclude=True)
     ignored: Mapping[str, Place] = Field(default={}, exclude=True)
     notes: tuple[str, ...] = Field(default=(), exclude=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from gymsdk.config import fields, resolve, servers
-from gymsdk.config.fields import TOKEN_CAPTURE_KEY, is_set, read_fields, validate_fields
+from gymsdk.config.fields import RAY_ADDRESS_KEY, TOKEN_CAPTURE_KEY, is_set, read_fields, validate_fields
 from gymsdk.config.model import (
     DEFAULT_HEAD_PORT,
     DEFAULT_HOST,
@@ -53,6 +53,7 @@ DEPLOYMENT_FIELDS = {
     "token_file": "token_file",
     "insecure": "insecure",
     "readiness": "model_endpoint_readiness_timeout_seconds",
+    "ray_address": RAY_ADDRESS_KEY,
 }
 """The fields of a deployment with the value of a key."""
 

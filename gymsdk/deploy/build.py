@@ -35,7 +35,7 @@ from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS
 from gymsdk.models.registry import ReferencedModel
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.plugins import registry
-from gymsdk.servers import agent, resources
+from gymsdk.servers import agent, front, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
 from gymsdk.servers.balancing import LoadBalancer, LocalInstance
@@ -188,6 +188,10 @@ class ServerBuilder:
 
     def _build_app(self, block: ServerConfig, urls: Urls) -> App:
         self._head = urls[HEAD_SERVER]
+        if self._deployment.replicas and block.kind != MODELS:
+            return front.create_app(
+                block.name, block.kind, self._instances, metrics=self._metrics[block.name], token=self._token
+            )
         make = {
             RESOURCES: self._build_resources_app,
             AGENTS: self._build_agent_app,

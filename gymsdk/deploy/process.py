@@ -15,8 +15,8 @@ from typing import Any
 
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
-from gymsdk.config.fields import TOKEN_CAPTURE_KEY
-from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
+from gymsdk.config.fields import RAY_ADDRESS_KEY, TOKEN_CAPTURE_KEY
+from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, Offload, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
@@ -31,6 +31,7 @@ from gymsdk.servers.instances import ROUTES_KEY, bind_head, is_local_host
 from gymsdk.servers.reports import Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
+from gymsdk.workers.offload import InlineExecutor, set_default_executor
 
 __all__ = [
     "DEFAULT",
@@ -48,6 +49,9 @@ DEFAULT = "scripted/oracle"
 EMPTY_DEPLOYMENT = Deployment()
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
+ROLES_WITH_MODEL = frozenset({"agent", "replica"})
+"""The roles whose agents query the policy's model themselves, without a model server."""
+
 RESERVED_KEYS = frozenset(
     {
         "head_server",
@@ -56,6 +60,7 @@ RESERVED_KEYS = frozenset(
         "observability_enabled",
         "model_call_capture_dir",
         TOKEN_CAPTURE_KEY,
+        RAY_ADDRESS_KEY,
         VERSION_KEY,
         ROUTES_KEY,
     }
@@ -199,10 +204,20 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
     return tuple(_set_port(each, deployment) for each in blocks)
 
 
+def use_offload(offload: Offload | None) -> None:
+    """Run the offloaded functions of this process where *offload* says; `None` means in local workers."""
+    if offload == "inline":
+        set_default_executor(InlineExecutor())
+    elif offload == "ray":
+        from gymsdk.ray.executor import RayExecutor
+
+        set_default_executor(RayExecutor())
+
+
 def list_expected_services(blocks: Iterable[ServerConfig], deployment: Deployment, *, with_model: bool) -> list[str]:
     """Return the names of the servers without which *blocks* cannot produce rollouts."""
     # An agent in the same process as its model needs no model server.
-    spared = {POLICY_SERVER} if with_model and deployment.role == "agent" else set()
+    spared = {POLICY_SERVER} if with_model and deployment.role in ROLES_WITH_MODEL else set()
     return [name for name in plan.list_referenced_servers(blocks) if name not in spared]
 
 
@@ -239,7 +254,9 @@ def _choose_models(
     deployment: Deployment,
 ) -> dict[str, Model]:
     """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
-    if config is None or not (deployment.role == "agent" or any(each.name == POLICY_SERVER for each in local_servers)):
+    if config is None or not (
+        deployment.role in ROLES_WITH_MODEL or any(each.name == POLICY_SERVER for each in local_servers)
+    ):
         return {}
     if model is None:
         return {POLICY_SERVER: models.model(config.name, **config.options)}
@@ -261,7 +278,9 @@ def _build_runner(
     expected: Sequence[str],
 ) -> ServerRunner:
     contexts: dict[str, AbstractAsyncContextManager[Any]] = {
-        f"the lifespan of environment {name!r}": each for name, each in builder.environments.items()
+        f"the lifespan of environment {name!r}": each
+        for name, each in builder.environments.items()
+        if not deployment.replicas
     }
     contexts |= {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
     connection = HeadConnection(
@@ -284,7 +303,7 @@ def _build_runner(
         host=deployment.host,
         port=deployment.port,
         contexts=contexts,
-        extra_config=_describe_head(builder, blocks) | _describe_capture(deployment),
+        extra_config=_describe_head(builder, blocks) | _describe_deployment(deployment),
         times=deployment.times,
         security=security,
         connection=connection,
@@ -305,9 +324,9 @@ def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> di
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
 
 
-def _describe_capture(deployment: Deployment) -> dict[str, Any]:
-    """Return where NeMo Gym's agents and its collector find the captured model calls and token ids."""
-    entries: dict[str, Any] = {}
+def _describe_deployment(deployment: Deployment) -> dict[str, Any]:
+    """Return where NeMo Gym's agents and its collector find the Ray cluster, captured model calls and token ids."""
+    entries: dict[str, Any] = {} if deployment.ray_address is None else {RAY_ADDRESS_KEY: deployment.ray_address}
     if deployment.capture is not None:
         entries |= {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
     if deployment.token_capture is not None:

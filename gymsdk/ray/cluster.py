@@ -94,6 +94,12 @@ def join(address: str | None) -> None:
     _initialize(address)
 
 
+def count_cpus() -> float:
+    """Return the number of CPUs of the cluster's living nodes."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources.get("CPU", 0.0)
+
+
 def check_address(address: str) -> None:
     """Raise `UsageError` if *address* has none of the forms that `connect` takes."""
     if address in {LOCAL, AUTO}:
@@ -144,8 +150,8 @@ def _explain(address: str, reason: str) -> str:
         # Ray names the reason in its log only. The address accepts connections.
         mode = os.environ.get("RAY_AUTH_MODE", "disabled")
         return (
-            f"{address} accepts connections, but not this process as a part of a Ray cluster: it is no Ray cluster, or it"
-            f" requires another authentication token (here RAY_AUTH_MODE is {mode}); set RAY_AUTH_MODE, and"
+            f"{address} accepts connections, but not this process as a part of a Ray cluster: it is no Ray cluster, or"
+            f" it requires another authentication token (here RAY_AUTH_MODE is {mode}); set RAY_AUTH_MODE, and"
             " RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, as on the nodes of the cluster"
         )
     return f"the Ray cluster at {address} cannot be used: {reason.strip().splitlines()[0]}"
@@ -153,5 +159,5 @@ def _explain(address: str, reason: str) -> str:
 
 def _describe(*, is_own: bool) -> RayCluster:
     context = ray.get_runtime_context()
-    dashboard = ray._private.worker.get_dashboard_url() if hasattr(ray, "_private") else None  # noqa: SLF001
+    dashboard: str | None = ray._private.worker.get_dashboard_url()  # type: ignore[no-untyped-call]  # noqa: SLF001
     return RayCluster(context.gcs_address, is_own, f"http://{dashboard}" if dashboard else None)

@@ -25,7 +25,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
 from gymsdk.errors import EpisodeError, GymsdkError, WorkerLost
-from gymsdk.ray.cluster import join
+from gymsdk.ray.cluster import count_cpus, join
 from gymsdk.workers.offload import Work
 from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
 
@@ -45,7 +45,7 @@ MAX_BATCH = 64
 """The largest number of calls in a task."""
 
 START_SECONDS = 120.0
-"""Seconds that a task may wait for a node, and for the imports of a new worker, in addition to the limits of its calls."""
+"""Seconds that a task may wait for a node and for the imports of a new worker, beyond the limits of its calls."""
 
 REFRESH_SECONDS = 5.0
 """Seconds between two requests for the number of CPUs of the cluster."""
@@ -166,7 +166,7 @@ class _Dispatcher:
         if time.monotonic() - self._counted_at < REFRESH_SECONDS:
             return
         join(self._address)
-        self._slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._slots = max(1, int(count_cpus()))
         self._counted_at = time.monotonic()
 
     def _take_batch(self) -> list[_QueuedCall]:

@@ -138,33 +138,64 @@ class ForwardingMiddleware:
         async def is_registered() -> bool:
             return await self._peers.url(other) is not None
 
-        headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
-        # This server has checked the client's token; the forwarded request carries this server's token.
-        outgoing: client.Headers = {
-            **headers,
-            FORWARDED_HEADER: "1",
-            **credentials.resolve_auth_headers(self._peers.token),
-        }
         try:
-            target = _build_url(url, request.scope)
-            exchange = client.post(
-                target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
+            return await forward_request(
+                request, body, url, token=self._peers.token, is_known=is_registered, watch=self._peers.watch_seconds
             )
-            answer = await wait_while_alive(exchange, url, is_registered, watch=self._peers.watch_seconds)
         except client.NotSent:
             return None
-        except EpisodeError as error:
-            # The request may have taken effect, so the client must decide whether to repeat it.
-            return _build_failure_response(error)
-        response = Response(answer.body, status_code=answer.status)
-        response_headers = _filter_headers(answer.headers.items(), RESPONSE_HOP_HEADERS)
-        response.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_headers]
-        return response
+
+
+async def forward_request(
+    request: Request,
+    body: bytes,
+    url: str,
+    *,
+    token: SecretStr | str | None,
+    is_known: Callable[[], Awaitable[bool]],
+    watch: float = WATCH_SECONDS,
+) -> Response:
+    """Send a POST request to the instance at *url* and return its response, 503 if the instance was lost meanwhile.
+
+    Args:
+        request: The request; its route has been matched.
+        body: The body of the request.
+        url: The URL of the instance.
+        token: The token for the instance; the process's own by default.
+        is_known: Returns whether the head lists the instance.
+        watch: Seconds between two checks that the instance is alive.
+
+    Raises:
+        NotSent: The instance cannot be reached; it did not get the request.
+    """
+    headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
+    # This server has checked the client's token; the forwarded request carries this server's token.
+    outgoing: client.Headers = {**headers, FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(token)}
+    try:
+        target = _build_url(url, request.scope)
+        exchange = client.post(
+            target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
+        )
+        answer = await wait_while_alive(exchange, url, is_known, watch=watch)
+    except client.NotSent:
+        raise
+    except EpisodeError as error:
+        # The request may have taken effect, so the client must decide whether to repeat it.
+        return build_failure_response(f"the instance that has the session failed: {error}")
+    response = Response(answer.body, status_code=answer.status)
+    response_headers = _filter_headers(answer.headers.items(), RESPONSE_HOP_HEADERS)
+    response.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_headers]
+    return response
 
 
 def _build_url(url: str, scope: Scope) -> str:
-    """Build the URL at the other instance; the request's path cannot change the host or the port."""
-    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    """Build the URL at the other instance; the request's path cannot change the host or the port.
+
+    The middleware has removed the rollout from the path; the other instance needs it, too.
+    """
+    state = scope.get("state", {})
+    rollout = state.get("rollout_prefix", "")
+    path = rollout + (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{url.rstrip('/')}/{path.removeprefix('/')}" + (f"?{query}" if query else "")
 
@@ -191,9 +222,8 @@ def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     return joined
 
 
-def _build_failure_response(error: EpisodeError) -> Response:
+def build_failure_response(detail: str) -> Response:
     """Return the response for a forwarded request without an answer."""
-    detail = f"the instance that has the session failed: {error}"
     fields = {"stage": "step", "kind": "server_unreachable", "retryable": True, "outcome": "failed"}
     response = json_response({"detail": detail, **fields}, status=503)
     response.headers["retry-after"] = f"{RETRY_AFTER_SECONDS:g}"

@@ -151,7 +151,7 @@ class RoutingMiddleware:
         if match := ROLLOUT_PREFIX_PATTERN.match(scope["path"]):
             path = scope["path"][match.end() :]
             scope["path"], scope["raw_path"] = path, path.encode()
-            scope.setdefault("state", {})["rollout_id"] = match[1]
+            scope.setdefault("state", {}).update(rollout_id=match[1], rollout_prefix=match[0])
         request_context = tracing.build_log_context(self._metrics.name, scope["headers"], match[1] if match else None)
         if match and match[2]:
             request_context.captured_rollout = match[1]

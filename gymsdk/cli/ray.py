@@ -1,0 +1,86 @@
+"""Connect a command to a Ray cluster, and choose where offloaded functions run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import typer
+
+from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.config.model import Offload
+    from gymsdk.ray.cluster import RayCluster
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+NO_CLUSTER = "none"
+"""The address that uses no cluster, even if the configuration names one."""
+
+INSTALL_HINT = "pip install 'gymsdk[ray]'"
+
+
+def is_installed() -> bool:
+    """Whether Ray is installed in this environment."""
+    return find_spec("ray") is not None
+
+
+def find_address(flag: str | None, configured: str | None = None) -> str | None:
+    """Return the address of the cluster to use: that of the *flag*, the *configured* one, or that of `RAY_ADDRESS`.
+
+    Without Ray, an address of the configuration has no effect but a line on standard error. `RAY_ADDRESS`, which may be
+    meant for other programs, then has no effect.
+
+    Raises:
+        UsageError: The flag names a cluster, and Ray is not installed.
+    """
+    if is_installed():
+        return flag or configured or os.environ.get(ADDRESS_VARIABLE) or None
+    if flag is not None:
+        raise UsageError(f"--ray-address {flag}: Ray is not installed; {INSTALL_HINT}")
+    if configured is not None:
+        typer.echo(
+            f"ray_head_node_address is {configured}, and Ray is not installed; running without it ({INSTALL_HINT})",
+            err=True,
+        )
+    return None
+
+
+@contextmanager
+def connect_ray(address: str | None, offload: Offload | None) -> Iterator[RayCluster | None]:
+    """Connect to the cluster at *address*, if there is one, and run offloaded functions where *offload* says.
+
+    Args:
+        address: The address, as `gymsdk.ray.cluster.connect` takes it.
+        offload: Where offloaded functions run. By default, on the cluster that *address* names, else in local workers.
+
+    Raises:
+        UsageError: Functions should run on Ray, and no cluster is named.
+        GymsdkError: The cluster does not accept this process.
+    """
+    if address is None:
+        if offload == "ray":
+            raise UsageError(
+                "--offload ray needs a Ray cluster; name one with --ray-address, or start one with `local`"
+            )
+        _use(offload)
+        yield None
+        return
+    from gymsdk.ray.cluster import LOCAL, connect
+
+    if address == LOCAL:
+        typer.echo("Starting Ray cluster...", err=True)
+    with connect(address) as cluster:
+        typer.echo(f"{'Started' if cluster.is_own else 'Using'} Ray cluster at {cluster.address}", err=True)
+        _use(offload or "ray")
+        yield cluster
+
+
+def _use(offload: Offload | None) -> None:
+    if offload not in {None, "local"}:
+        from gymsdk.deploy.process import use_offload
+
+        use_offload(offload)

@@ -1,0 +1,244 @@
+"""Place replicas of servers as actors on the nodes of a Ray cluster.
+
+A replica is a process with an agent, an environment server and a resources server for each environment. It listens at
+the address of its node and registers with the head, as any other node does. Ray chooses the node, starts the process
+again, elsewhere if need be, and reserves its CPUs and GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import ray
+from pydantic import SecretStr
+from ray.exceptions import RayActorError, RayError
+
+from gymsdk import credentials
+from gymsdk.config.model import Deployment
+from gymsdk.deploy.process import serve, use_offload
+from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.http import client
+from gymsdk.http.tls import Tls, is_loopback
+from gymsdk.servers.reports import build_url
+
+START_SECONDS = 180.0
+"""Seconds that all replicas may take to be ready, with the imports of their environments."""
+
+STOP_SECONDS = 20.0
+"""Seconds that a replica may take to finish its requests and to leave the head."""
+
+LOOPBACK = "127.0.0.1"
+
+log = logging.getLogger("gymsdk")
+
+
+class ReplicaSecrets(NamedTuple):
+    """What a replica cannot read from files, because it may run on another machine.
+
+    Attributes:
+        token: The token that the servers require and send.
+        certificate: The certificate of the servers, in PEM.
+        key: The key of the certificate, in PEM.
+    """
+
+    token: str | None
+    certificate: bytes | None
+    key: bytes | None
+
+
+@ray.remote(max_restarts=-1, scheduling_strategy="SPREAD")
+class ReplicaActor:
+    """A replica; its constructor returns when its servers are registered, also after a restart.
+
+    Args:
+        deployment: The line of `Deployment.dump_for_child`.
+        secrets: What the replica cannot read from files.
+        on_one_machine: Whether all nodes of the cluster are this machine, so that the servers listen at 127.0.0.1.
+    """
+
+    def __init__(self, deployment: bytes, secrets: ReplicaSecrets, *, on_one_machine: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gymsdk-replica-")
+        host = LOOPBACK if on_one_machine else get_node_host()
+        update: dict[str, Any] = {"host": host, "advertise_host": host} | self._write_secrets(secrets)
+        self._deployment = Deployment.model_validate(json.loads(deployment)).model_copy(update=update)
+        self._up: Future[list[str]] = Future()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gymsdk-replica", daemon=True)
+        self._thread.start()
+        self._urls = self._up.result(START_SECONDS)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the node, the process and the URLs of the replica's servers."""
+        return {"node": ray.get_runtime_context().get_node_id(), "pid": os.getpid(), "urls": self._urls}
+
+    def stop(self) -> None:
+        """Stop the servers, and return when they have left the head."""
+        self._over.set()
+        self._thread.join(STOP_SECONDS)
+
+    def _write_secrets(self, secrets: ReplicaSecrets) -> dict[str, Any]:
+        folder = Path(self._folder.name)
+        update: dict[str, Any] = {}
+        if secrets.token is not None:
+            update["token_file"] = folder / "token"
+            _write_private(folder / "token", secrets.token.encode())
+        if secrets.certificate is not None and secrets.key is not None:
+            update["tls"] = Tls(certificate=folder / "certificate.pem", key=folder / "key.pem")
+            _write_private(folder / "certificate.pem", secrets.certificate)
+            _write_private(folder / "key.pem", secrets.key)
+        return update
+
+    def _run(self) -> None:
+        """Serve until `stop` is called. If the servers end before, end the process, so that Ray starts a new one."""
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if not self._up.done():
+                self._up.set_exception(error)
+                return
+            log.exception("the servers of this replica failed")
+        if not self._over.is_set():
+            os._exit(1)
+
+    async def _serve(self) -> None:
+        use_offload(self._deployment.offload)
+        try:
+            async with serve(deployment=self._deployment) as running:
+                self._up.set_result([*running.urls.values()])
+                ended = asyncio.ensure_future(running.wait_for_end())
+                over = asyncio.ensure_future(asyncio.to_thread(self._over.wait))
+                await asyncio.wait({ended, over}, return_when="FIRST_COMPLETED")
+                if ended.done():
+                    ended.result()
+        finally:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def run_replicas(deployment: Deployment, head_url: str) -> AsyncIterator[list[Any]]:
+    """Run the replicas of *deployment* while the context is open, and yield their actors.
+
+    Args:
+        deployment: The deployment with all its servers.
+        head_url: The URL of the head for the replicas.
+
+    Raises:
+        UsageError: The replicas cannot reach the head, or the cluster has no place for them.
+        GymsdkError: A replica does not start.
+    """
+    on_one_machine = len(list_node_hosts()) == 1
+    if not on_one_machine:
+        # A head that listens on all interfaces names itself by the loopback address.
+        port = urlsplit(head_url).port or 0
+        head_url = build_url(
+            deployment.advertise_host or get_node_host(), port, "http" if deployment.tls is None else "https"
+        )
+    part: dict[str, Any] = {
+        "role": "replica",
+        "head_url": head_url,
+        "head_host": None,
+        "replicas": 0,
+        "port": 0,
+        "server_ports": {},
+    }
+    line = deployment.model_copy(update=part | {"logs": deployment.logs.model_copy(update={"directory": None})})
+    options = {"num_cpus": deployment.cpus_per_replica, "num_gpus": deployment.gpus_per_replica}
+    actor = ReplicaActor.options(**options)  # type: ignore[attr-defined]  # ray adds the attribute
+    secrets = read_secrets(deployment)
+    actors = [
+        actor.remote(line.dump_for_child(), secrets, on_one_machine=on_one_machine) for _ in range(deployment.replicas)
+    ]
+    try:
+        await _wait_until_up(actors, deployment)
+        yield actors
+    finally:
+        await asyncio.shield(_stop(actors))
+
+
+def check_reachable(deployment: Deployment) -> None:
+    """Raise `UsageError` if replicas on other machines could not reach the head of *deployment*."""
+    others = [host for host in list_node_hosts() if host != get_node_host()]
+    if others and is_loopback(deployment.host):
+        raise UsageError(
+            f"replicas run on other machines, such as {others[0]}, and cannot reach a head at {deployment.host}; add"
+            " --host 0.0.0.0 with --token-file FILE"
+        )
+
+
+def get_node_host() -> str:
+    """Return the address of this machine, as the other nodes of the cluster reach it."""
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return host
+
+
+def list_node_hosts() -> list[str]:
+    """Return the addresses of the cluster's living nodes; nodes of one machine have the same address."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return sorted({each["NodeManagerAddress"] for each in nodes if each["Alive"]})
+
+
+def read_secrets(deployment: Deployment) -> ReplicaSecrets:
+    """Return the token and the certificate of *deployment*, for processes that cannot read their files."""
+    token: SecretStr | None = credentials.get_process_token(deployment.token_file)
+    tls = deployment.tls
+    return ReplicaSecrets(
+        token.get_secret_value() if token is not None else None,
+        tls.certificate.read_bytes() if tls is not None else None,
+        tls.key.read_bytes() if tls is not None else None,
+    )
+
+
+async def _wait_until_up(actors: Sequence[Any], deployment: Deployment) -> None:
+    references = [each.describe.remote() for each in actors]
+    waiting = [asyncio.wrap_future(each.future()) for each in references]
+    done, pending = await asyncio.wait(waiting, timeout=START_SECONDS, return_when="FIRST_EXCEPTION")
+    for each in done:
+        if (error := each.exception()) is not None:
+            raise GymsdkError(f"a replica does not start: {_find_cause(error)}") from error
+    if pending:
+        need = f"{deployment.cpus_per_replica:g} CPUs and {deployment.gpus_per_replica:g} GPUs of one node"
+        raise UsageError(
+            f"{len(pending)} of {len(actors)} replicas did not start within {START_SECONDS:g} s; each needs {need}, and"
+            f" the cluster has {_format_resources()} free; lower --replicas or --cpus-per-replica"
+        )
+
+
+def _find_cause(error: BaseException) -> str:
+    """Return the message of the exception that a replica raised, without Ray's traceback."""
+    if isinstance(error, RayActorError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return lines[-1].partition(": ")[2] or lines[-1]
+    return str(error).strip().splitlines()[-1]
+
+
+def _format_resources() -> str:
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
+
+
+async def _stop(actors: Sequence[Any]) -> None:
+    """Let all replicas leave the head, and end them."""
+    stopping = [asyncio.wrap_future(each.stop.remote().future()) for each in actors]
+    if stopping:
+        await asyncio.wait(stopping, timeout=STOP_SECONDS)
+    for each in stopping:
+        with suppress(RayError, asyncio.CancelledError, asyncio.InvalidStateError):
+            each.exception()
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)

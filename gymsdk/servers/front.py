@@ -1,0 +1,143 @@
+"""A front: the server that clients know, which passes each request to one of its replicas on other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+from pydantic import SecretStr
+
+from gymsdk.http import client
+from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.router import Router
+from gymsdk.servers.app import create_app as create_base_app
+from gymsdk.servers.app import read_body
+from gymsdk.servers.auth import parse_instance_id
+from gymsdk.servers.forwarding import build_failure_response, forward_request
+from gymsdk.servers.instances import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory
+from gymsdk.servers.reports import Instance, Kind
+
+MAX_SESSIONS = 100_000
+"""The number of cookies whose replica is remembered."""
+
+
+def create_app(
+    name: str,
+    kind: Kind,
+    instances: InstanceDirectory,
+    *,
+    metrics: ServerMetrics,
+    token: SecretStr | None = None,
+    wait_seconds: float = RECONNECT_SECONDS,
+) -> FastAPI:
+    """Create the front of the server *name*.
+
+    Args:
+        name: The server's name, which its replicas share.
+        kind: The kind of the server.
+        instances: Finds the replicas.
+        metrics: The server's metrics.
+        token: The token for the replicas; the process's own by default.
+        wait_seconds: Seconds to wait for a replica if there is none.
+    """
+    front = Front(name, kind, instances, token=token, wait_seconds=wait_seconds)
+    metrics.add_gauge("requests_forwarded", "Requests that a replica is answering.", lambda: front.in_flight)
+    app = create_base_app(name, f"Passes requests to the replicas of {name}.", metrics=metrics)
+    app.add_api_route("/{path:path}", front.forward, methods=["POST"], include_in_schema=False)
+    return app
+
+
+class Front:
+    """Passes requests to replicas: those of a session to the replica that has it, others to the least loaded one.
+
+    The arguments are those of `create_app`.
+    """
+
+    def __init__(
+        self, name: str, kind: Kind, instances: InstanceDirectory, *, token: SecretStr | None, wait_seconds: float
+    ) -> None:
+        self.in_flight = 0
+        self._name = name
+        self._kind = kind
+        self._instances = instances
+        self._token = token
+        self._wait_seconds = wait_seconds
+        self._router = Router()
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+
+    async def forward(self, request: Request) -> Response:
+        """Pass a request to a replica and return its response; 503 if there is no replica, or it was lost."""
+        body = await read_body(request)
+        cookies = [*_iter_cookies(request)]
+        tried: set[str] = set()
+        while (instance := await self._choose(cookies, tried)) is not None:
+            tried.add(instance.id)
+            try:
+                return await self._send(instance, request, body)
+            except client.NotSent as error:
+                if self._router[instance.id].mark_down() and self._find_owner(cookies) == instance.id:
+                    return build_failure_response(
+                        f"the replica of {self._name!r} that has the session is gone: {error}"
+                    )
+        return build_failure_response(f"no replica of {self._name!r} answers; the cluster may be starting one")
+
+    async def _send(self, instance: Instance, request: Request, body: bytes) -> Response:
+        replica = self._router[instance.id]
+        replica.record_change(1)
+        self.in_flight += 1
+        try:
+            with replica.probe():
+                is_known = partial(self._instances.is_known, instance.id)
+                response = await forward_request(request, body, instance.url, token=self._token, is_known=is_known)
+        finally:
+            self.in_flight -= 1
+            replica.record_change(-1)
+        replica.mark_up()
+        for header in response.headers.getlist("set-cookie"):
+            self._remember(header.partition(";")[0].partition("=")[2].strip('"'), instance.id)
+        return response
+
+    async def _choose(self, cookies: list[str], tried: Collection[str]) -> Instance | None:
+        """Return the replica of the session, else the least loaded one; wait for one if there is none."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._wait_seconds
+        while True:
+            # Servers of the head's own process have no node: they are fronts.
+            known = await self._instances.find_by_name(self._name, self._kind)
+            replicas = {each.id: each for each in known if each.node}
+            owner = self._find_owner(cookies)
+            if owner in replicas and owner not in tried:
+                return replicas[owner]
+            self._router.forget_except(replicas.keys())
+            loads = {each.id: self._get_load(each) for each in replicas.values() if not each.draining}
+            if chosen := self._router.choose(loads, exclude=tried):
+                return replicas[chosen.key]
+            if tried or clock() >= until:
+                return None
+            await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+            await self._instances.renew()
+
+    def _get_load(self, instance: Instance) -> tuple[bool, int]:
+        """Return whether the replica is unhealthy, and the number of its sessions and requests."""
+        change = self._router[instance.id].change_since(self._instances.updated_at - instance.age)
+        return instance.status not in {None, "success"}, instance.load.total + change
+
+    def _find_owner(self, cookies: list[str]) -> str | None:
+        """Return the id of the replica that has the session of one of *cookies*."""
+        named = (self._sessions.get(each) or parse_instance_id(each) for each in cookies)
+        return next(filter(None, named), None)
+
+    def _remember(self, cookie: str, instance: str) -> None:
+        self._sessions[cookie] = instance
+        self._sessions.move_to_end(cookie)
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+
+
+def _iter_cookies(request: Request) -> Iterator[str]:
+    """Yield the values of all cookies of *request*."""
+    for header in request.headers.getlist("cookie"):
+        yield from (pair.partition("=")[2].strip().strip('"') for pair in header.split(";"))
