@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +27,8 @@ from gymsdk.types import Row
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+
+    from gymsdk.config.model import Deployment
 
 PROGRESS_SECONDS = 10.0
 """Seconds between two progress lines if standard error is not a terminal."""
@@ -52,8 +55,13 @@ SMALLEST_SHOWN = 0.0001
 """The smallest number of seconds that the table shows exactly."""
 
 
-def run_rollouts(run: Run) -> list[Row]:
-    """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command."""
+def run_rollouts(run: Run, replicas: Deployment | None = None) -> list[Row]:
+    """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command.
+
+    Args:
+        run: The run.
+        replicas: The deployment whose replicas on a Ray cluster play the run; by default this process plays it.
+    """
     folder = run.output
     with ProgressReporter() as watch, show_warnings():
         words = (
@@ -63,12 +71,24 @@ def run_rollouts(run: Run) -> list[Row]:
         try:
             # The output of an environment's code must not mix with the metrics, which may be JSON for a program.
             with redirect_stdout(sys.stderr):
-                return run_until_signal(execute(run, watch), last_words=f"{words}\n")
+                work = execute(run, watch) if replicas is None else _execute_on_replicas(run, replicas, watch)
+                return run_until_signal(work, last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
     if folder.exists():
         typer.echo(words, err=True)
     raise typer.Exit(code)
+
+
+async def _execute_on_replicas(run: Run, deployment: Deployment, watch: ProgressReporter) -> list[Row]:
+    """Play *run* on the replicas of *deployment*, which run as long."""
+    from gymsdk.deploy.process import serve
+    from gymsdk.ray.replicas import check_reachable, run_replicas
+
+    check_reachable(deployment)
+    async with serve(deployment=deployment) as running, run_replicas(deployment, running.head_url):
+        plan = run.plan.model_copy(update={"head": running.head_url})
+        return await execute(replace(run, plan=plan), watch)
 
 
 def format_resume_command(words: Sequence[str], folder: Path) -> str:

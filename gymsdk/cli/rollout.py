@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
+    from gymsdk.config.model import Deployment
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import RunLimits
     from gymsdk.types import Model, Row
@@ -47,6 +48,11 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     tool_calls: options.ToolCalls = 128,
     deadline: options.Deadline = 600.0,
     attempts: options.Attempts = 3,
+    ray_address: options.RayAddress = None,
+    offload: options.Offload = None,
+    replicas: options.Replicas = 0,
+    cpus_per_replica: options.CpusPerReplica = 1.0,
+    gpus_per_replica: options.GpusPerReplica = 0.0,
     timeout: options.Timeout = 300.0,
     skip_bad_rows: options.SkipBadRows = False,
     trajectories: options.Trajectories = False,
@@ -131,7 +137,15 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     policy = configured_model.build_model() if configured_model else None
     folder_options = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
     plays_default = head is None and model is None and configured_model is None
-    _run_plan(plan, pace, output, policy, folder_options, plays_default=plays_default, json=json)
+    ray_options = {
+        "ray_address": ray_address,
+        "offload": offload,
+        "replicas": replicas,
+        "cpus_per_replica": cpus_per_replica,
+        "gpus_per_replica": gpus_per_replica,
+    }
+    _check_replicas(ray_options, head=head, configured=configured_model is not None, trajectories=trajectories)
+    _run_plan(plan, pace, output, policy, folder_options, ray_options, plays_default=plays_default, json=json)
 
 
 def _check_model_options(model_options: dict[str, str | None]) -> None:
@@ -150,22 +164,61 @@ def _run_plan(
     output: Path | None,
     model: Model | None,
     folder_options: dict[str, bool],
+    ray_options: dict[str, Any],
     *,
     plays_default: bool,
     json: bool,
 ) -> None:
+    from gymsdk.cli import ray
     from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.rollouts.run import Run
 
     folder = choose_folder(
         output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=folder_options["resume"]
     )
-    metrics = run_rollouts(Run(plan, folder, limits=pace, model=model, **folder_options))
+    address = ray.find_address(ray_options.pop("ray_address"))
+    address = None if address == ray.NO_CLUSTER else address
+    with ray.connect_ray(address, ray_options["offload"]):
+        run = Run(plan, folder, limits=pace, model=model, **folder_options)
+        metrics = run_rollouts(run, _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None)
     _print(folder, metrics, plays_default=plays_default, json=json)
     if plan.tasks is None and plan.limit is not None:
         _warn_missing_tasks(metrics, plan.limit)
     if any(each["failures"] or each["complaint"] for each in metrics):
         raise typer.Exit(1)
+
+
+def _check_replicas(ray_options: dict[str, Any], *, head: str | None, configured: bool, trajectories: bool) -> None:
+    """Raise `UsageError` if another option contradicts --replicas."""
+    if not ray_options["replicas"]:
+        return
+    for option, is_set in {"--head": head is not None, "--config": configured, "--trajectories": trajectories}.items():
+        if is_set:
+            raise UsageError(f"--replicas and {option} cannot be combined; leave one of them out")
+    from gymsdk.cli import ray
+
+    if ray.find_address(ray_options["ray_address"]) in {None, ray.NO_CLUSTER}:
+        count = ray_options["replicas"]
+        raise UsageError(f"--replicas {count}: Ray places replicas; name a cluster with --ray-address")
+
+
+def _build_replicas(plan: Plan, pace: RunLimits, ray_options: dict[str, Any]) -> Deployment:
+    """Return the deployment whose replicas play *plan*."""
+    from gymsdk.config.model import Deployment, ModelServerConfig
+
+    assert plan.model is not None, "only the servers of a head have a model of their own"
+    options = {
+        "base_url": plan.base_url,
+        "api": plan.api,
+        "pinned": plan.pinned,
+        "tokens": plan.tokens,
+        "token_interface": plan.token_interface,
+        "tokenizer": plan.tokenizer,
+        "timeout": pace.timeout,
+    }
+    return Deployment(
+        environments=plan.environments, model=ModelServerConfig(name=plan.model, options=options), **ray_options
+    )
 
 
 def _check_head_options(

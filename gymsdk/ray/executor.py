@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import pickle
+import sys
 import threading
 import time
 from collections import deque
@@ -18,13 +19,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
-from gymsdk.errors import EpisodeError, GymsdkError, WorkerLost
+from gymsdk.errors import EpisodeError, Failed, GymsdkError, WorkerLost
 from gymsdk.ray.cluster import count_cpus, join
 from gymsdk.workers.offload import Work
 from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
@@ -92,7 +94,13 @@ class RayExecutor:
                 result = await asyncio.wrap_future(self._get_dispatcher().submit(call))
             finally:
                 self._capacity.release()
-        value: R = unpack_result(result, call)
+        try:
+            value: R = unpack_result(result, call)
+        except ModuleNotFoundError as error:
+            if not error.name or not f"{work.module}.".startswith(f"{error.name}."):
+                raise
+            message = f"a node of the Ray cluster has no module {error.name!r}; install the environment on all nodes"
+            raise Failed(message, kind="offload") from error
         return value
 
     @property
@@ -180,7 +188,7 @@ class _Dispatcher:
     async def _run_batch(self, batch: Sequence[_QueuedCall]) -> None:
         calls = [each.call for each in batch]
         deadline = START_SECONDS + sum(call.timeout for call in calls)
-        reference = run_calls.options(num_cpus=self._cpus).remote(calls)
+        reference = run_calls.options(num_cpus=self._cpus).remote(calls, tuple(sys.path))
         try:
             results: list[TimedResult] = await asyncio.wait_for(asyncio.wrap_future(reference.future()), deadline)
         except TimeoutError:
@@ -212,10 +220,16 @@ _executors: list[ProcessExecutor] = []
 
 
 @ray.remote(scheduling_strategy="SPREAD", max_retries=MAX_RETRIES)
-def run_calls(calls: Sequence[PickledCall]) -> list[TimedResult]:
-    """Run *calls* one after another in the worker process of this Ray worker."""
+def run_calls(calls: Sequence[PickledCall], path: Sequence[str]) -> list[TimedResult]:
+    """Run *calls* one after another in the worker process of this Ray worker.
+
+    Args:
+        calls: The calls.
+        path: The module search path of the caller; what exists on this node is searched, too.
+    """
     if not _executors:
         _executors.append(ProcessExecutor(1))
+    sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
     return asyncio.run(_run_calls(_executors[0], calls))
 
 
