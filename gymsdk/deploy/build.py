@@ -262,7 +262,13 @@ class ServerBuilder:
             own = (
                 LocalInstance(self._services[name].id, self.environments[name]) if name in self._local_servers else None
             )
-            self._load_balancers[name] = LoadBalancer(name, self._instances, local=own, token=self._token)
+            self._load_balancers[name] = LoadBalancer(
+                name,
+                self._instances,
+                local=own,
+                prefers_local=self._deployment.role == "replica",
+                token=self._token,
+            )
         return self._load_balancers[name]
 
     def _get_model_for(self, block: ServerConfig) -> Model:

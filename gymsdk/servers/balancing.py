@@ -70,6 +70,7 @@ class LoadBalancer:
         name: The server's name.
         instances: Finds the instances.
         local: The instance in this process, if there is one: its episodes use no network.
+        prefers_local: Whether all episodes open at the local instance, because a front spreads the requests.
         seconds: The timeout of a call.
         retry: Retries of calls that reached no server.
         token: The token for the instances; the process's own by default.
@@ -77,12 +78,13 @@ class LoadBalancer:
         watch: Seconds between two checks that an instance is alive.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments, each named by its caller
         self,
         name: str,
         instances: InstanceDirectory,
         *,
         local: LocalInstance | None = None,
+        prefers_local: bool = False,
         seconds: float = 600.0,
         retry: client.Retry = DEFAULT_RETRY,
         token: SecretStr | str | None = None,
@@ -92,6 +94,7 @@ class LoadBalancer:
         self.name = name
         self.instances = instances
         self._local = local
+        self._prefers_local = prefers_local and local is not None
         self._local_episodes = 0
         self._seconds = seconds
         self._retry = retry
@@ -228,6 +231,8 @@ class LoadBalancer:
                 id=self._local.id, name=self.name, kind="resources_servers", implementation=self.name, url=""
             )
             available = [local, *available]
+        if self._prefers_local:
+            available = [each for each in available if self._is_local(each)]
         self._router.forget_except({each.id for each in available})
         return available
 

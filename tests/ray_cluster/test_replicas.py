@@ -1,0 +1,138 @@
+"""Replicas of agents and environments on a Ray cluster, through the commands that users run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import load
+from gymsdk.config.model import Deployment
+from gymsdk.deploy.process import serve
+from gymsdk.errors import UsageError
+from gymsdk.ray import replicas
+from gymsdk.ray.cluster import connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+
+GYMSDK = [sys.executable, "-m", "gymsdk"]
+
+
+@contextmanager
+def start(*arguments: str) -> Iterator[dict[str, Any]]:
+    """Run a serving command, and yield the JSON object that it prints when it is ready."""
+    with subprocess.Popen([*GYMSDK, *arguments, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GYMSDK, *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+
+def read_ids(folder: Path) -> list[tuple[int, int]]:
+    lines = map(json.loads, (folder / "rollouts.jsonl").read_text().splitlines())
+    return [(line["_ng_task_index"], line["_ng_rollout_index"]) for line in lines]
+
+
+def list_instances(head: str) -> list[dict[str, Any]]:
+    servers: list[dict[str, Any]] = json.loads(run("status", "--head", head, "--json").stdout)["servers"]
+    return [each for each in servers if each["name"] == "tool_call" and each["node"]]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Iterator[str]:
+    with start("policy", "serve", "oracle", "--env", "tool_call", "--latency", "0.5") as ready:
+        yield f"vllm/policy@{ready['url']}"
+
+
+def test_rollouts_of_a_lost_node_are_played_again_and_counted_once(
+    cluster: Any, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--ray-address", cluster.address, "--replicas", "3", "--cpus-per-replica", "0.5"]
+    with start("serve", "tool_call", "--model", policy, *flags) as ready:
+        head = ready["head"]
+        assert len(list_instances(head)) == 3
+        names = ["rollout", "tool_call", "--head", head, "--split", "train"]
+        counts = ["--limit", "60", "--repeats", "5", "--concurrency", "60"]
+        command = [*GYMSDK, *names, *counts, "--output", str(tmp_path / "run")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as collecting:
+            rollouts = tmp_path / "run" / "rollouts.jsonl"
+            wait_until(lambda: rollouts.exists() and rollouts.read_bytes().count(b"\n") > 60)
+            before = {each["node"] for each in list_instances(head)}
+            cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+            lost_at = time.monotonic()
+            output, _ = collecting.communicate()
+        finished = time.monotonic() - lost_at
+        assert collecting.returncode == 0, output
+        assert sorted(read_ids(tmp_path / "run")) == [(task, repeat) for task in range(60) for repeat in range(5)]
+        wait_until(lambda: len({each["node"] for each in list_instances(head)} - before) > 0)
+        wait_until(lambda: sum(each["health"] == "success" for each in list_instances(head)) == 3)
+        restored = time.monotonic() - lost_at
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n300 rollouts on 3 replicas, a node lost: all scored {finished:.1f} s later, the replicas complete"
+            f" {restored:.1f} s later\n"
+        )
+
+
+def test_rollout_collects_on_replicas_and_a_resume_plays_what_is_missing(
+    cluster: Any, policy: str, tmp_path: Path
+) -> None:
+    flags = ["--ray-address", cluster.address, "--replicas", "2", "--cpus-per-replica", "0.5", "--split", "train"]
+    command = ["rollout", "tool_call", "--model", policy, *flags, "--limit", "20", "--output", str(tmp_path / "run")]
+    completed = run(*command)
+    assert completed.returncode == 0, completed.stderr
+    assert sorted(read_ids(tmp_path / "run")) == [(task, 0) for task in range(20)]
+    lines = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "rollouts.jsonl").write_text("".join(lines[:12]))
+    resumed = run(*command, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert sorted(read_ids(tmp_path / "run")) == [(task, 0) for task in range(20)]
+
+
+def test_a_session_stays_with_its_replica(cluster: Any, policy: str) -> None:
+    flags = ["--ray-address", cluster.address, "--replicas", "3", "--cpus-per-replica", "0.5"]
+    with start("serve", "tool_call", "--model", policy, *flags) as ready:
+        url = ready["servers"]["tool_call"]["url"]
+        rows = [task.row() for task, _ in zip(load("tool_call").tasks("train", seed=0), range(30), strict=False)]
+        for row in rows:
+            with httpx.Client(timeout=60) as client:
+                assert client.post(f"{url}/seed_session", json=row).status_code == 200
+                answer = client.post(f"{url}/verify", json=row | {"response": {"output": []}})
+                assert answer.status_code == 200, answer.text
+
+
+async def test_too_many_replicas_are_refused_with_what_the_cluster_has(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "START_SECONDS", 5.0)
+    deployment = Deployment(environments={"tool_call": {}}, replicas=2, gpus_per_replica=1)
+    with connect(cluster.address), pytest.raises(UsageError, match=r"1 GPUs of one node, .* 5 CPUs and 0 GPUs free"):
+        async with serve(deployment=deployment) as running, replicas.run_replicas(deployment, running.head_url):
+            pass
+
+
+def test_an_environment_that_cannot_start_is_named(cluster: Any) -> None:
+    completed = run("serve", "tool_call", "--ray-address", cluster.address, "--replicas", "1", "--set", "nonsense=1")
+    assert completed.returncode == 2
+    assert "nonsense" in completed.stderr
