@@ -341,6 +341,11 @@ class CrossLoopSemaphore:
         self._free = count
         self._waiters: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """The number of tasks that wait for a permit."""
+        return len(self._waiters)
+
     async def acquire(self) -> None:
         """Wait for a permit and take it."""
         with self._lock:

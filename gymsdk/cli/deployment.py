@@ -143,6 +143,7 @@ def serve_until_stopped(
     *,
     separate: bool = False,
     sockets: Mapping[str, socket.socket] = EMPTY_MAPPING,
+    ray_is_optional: bool = False,
 ) -> None:
     """Serve until a signal arrives.
 
@@ -151,6 +152,7 @@ def serve_until_stopped(
         announce: Prints the addresses once the servers are ready.
         separate: Whether each server runs in its own process.
         sockets: The sockets that the supervisor passes to this process.
+        ray_is_optional: Whether to serve without the Ray cluster if it cannot be used.
     """
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
@@ -169,9 +171,10 @@ def serve_until_stopped(
                 work = _serve_deployment(deployment, announce, separate=separate, sockets=sockets)
                 run_until_signal(work, quiet=True)
                 return
-            with connect_ray(deployment.ray_address, deployment.offload) as cluster:
+            with connect_ray(deployment.ray_address, deployment.offload, is_optional=ray_is_optional) as cluster:
                 if cluster is not None:
-                    update = {"ray_address": cluster.address, "offload": deployment.offload or "ray"}
+                    update = {"ray_address": cluster.address, "ray_dashboard": cluster.dashboard_url}
+                    update["offload"] = deployment.offload or "ray"
                     deployment = deployment.model_copy(update=update)
                     announce.ray = cluster.address
                 run_until_signal(_serve_deployment(deployment, announce, separate=separate, sockets=sockets))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import typer
 
-from gymsdk.errors import UsageError
+from gymsdk.errors import GymsdkError, UsageError
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Offload
@@ -50,12 +50,15 @@ def find_address(flag: str | None, configured: str | None = None) -> str | None:
 
 
 @contextmanager
-def connect_ray(address: str | None, offload: Offload | None) -> Iterator[RayCluster | None]:
+def connect_ray(
+    address: str | None, offload: Offload | None, *, is_optional: bool = False
+) -> Iterator[RayCluster | None]:
     """Connect to the cluster at *address*, if there is one, and run offloaded functions where *offload* says.
 
     Args:
         address: The address, as `gymsdk.ray.cluster.connect` takes it.
         offload: Where offloaded functions run. By default, on the cluster that *address* names, else in local workers.
+        is_optional: Whether the command continues without a cluster that cannot be used.
 
     Raises:
         UsageError: Functions should run on Ray, and no cluster is named.
@@ -73,7 +76,16 @@ def connect_ray(address: str | None, offload: Offload | None) -> Iterator[RayClu
 
     if address == LOCAL:
         typer.echo("Starting Ray cluster...", err=True)
-    with connect(address) as cluster:
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(connect(address))
+        except GymsdkError as error:
+            if not is_optional:
+                raise
+            typer.echo(f"{error}; running without Ray", err=True)
+            _use(offload)
+            yield None
+            return
         typer.echo(f"{'Started' if cluster.is_own else 'Using'} Ray cluster at {cluster.address}", err=True)
         _use(offload or "ray")
         yield cluster

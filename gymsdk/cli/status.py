@@ -117,6 +117,7 @@ def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
     yield "uptime", "" if row.uptime is None else _format_duration(row.uptime)
     yield "sessions", "" if row.sessions is None else f"{row.sessions:,}"
     yield "in flight", "" if row.in_flight is None else f"{row.in_flight:,}"
+    yield "waiting", "" if row.waiting is None else f"{row.waiting:,}"
     yield (
         "round trip",
         "" if row.round_trip is None else _mark_problem(f"{row.round_trip * 1e3:.1f} ms", row.wrong, "slow"),
@@ -147,6 +148,9 @@ def _format_duration(seconds: float) -> str:
 
 def _list_problems(result: StatusReport) -> Iterator[str]:
     nodes = f", plus {result.nodes} {'node' if result.nodes == 1 else 'nodes'}" if result.nodes else ""
+    if result.ray.address:
+        dashboard = f", dashboard at {result.ray.dashboard}" if result.ray.dashboard else ""
+        yield f"Ray cluster at {result.ray.address}{dashboard}"
     yield f"{result.head}: {result.registered} of {result.expected} expected servers registered{nodes}"
     if not result.settled and result.registered < result.expected:
         yield "this head has just started: running nodes register with it within 10 seconds"

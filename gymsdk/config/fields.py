@@ -18,6 +18,9 @@ TOKEN_CAPTURE_KEY = "token_id_capture"  # noqa: S105 - the name of a setting, no
 RAY_ADDRESS_KEY = "ray_head_node_address"
 """NeMo Gym's key for the address of the Ray cluster."""
 
+RAY_DASHBOARD_KEY = "ray_dashboard_url"
+"""The key of the head's configuration with the URL of the cluster's dashboard."""
+
 POLICY_KEYS = ("policy_base_url", "policy_api_key", "policy_model_name")
 
 TOP_LEVEL_KEYS = frozenset(

@@ -345,6 +345,7 @@ class Deployment(FrozenModel):
         capture: The folder for the captured model calls of rollouts.
         token_capture: The capture of token ids for trainers.
         ray_address: The address of the Ray cluster to use.
+        ray_dashboard: The URL of its dashboard.
         offload: Where offloaded functions run; by default on the Ray cluster, if one is named.
         replicas: The number of replicas of all servers but the models, which Ray places on the nodes of its cluster;
             0 to run one instance of each server here.
@@ -386,6 +387,7 @@ class Deployment(FrozenModel):
     capture: Path | None = None
     token_capture: TokenCaptureConfig | None = None
     ray_address: str | None = None
+    ray_dashboard: str | None = None
     offload: Offload | None = None
     replicas: int = Field(0, ge=0)
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False)

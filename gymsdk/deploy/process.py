@@ -15,7 +15,7 @@ from typing import Any
 
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
-from gymsdk.config.fields import RAY_ADDRESS_KEY, TOKEN_CAPTURE_KEY
+from gymsdk.config.fields import RAY_ADDRESS_KEY, RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, Offload, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
@@ -61,6 +61,7 @@ RESERVED_KEYS = frozenset(
         "model_call_capture_dir",
         TOKEN_CAPTURE_KEY,
         RAY_ADDRESS_KEY,
+        RAY_DASHBOARD_KEY,
         VERSION_KEY,
         ROUTES_KEY,
     }
@@ -326,7 +327,8 @@ def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> di
 
 def _describe_deployment(deployment: Deployment) -> dict[str, Any]:
     """Return where NeMo Gym's agents and its collector find the Ray cluster, captured model calls and token ids."""
-    entries: dict[str, Any] = {} if deployment.ray_address is None else {RAY_ADDRESS_KEY: deployment.ray_address}
+    ray = {RAY_ADDRESS_KEY: deployment.ray_address, RAY_DASHBOARD_KEY: deployment.ray_dashboard}
+    entries: dict[str, Any] = {key: value for key, value in ray.items() if value is not None}
     if deployment.capture is not None:
         entries |= {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
     if deployment.token_capture is not None:

@@ -16,7 +16,7 @@ from gymsdk.http import client, errors
 from gymsdk.http.client import Headers, HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.observability.metrics import ParsedSample, Sample, ServerMetrics, parse_samples
-from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance, Status
+from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance, RayStatus, Status
 
 NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
 """Fetches the head's snapshot for a client that calls its machine by the given host."""
@@ -42,6 +42,7 @@ METRICS_BY_FIELD = {
     "uptime": frozenset({"uptime_seconds"}),
     "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
     "in_flight": frozenset({"requests_in_flight"}),
+    "waiting": frozenset({"episodes_waiting", "offloaded_calls_waiting"}),
 }
 """Metrics that are summed for each field of the status."""
 
@@ -135,6 +136,7 @@ class ServerStatus(BaseModel):
         uptime: Seconds since its start.
         sessions: The number of open sessions.
         in_flight: The number of running requests.
+        waiting: The number of episodes and offloaded calls that wait.
         round_trip: Seconds of a round round_trip to it.
         gpus: The utilization of its machine's GPUs, from 0 to 1, by index.
         wrong: Its problems.
@@ -153,6 +155,7 @@ class ServerStatus(BaseModel):
     uptime: float | None = None
     sessions: int | None = None
     in_flight: int | None = None
+    waiting: int | None = None
     round_trip: float | None = None
     gpus: dict[str, float] = {}
     wrong: list[Problem] = []
@@ -191,6 +194,7 @@ class StatusReport(BaseModel):
         servers: The status of each server.
         settled: Whether every node has had time to report since the head started.
         lost: Nodes that stopped reporting recently and have not been replaced.
+        ray: The address of the Ray cluster of the deployment, and the URL of its dashboard.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -203,6 +207,7 @@ class StatusReport(BaseModel):
     servers: list[ServerStatus]
     settled: bool = True
     lost: list[LostNodeStatus] = []
+    ray: RayStatus = RayStatus()
 
     @property
     def is_healthy(self) -> bool:
@@ -241,6 +246,7 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
         servers=statuses,
         settled=nodes.settled,
         lost=[LostNodeStatus.model_validate(each) for each in nodes.lost],
+        ray=nodes.ray,
     )
 
 

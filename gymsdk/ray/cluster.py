@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import ray
@@ -94,10 +95,10 @@ def join(address: str | None) -> None:
     _initialize(address)
 
 
-def count_cpus() -> float:
-    """Return the number of CPUs of the cluster's living nodes."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("CPU", 0.0)
+def list_nodes() -> dict[str, int]:
+    """Return the number of CPUs of each living node of the cluster, at least 1, by the id of the node."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {each["NodeID"]: max(1, int(each["Resources"].get("CPU", 0))) for each in nodes if each["Alive"]}
 
 
 def check_address(address: str) -> None:
@@ -154,7 +155,8 @@ def _explain(address: str, reason: str) -> str:
             f" it requires another authentication token (here RAY_AUTH_MODE is {mode}); set RAY_AUTH_MODE, and"
             " RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, as on the nodes of the cluster"
         )
-    return f"the Ray cluster at {address} cannot be used: {reason.strip().splitlines()[0]}"
+    failure = "a Ray cluster cannot be started" if address == LOCAL else f"the Ray cluster at {address} cannot be used"
+    return f"{failure}: {reason.strip().splitlines()[0]}"
 
 
 def _describe(*, is_own: bool) -> RayCluster:

@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -24,10 +24,11 @@ from typing import ParamSpec, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
 from gymsdk.errors import EpisodeError, Failed, GymsdkError, WorkerLost
-from gymsdk.ray.cluster import count_cpus, join
+from gymsdk.ray.cluster import join, list_nodes
 from gymsdk.workers.offload import Work
 from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
 
@@ -40,7 +41,7 @@ MAX_RETRIES = 3
 MAX_QUEUED_CALLS = 4096
 """The number of calls that wait or run. Further calls wait until one of these ends."""
 
-BATCH_SECONDS = 0.05
+BATCH_SECONDS = 0.2
 """The time that the calls of one task should take together: much longer than the overhead of a task."""
 
 MAX_BATCH = 64
@@ -50,7 +51,7 @@ START_SECONDS = 120.0
 """Seconds that a task may wait for a node and for the imports of a new worker, beyond the limits of its calls."""
 
 REFRESH_SECONDS = 5.0
-"""Seconds between two requests for the number of CPUs of the cluster."""
+"""Seconds between two requests for the nodes of the cluster."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +65,7 @@ log = logging.getLogger("gymsdk")
 class RayExecutor:
     """Runs offloaded functions as tasks of the Ray cluster to which this process is connected.
 
-    At most as many tasks run as the cluster has CPUs. Small calls that wait for a free CPU share a task.
+    Each node runs at most as many tasks as it has CPUs. Small calls that wait for a free CPU share a task.
 
     Args:
         address: The address of the cluster, if this process is not connected; by default that of `RAY_ADDRESS`.
@@ -104,9 +105,9 @@ class RayExecutor:
         return value
 
     @property
-    def queued(self) -> int:
+    def waiting(self) -> int:
         """The number of calls that wait for a task."""
-        return self._dispatcher.queued if self._dispatcher else 0
+        return self._capacity.waiting + (self._dispatcher.queued if self._dispatcher else 0)
 
     def _get_dispatcher(self) -> _Dispatcher:
         with self._lock:
@@ -129,8 +130,9 @@ class _Dispatcher:
         self._cpus = cpus
         self._queue: deque[_QueuedCall] = deque()
         self._running: set[asyncio.Task[None]] = set()
-        self._slots = 1
-        self._counted_at = -math.inf
+        self._nodes: dict[str, int] = {}
+        self._tasks: Counter[str] = Counter()
+        self._listed_at = -math.inf
         self._seconds: dict[str, float] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gymsdk-ray", daemon=True).start()
@@ -151,16 +153,17 @@ class _Dispatcher:
         self._send()
 
     def _send(self) -> None:
-        """Start tasks for queued calls as long as there are free slots."""
+        """Start tasks for queued calls as long as a node has a free CPU."""
         try:
-            self._count_slots()
+            self._list_nodes()
         except GymsdkError as error:
             while self._queue:
                 _set_exception(self._queue.popleft().future, error)
             return
-        while self._queue and len(self._running) < self._slots:
+        while self._queue and (node := self._choose_node()) is not None:
             if batch := self._take_batch():
-                task = self._loop.create_task(self._run_batch(batch))
+                self._tasks[node] += 1
+                task = self._loop.create_task(self._run_batch(batch, node))
                 self._running.add(task)
                 task.add_done_callback(self._finish)
 
@@ -170,25 +173,46 @@ class _Dispatcher:
             log.error("a task of offloaded calls failed unexpectedly: %r", error, exc_info=error)
         self._send()
 
-    def _count_slots(self) -> None:
-        if time.monotonic() - self._counted_at < REFRESH_SECONDS:
-            return
-        join(self._address)
-        self._slots = max(1, int(count_cpus()))
-        self._counted_at = time.monotonic()
+    def _list_nodes(self) -> None:
+        if time.monotonic() - self._listed_at >= REFRESH_SECONDS:
+            join(self._address)
+            self._nodes = list_nodes()
+            self._listed_at = time.monotonic()
+
+    def _choose_node(self) -> str | None:
+        """Return the node with the largest share of free CPUs, `None` if all are in use.
+
+        Ray's own strategy SPREAD may give one node several tasks at once. The node then starts further workers, whose
+        imports take seconds, and later ends them again.
+        """
+        free = {node: 1 - self._tasks[node] / cpus for node, cpus in self._nodes.items() if self._tasks[node] < cpus}
+        return max(free, key=free.__getitem__) if free else None
 
     def _take_batch(self) -> list[_QueuedCall]:
         """Remove the calls of the next task from the queue; calls whose callers have given up are dropped."""
-        share = math.ceil(len(self._queue) / max(1, self._slots - len(self._running)))
+        share = math.ceil(len(self._queue) / max(1, sum(self._nodes.values()) - len(self._running)))
         seconds = self._seconds.get(self._queue[0].call.address)
         size = 1 if seconds is None else min(MAX_BATCH, share, max(1, int(BATCH_SECONDS / max(seconds, 1e-6))))
         taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
         return [each for each in taken if each.future.set_running_or_notify_cancel()]
 
-    async def _run_batch(self, batch: Sequence[_QueuedCall]) -> None:
+    async def _run_batch(self, batch: Sequence[_QueuedCall], node: str) -> None:
+        try:
+            await self._run_on_node(batch, node)
+        except Exception as error:
+            # The callers must not wait for ever.
+            for each in batch:
+                _set_exception(each.future, error)
+            raise
+        finally:
+            self._tasks[node] -= 1
+
+    async def _run_on_node(self, batch: Sequence[_QueuedCall], node: str) -> None:
         calls = [each.call for each in batch]
         deadline = START_SECONDS + sum(call.timeout for call in calls)
-        reference = run_calls.options(num_cpus=self._cpus).remote(calls, tuple(sys.path))
+        # Soft: if the node is lost or full, Ray chooses another one.
+        placement = NodeAffinitySchedulingStrategy(node, soft=True)
+        reference = run_calls.options(num_cpus=self._cpus, scheduling_strategy=placement).remote(calls, tuple(sys.path))
         try:
             results: list[TimedResult] = await asyncio.wait_for(asyncio.wrap_future(reference.future()), deadline)
         except TimeoutError:
@@ -219,7 +243,7 @@ _executors: list[ProcessExecutor] = []
 """The executor of a Ray worker, once a task has needed it."""
 
 
-@ray.remote(scheduling_strategy="SPREAD", max_retries=MAX_RETRIES)
+@ray.remote(max_retries=MAX_RETRIES)
 def run_calls(calls: Sequence[PickledCall], path: Sequence[str]) -> list[TimedResult]:
     """Run *calls* one after another in the worker process of this Ray worker.
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
+from gymsdk.config.fields import RAY_ADDRESS_KEY, RAY_DASHBOARD_KEY
 from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.observability.status import add_server_metrics
@@ -27,6 +28,7 @@ from gymsdk.servers.reports import (
     HealthMonitor,
     Instance,
     Load,
+    RayStatus,
     Registration,
     RestartReply,
     Service,
@@ -269,6 +271,9 @@ class HeadEndpoints:
             ],
             expected=[*dict.fromkeys([*self._expected, *self._registry.expected_servers])],
             exits=self._registry.exits,
+            ray=RayStatus(
+                address=self._about.get(RAY_ADDRESS_KEY, ""), dashboard=self._about.get(RAY_DASHBOARD_KEY, "")
+            ),
         )
 
     async def register_node(self, request: Request, node: str) -> Response:

@@ -368,6 +368,20 @@ class RestartReply(BaseModel):
     instances: list[str]
 
 
+class RayStatus(BaseModel):
+    """The Ray cluster of a deployment.
+
+    Attributes:
+        address: The address of its head; empty without a cluster.
+        dashboard: The URL of its dashboard; empty without one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    address: str = ""
+    dashboard: str = ""
+
+
 class HeadSnapshot(BaseModel):
     """What the head knows.
 
@@ -379,6 +393,7 @@ class HeadSnapshot(BaseModel):
         instances: All instances of all servers.
         expected: The names of servers that should exist.
         exits: The last exits, by server name.
+        ray: The Ray cluster.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -390,6 +405,7 @@ class HeadSnapshot(BaseModel):
     instances: list[Instance] = []
     expected: list[str] = []
     exits: dict[str, Exit] = {}
+    ray: RayStatus = RayStatus()
 
 
 def _nesting_depth(value: object) -> int:

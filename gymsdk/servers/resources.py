@@ -38,6 +38,7 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
 from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
+from gymsdk.workers.offload import count_waiting_calls
 
 SWEEP_SECONDS = 15.0
 """Seconds between two searches for sessions to close."""
@@ -82,6 +83,7 @@ def create_app(
     metrics = metrics or ServerMetrics(server_name)
     sessions = SessionStore(ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None)
     metrics.add_gauge("sessions_open", "Open sessions.", lambda: len(sessions))
+    metrics.add_gauge("offloaded_calls_waiting", "Offloaded calls that wait for a worker.", count_waiting_calls)
     ready = asyncio.Event()
 
     @asynccontextmanager

@@ -76,12 +76,18 @@ class Work(Generic[P, R_co]):
 class Executor(Protocol):
     """Runs offloaded functions."""
 
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for a worker."""
+
     async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of the function, within the limits of *work*."""
 
 
 class InlineExecutor:
     """Runs functions in the calling thread without limits: for tests, debuggers, and inside workers."""
+
+    waiting = 0
 
     async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of the function."""
@@ -154,6 +160,12 @@ def get_executor() -> Executor:
     executor = _context_executor.get(None) or _process_executor.get("")
     # setdefault is atomic, so threads that arrive here together all get the same executor.
     return executor or _process_executor.setdefault("", _create_executor())
+
+
+def count_waiting_calls() -> int:
+    """Return the number of calls that wait for a worker of this process's executor."""
+    executor = _process_executor.get("")
+    return executor.waiting if executor is not None else 0
 
 
 def set_default_executor(executor: Executor) -> None:

@@ -285,6 +285,11 @@ class ProcessExecutor:
             free.insert(0 if slot.is_empty else len(free), slot)
             semaphore.release()
 
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for a worker."""
+        return self._semaphore.waiting
+
     def close(self) -> None:
         """End the workers; a later call starts new ones."""
         if self._process == os.getpid():

@@ -19,7 +19,7 @@ policy_model:
       entrypoint: app.py
       host: 192.168.1.101
       port: 8000
-ray_head_node_address: ray://cluster:10001
+skip_venv_if_present: true
 """
 
 
@@ -45,7 +45,7 @@ def test_every_setting_has_its_origin(gymsdk: Command, worker: Path) -> None:
     assert "# worker.yaml:8" in result.out
     assert "sk-tell-nobody" not in result.out + result.err
     ignored, exposed = result.err.splitlines()
-    assert ignored == "gymsdk ignores these keys of NeMo Gym: ray_head_node_address (worker.yaml:10)"
+    assert ignored == "gymsdk ignores these keys of NeMo Gym: skip_venv_if_present (worker.yaml:10)"
     assert exposed == (
         "policy_api_key is on the command line, which all users of this machine can read;"
         " put it into GYMSDK_API_KEY, or env.yaml"
@@ -61,7 +61,7 @@ def test_settings_are_printed_as_yaml(gymsdk: Command, worker: Path) -> None:
 def test_json_contains_settings_and_origins(gymsdk: Command, worker: Path) -> None:
     output = json.loads(gymsdk("config", "+config_paths=[worker.yaml]", "--json").out)
     assert output["settings"]["head_server.host"] == {"value": "192.168.1.100", "from": "worker.yaml:2"}
-    assert output["ignored"] == ["ray_head_node_address"]
+    assert output["ignored"] == ["skip_venv_if_present"]
 
 
 def test_a_wrong_configuration_is_reported_line_by_line(gymsdk: Command, workdir: Path) -> None:

@@ -114,6 +114,12 @@ FULL_DEPLOYMENT = Deployment(
     logs=LogConfig(level="info", format="json", directory=Path("logs\udce9"), server="sums"),
     profile=Path("profile"),
     capture=Path("capture"),
+    ray_address="127.0.0.1:6379",
+    ray_dashboard="http://127.0.0.1:8265",
+    offload="inline",
+    replicas=2,
+    cpus_per_replica=0.5,
+    gpus_per_replica=0.25,
     token_capture=TokenCaptureConfig(folder=Path("tokens"), all_agents=False, max_mask_fraction=0.5),
 )
 """A deployment that differs from the default in all fields that a server needs."""

@@ -50,8 +50,8 @@ def test_nemo_rls_settings_reach_every_replica_with_token_ids() -> None:
     assert tuple(deployment.ignored) == (
         "global_aiohttp_connector_limit",
         "global_aiohttp_connector_limit_per_host",
-        "ray_head_node_address",
     )
+    assert deployment.ray_address == "10.0.0.1:6379"
 
 
 def test_references_in_an_omegaconf_configuration_are_resolved() -> None:

@@ -128,9 +128,7 @@ def test_an_explicit_port_is_kept(write: Write) -> None:
     assert (block.host, block.port, block.part) == ("0.0.0.0", 8080, ResourcesServerConfig(environment="my_server"))
 
 
-def test_a_ray_address_is_accepted_and_reported(write: Write) -> None:
+def test_a_ray_address_is_read(write: Write) -> None:
     write("config.yaml", 'ray_head_node_address: "ray://your-cluster-address:10001"\n')
     deployment = load_config([], ["+config_paths=[config.yaml]"])
-    assert (
-        deployment.ignored_keys_note == "gymsdk ignores these keys of NeMo Gym: ray_head_node_address (config.yaml:1)"
-    )
+    assert (deployment.ray_address, deployment.ignored_keys_note) == ("ray://your-cluster-address:10001", None)

@@ -17,7 +17,7 @@ import pytest
 from gymsdk import load
 from gymsdk.deploy import vllm_command
 from migration.page import ROOT, TABLE, covers, gymsdk_command, nemo_gym_command, page_file
-from migration.workspace import KEY, Workspace, fetch_config, find_free_port, write_rows
+from migration.workspace import KEY, WITHOUT_RAY, Workspace, fetch_config, find_free_port, write_rows
 
 BLOCK = "tool_call:\n  resources_servers:\n    tool_call: {entrypoint: app.py, domain: agent}\n"
 HEREDOC = "cat > env.yaml << EOF\npolicy_api_key: sk-your-openai-key\nEOF"
@@ -232,8 +232,9 @@ def test_reasoning_is_returned_whether_or_not_vllm_parses_it(workspace: Workspac
     assert items[1]["content"][0]["text"] == "42"
 
 
-@covers(31, 32)
-def test_a_ray_address_is_accepted_reported_once_and_not_used(workspace: Workspace) -> None:
+@covers(32)
+@WITHOUT_RAY
+def test_without_ray_an_address_is_reported_once_and_not_used(workspace: Workspace) -> None:
     workspace.write("config.yaml", nemo_gym_command(32) + "\n" + BLOCK)
     for command in (nemo_gym_command(32, 1), gymsdk_command(32)):
         with workspace.serve(workspace.with_head_port(command)) as server:
@@ -243,6 +244,7 @@ def test_a_ray_address_is_accepted_reported_once_and_not_used(workspace: Workspa
 
 
 @covers(32)
+@WITHOUT_RAY
 def test_a_configuration_with_only_a_ray_address_starts_a_head_that_servers_can_join(workspace: Workspace) -> None:
     workspace.write("config.yaml", nemo_gym_command(32) + "\n")
     workspace.write("worker.yaml", f"head_server: {{host: 127.0.0.1, port: {workspace.ports['11000']}}}\n{BLOCK}")

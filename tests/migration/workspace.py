@@ -14,10 +14,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from gymsdk import load
@@ -25,6 +27,7 @@ from gymsdk import load
 PORTS = re.compile(r"(?<![\d.])(11000|10240|8080|8000)\b")
 ADDRESSES = {"192.168.1.100": "127.0.0.2", "192.168.1.101": "127.0.0.3", "coordinator:": "127.0.0.2:"}
 KEY = "policy_api_key: sk-your-openai-key\n"
+WITHOUT_RAY = pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed, and is used")
 COMMANDS = Path(sys.executable).parent
 """The folder of the console scripts of this installation."""
 
