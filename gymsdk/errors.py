@@ -95,7 +95,7 @@ class BrokenEnvironment(GymsdkError):
 
 
 class ModelLost(GymsdkError):
-    """A run stopped early because its model stopped answering; finished rollouts are on disk."""
+    """A run stopped early because its model does not answer; finished rollouts are on disk."""
 
 
 class EpisodeError(GymsdkError):

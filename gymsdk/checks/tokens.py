@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from gymsdk import responses
 from gymsdk.environment import Environment
 from gymsdk.episode import play
-from gymsdk.errors import Failed
+from gymsdk.errors import Failed, ModelLost
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS
 from gymsdk.rollouts.jobs import build_input_row, compute_seed, iter_jobs
 from gymsdk.tokens.history import find_history
@@ -155,6 +155,7 @@ async def check_tokens(
 
     Raises:
         Failed: The model returns no token ids (`model_no_token_ids`).
+        ModelLost: The model does not answer the first task.
     """
     recorders: list[_Recorder] = []
     failures: list[str] = []
@@ -182,4 +183,7 @@ async def _play_all(
         failure = rollout.failure
         if failure is not None and failure.kind == "model_no_token_ids":
             raise Failed(failure.message, kind=failure.kind)
+        if failure is not None and failure.stage == "model" and job.task == 0 and not recorder.calls:
+            # All other tasks would fail like this one.
+            raise ModelLost(failure.message)
         yield recorder, f"task {job.task}: {failure.kind}: {failure.message}" if failure else ""

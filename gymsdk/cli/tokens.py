@@ -155,7 +155,11 @@ def _format_report(report: TokenReport) -> Iterator[str]:
     yield f"{report.episodes} episodes, {report.calls} model calls, of which {total} continue a conversation"
     yield from (f"failed: {failure}" for failure in report.failures)
     if not total:
-        yield "No call continued a conversation: nothing can drift in episodes of a single call."
+        yield (
+            "No call continued a conversation: nothing can drift in episodes of a single call."
+            if report.calls
+            else "No model call succeeded."
+        )
         return
     broken, drifting = report.broken, report.drifting
     yield f"exact token ids    {total - len(broken)} of {total} prompts continue the sampled ids"

@@ -110,8 +110,8 @@ class _TokenCapture(BaseModel):
     rebuild_response: bool = True
     max_mask_fraction: float | None = Field(None, ge=0, le=1)
     mask_fraction_min_samples: int = Field(50, ge=0)
-    sink: str | None = None
-    external_staging: bool = False
+    sink: object = None
+    external_staging: object = False
 
 
 def _check_host(host: str) -> str:
@@ -243,18 +243,19 @@ class _DeploymentReader:
 
     def _read_token_capture(self, switches: _Switches) -> TokenCaptureConfig | None:
         values = self._values.get(TOKEN_CAPTURE_KEY) or {}
-        keys = {field: f"{TOKEN_CAPTURE_KEY}.{field}" for field in _TokenCapture.model_fields}
         if not isinstance(values, dict):
             place = self._root.place_of((TOKEN_CAPTURE_KEY,))
             self._problems.add(place, "token_id_capture must hold enabled and dir, as in {enabled: true, dir: /tokens}")
             return None
         values = {key: value for key, value in values.items() if key not in TOKEN_CAPTURE_IGNORED}
-        capture: _TokenCapture | None = self._validate(_TokenCapture, values, keys)
+        capture: _TokenCapture | None = validate_fields(
+            _TokenCapture, values, keys={}, root=self._root, path=(TOKEN_CAPTURE_KEY,), problems=self._problems
+        )
         if capture is None or not capture.enabled:
             return None
         place = self._root.place_of((TOKEN_CAPTURE_KEY, "enabled"))
-        if capture.sink is not None or capture.external_staging:
-            problem = "token_id_capture.sink and external_staging are not supported; gymsdk writes files, remove them"
+        if capture.sink is not None or capture.external_staging is not False:
+            problem = "token_id_capture.sink and external_staging are not supported: gymsdk writes files; remove them"
             self._problems.add(place, problem)
             return None
         folder = capture.dir or switches.model_call_capture_dir

@@ -141,7 +141,8 @@ class ExactTokens:
         if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
             self._warn(
                 f"{self._name}: a conversation came back without token ids, so its prompts are rendered again; let the"
-                f" agent return output items unchanged, with {', '.join(TOKEN_FIELDS)}"
+                f" agent return output items unchanged, with {', '.join(TOKEN_FIELDS)}, or serve the model with"
+                " --token-capture-dir and let the agent call /ng-rollout/ID/training-token-capture/v1"
             )
         carrier[DIGEST_FIELD] = _compute_digest([*items, *response["output"]], call)
 

@@ -9,9 +9,18 @@ import stat
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from gymsdk import errors
 from gymsdk.errors import BadModelOption, format_suggestion
@@ -111,6 +120,14 @@ class ModelOptions(BaseModel):
     token_interface: TokenInterface | None = None
     tokenizer: Any = None
 
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if self.token_interface is not None and not self.tokens:
+            raise ValueError("token_interface has no effect without tokens; add --token-ids (tokens: true)")
+        if self.token_interface == "sglang" and self.tokenizer is None:  # noqa: S105 - the name of an interface
+            raise ValueError("SGLang does not render messages; name the model's tokenizer with --tokenizer")
+        return self
+
     def __hash__(self) -> int:
         # The mappings cannot be hashed; options that differ only in them are still unequal.
         return hash((self.base_url, self.api_key, self.api, self.timeout, self.retries))
@@ -192,7 +209,8 @@ def validate_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
         return ModelOptions.model_validate(options)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        option = str(first["loc"][0])
+        # An error without a place is about two options, of which the token interface is one.
+        option = str(first["loc"][0]) if first["loc"] else "token_interface"
         hint = "" if option in ModelOptions.model_fields else format_suggestion(option, ModelOptions.model_fields)
         message = errors.format_error_detail(first)
         bad_option = BadModelOption(f"option {option!r} of {name}: {message}{hint}")

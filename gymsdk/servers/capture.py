@@ -126,6 +126,7 @@ class TokenCapturingModel:
         """Capture the token ids of calls of `model` in `folder`."""
         self._model = model
         self._folder = folder
+        self._has_warned = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -156,7 +157,21 @@ class TokenCapturingModel:
             await asyncio.shield(asyncio.to_thread(self._withdraw, call))
             raise
         await asyncio.shield(asyncio.to_thread(self._write, call, response))
+        if call.lineage.status == "unresolved" and response["output"]:
+            response["output"][-1][responses.BROKEN_FIELD] = True
+            self._warn_of_broken_chain(rollout, call.lineage)
         return response
+
+    def _warn_of_broken_chain(self, rollout: str, lineage: Lineage) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            reason = "several calls fit" if lineage.reason == "ambiguous" else "the agent edited the conversation"
+            log.warning(
+                "rollout %s: a conversation does not continue a captured call, because %s; such calls are marked, and"
+                " trainers mask their rollouts (this warning is not repeated)",
+                rollout,
+                reason,
+            )
 
     def _begin(self, rollout: str, request: Item) -> _CapturedCall:
         """Register a call, and add the token ids of the call that it continues to its request."""

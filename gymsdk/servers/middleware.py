@@ -55,8 +55,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-"""Pattern of a rollout id."""
+ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+"""Pattern of a rollout id, which is also a part of file names."""
 
 ROLLOUT_PREFIX_PATTERN = re.compile(rf"^/ng-rollout/({ID_PATTERN})(/training-token-capture)?(?=/)")
 """Path prefix in which NeMo Gym's clients name the rollout that a request belongs to, and ask to capture token ids."""
@@ -364,7 +364,7 @@ def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> 
         error: The error.
         anthropic: Whether the request comes from a client of Anthropic's API.
     """
-    endpoint = ROLLOUT_PREFIX_PATTERN.sub("", path)
+    endpoint = re.sub(r"^/ng-rollout/.*?(?=/v1/)", "", path)
     if endpoint == "/v1/messages" or endpoint.startswith("/v1/messages/"):
         return build_error(error)
     if not endpoint.startswith("/v1/"):
@@ -380,4 +380,9 @@ def describe_missing_route(path: str, method: str, allowed: str | None) -> str:
     """Describe why `method` at `path` has no endpoint; `allowed` are the methods that the path has."""
     if allowed:
         return f"{path} does not accept {method}; use {allowed.replace(',', ' or ')}"
+    if path.startswith("/ng-rollout/"):
+        return (
+            f"{path} does not exist; write /ng-rollout/ID/v1 or /ng-rollout/ID/training-token-capture/v1, where ID has"
+            " at most 200 letters, digits and . _ -, and begins with a letter or digit"
+        )
     return f"{path} does not exist; this server has /v1/responses, /v1/chat/completions and /v1/messages"

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from gymsdk import responses
-from gymsdk.convert import chat_inbound
+from gymsdk.convert import chat_inbound, content
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX
 from gymsdk.errors import UsageError
@@ -161,7 +161,11 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
     text = engine.tokenizer.decode(choice["token_ids"], skip_special_tokens=True)
     opened = engine.tokenizer.decode(body.get("prompt_token_ids") or []).rstrip().endswith(THINK_START)
     parsed = parse_output(text, thinking=opened)
-    message: Item = {"role": "assistant", "content": parsed.text or None, "reasoning": "\n".join(parsed.reasoning)}
+    written, reasoning = parsed.text, parsed.reasoning
+    if not request.get("tools"):
+        # Without tools, vLLM parses no calls: they remain in the text.
+        reasoning, written = content.split_think_blocks(f"{THINK_START}{text}" if opened else text)
+    message: Item = {"role": "assistant", "content": written or None, "reasoning": "\n".join(reasoning)}
     finish_reason = choice["finish_reason"]
     if parsed.calls and request.get("tools"):
         message["tool_calls"] = [

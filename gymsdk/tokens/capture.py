@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import orjson
 
 from gymsdk.convert.tokens import ENGINE_FIELDS
-from gymsdk.errors import Failed
+from gymsdk.errors import Failed, UsageError
 from gymsdk.responses import TOKEN_FIELDS
 from gymsdk.types import Item
 
@@ -43,7 +43,7 @@ CONVERSATION_FIELD = "gymsdk_conversation_digest"
 """The field of an entry with the digest of the conversation up to and including the call, by which the next call of the
 conversation finds it. Readers ignore unknown fields."""
 
-ROLLOUT_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+ROLLOUT_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """The ids of rollouts that can be stored. They are parts of file names."""
 
 MAX_ROLLOUTS = 4096
@@ -97,10 +97,18 @@ class TokenCaptureFolder:
 
     Args:
         folder: The folder; it is created if it does not exist.
+
+    Raises:
+        UsageError: The folder cannot be created, or no file can be written in it.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UsageError(f"{folder}: token ids cannot be written there ({reason}); name another folder") from error
         self._folder = folder
         self._rollouts: dict[str, _Calls] = {}
         self._rollouts_lock = threading.Lock()
@@ -224,7 +232,7 @@ class TokenCaptureFolder:
                 # A process was killed while it wrote the line. The call is known from the intents.
                 os.truncate(path, status.st_size - len(lines.pop()))
             for line in lines:
-                calls.add(orjson.loads(line), line.strip(), calls.size)
+                calls.add(_parse_entry(line, path), line.strip(), calls.size)
                 calls.size += len(line)
         calls.inode = status.st_ino
         return calls
@@ -298,6 +306,16 @@ def _append(path: Path, line: bytes) -> tuple[int, int]:
         file.flush()
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_ino, file.tell()
+
+
+def _parse_entry(line: bytes, path: Path) -> Item:
+    """Return the entry in *line* of the file; raises `Failed` if it is damaged."""
+    try:
+        entry: Item = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        message = f"{path} has a line that is not JSON ({error}); delete the files of the rollout, and play it again"
+        raise Failed(message, kind="token_capture_failed") from error
+    return entry
 
 
 def _read_entry(file: BinaryIO, offset: int) -> Item:

@@ -156,3 +156,9 @@ def test_ids_pass_through_model_server_agent_and_rollout_file(flags: tuple[str, 
         assert ids
         assert "instance_config" not in line
     assert continued > 5
+
+
+def test_a_server_that_does_not_answer_is_reported_once() -> None:
+    result = run("--model", "vllm/policy@http://127.0.0.1:9/v1", "--timeout", "2")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.count("Error:") == 1

@@ -21,12 +21,12 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import given, settings
-from openai import AsyncOpenAI, BadRequestError, UnprocessableEntityError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, UnprocessableEntityError
 from servers.app_helpers import serve_app
 
 from gymsdk import responses
-from gymsdk.errors import Failed
-from gymsdk.responses import TOKEN_FIELDS, TokenInterface
+from gymsdk.errors import Failed, UsageError
+from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.servers import model as model_server
 from gymsdk.servers.capture import TokenCapturingModel
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry, compute_token_digest
@@ -46,6 +46,8 @@ class Harness:
     messages: list[Any] = field(default_factory=lambda: [{"role": "user", "content": "Please look in there."}])
     carriers: list[Item] = field(default_factory=list)
     """The token fields of each answer, which the agent does not return."""
+    marked: list[bool] = field(default_factory=list)
+    """Whether each answer says that its chain is broken."""
 
     async def play(self, turns: Sequence[Turn]) -> None:
         async with AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0) as client:
@@ -57,6 +59,7 @@ class Harness:
         answer = await client.chat.completions.create(model="policy", messages=self.messages, tools=CHAT_TOOLS, **extra)
         message = answer.choices[0].message.model_dump(exclude_none=True)
         self.carriers.append({key: message[key] for key in TOKEN_FIELDS})
+        self.marked.append(message.get(BROKEN_FIELD, False))
         calls = message.get("tool_calls", [])
         for call in calls:
             arguments = call["function"]["arguments"]
@@ -157,7 +160,7 @@ async def test_any_conversation_continues_on_exact_tokens(
     check_chain(read_entries(folder, "r"))
 
 
-async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path) -> None:
+async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(tmp_path, TURNS) as url:
         harness = Harness(build_url(url, "r"))
         await harness.play(TURNS[:2])
@@ -165,6 +168,8 @@ async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path) -> None:
         await harness.play(TURNS[2:3])
     last = read_entries(tmp_path, "r")[-1]
     assert (last["parent_resolution"], last["parent_call_id"]) == ("unresolved", None)
+    assert harness.marked == [False, False, True]
+    assert sum("the agent edited the conversation" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_examples_in_the_first_prompt_are_no_turns_of_the_rollout(tmp_path: Path) -> None:
@@ -294,6 +299,27 @@ def test_a_rollout_whose_files_were_deleted_begins_again(tmp_path: Path) -> None
     assert folder.begin_call("r", "next", "d") == Lineage("root")
     folder.put(build_stored("a", [1, 2, 9]))
     assert [entry["generation_token_ids"] for entry in read_entries(tmp_path, "r")] == [[9]]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.tokens.jsonl").write_text("{garbage\n")
+    with pytest.raises(Failed, match=r"r\.tokens\.jsonl has a line that is not JSON .*; delete the files") as raised:
+        TokenCaptureFolder(tmp_path).put(build_stored("a", [1, 2, 3]))
+    assert not raised.value.retryable
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", Path("/proc/tokens")):
+        with pytest.raises(UsageError, match="token ids cannot be written there"):
+            TokenCaptureFolder(folder)
+
+
+@pytest.mark.parametrize("rollout", ["a b", "a:b", ".hidden", "-rf", "x" * 201])
+async def test_an_invalid_rollout_id_is_explained(tmp_path: Path, rollout: str) -> None:
+    async with serve(tmp_path, TURNS) as url:
+        with pytest.raises(NotFoundError, match="ID has at most 200 letters, digits"):
+            await Harness(build_url(url, rollout)).play(TURNS[:1])
 
 
 def test_the_digest_of_no_tokens() -> None:

@@ -9,14 +9,14 @@ import pytest
 import gymsdk
 from gymsdk import responses
 from gymsdk.convert import chat_inbound
-from gymsdk.errors import Failed
+from gymsdk.errors import Failed, UsageError
 from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.servers.agent import drop_ids_after_break
 from gymsdk.testing import build_app, serve
 from gymsdk.testing.engine import REASONING_FIELDS, EngineKind
 from gymsdk.testing.faults import Faults
 from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
-from gymsdk.types import Item
+from gymsdk.types import Item, extract_text
 
 from .conversations import TOOLS, Turn, TurnPolicy, play
 from .engine_transport import build_upstream
@@ -252,3 +252,20 @@ def test_ids_after_a_broken_chain_are_left_out_for_trainers() -> None:
     assert drop_ids_after_break(whole) is None
     broken = [whole[0], whole[1] | {BROKEN_FIELD: True}, whole[1]]
     assert drop_ids_after_break(broken) == [whole[0], {"type": "message", BROKEN_FIELD: True}, {"type": "message"}]
+
+
+async def test_without_tools_a_sampled_call_remains_in_the_text() -> None:
+    turn = Turn("think", "there", ["look"], ["in"])
+    for interface in ("vllm-generate", "vllm-completions"):
+        upstream, _ = build_upstream(TurnPolicy([turn]), interface)
+        response = await upstream.respond({"input": "hello"})
+        assert "<tool_call>" in extract_text(response["output"][-1]["content"])
+
+
+def test_options_without_effect_are_refused() -> None:
+    for options, message in (
+        ({"token_interface": "vllm-generate"}, "has no effect without tokens; add --token-ids"),
+        ({"tokens": True, "token_interface": "sglang"}, "name the model's tokenizer with --tokenizer"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            gymsdk.model("vllm/policy@http://127.0.0.1:1/v1", **options)
