@@ -66,7 +66,7 @@ def open_executors() -> Iterator[dict[str, Executor]]:
     with connect(cluster.address):
         yield {"inline": InlineExecutor(), "local workers": local, "Ray, 3 nodes": RayExecutor()}
     local.close()
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def run(executor: Executor, work: Callable[[], Any]) -> tuple[Any, float, float]:
