@@ -1,0 +1,62 @@
+"""The manifest for KubeRay fits together, and its command has only options that exist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MANIFEST = Path(__file__).resolve().parent.parent / "deploy" / "kuberay.yaml"
+CLUSTER, DEPLOYMENT, SERVICE = yaml.safe_load_all(MANIFEST.read_text())
+[SERVER] = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+
+
+def get_ray_containers() -> list[dict[str, Any]]:
+    groups = [CLUSTER["spec"]["headGroupSpec"], *CLUSTER["spec"]["workerGroupSpecs"]]
+    return [container for group in groups for container in group["template"]["spec"]["containers"]]
+
+
+def get_option(name: str) -> str:
+    [value] = [each.removeprefix(f"--{name}=") for each in SERVER["args"] if each.startswith(f"--{name}=")]
+    return value
+
+
+def test_all_pods_have_the_same_image() -> None:
+    assert {each["image"] for each in [SERVER, *get_ray_containers()]} == {"gymsdk-ray:1"}
+
+
+def test_the_servers_join_the_cluster_with_its_token() -> None:
+    port = next(each["containerPort"] for each in get_ray_containers()[0]["ports"] if each["name"] == "gcs-server")
+    assert get_option("ray-address") == f"{CLUSTER['metadata']['name']}-head-svc:{port}"
+    variables = {each["name"]: each for each in SERVER["env"]}
+    assert variables["RAY_AUTH_MODE"]["value"] == CLUSTER["spec"]["authOptions"]["mode"]
+    reference = variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
+    assert reference == {"name": CLUSTER["spec"]["authOptions"]["secretName"], "key": "auth_token"}
+
+
+def test_the_replicas_fit_on_the_workers() -> None:
+    [workers] = CLUSTER["spec"]["workerGroupSpecs"]
+    [container] = workers["template"]["spec"]["containers"]
+    per_worker = int(container["resources"]["requests"]["cpu"]) // int(get_option("cpus-per-replica"))
+    assert workers["replicas"] * per_worker >= int(get_option("replicas"))
+
+
+def test_the_service_reaches_every_port() -> None:
+    named = {each["name"]: each["containerPort"] for each in SERVER["ports"]}
+    assert {each["targetPort"]: each["port"] for each in SERVICE["spec"]["ports"]} == named
+    flags = [each.rpartition("=")[2] for each in SERVER["args"] if each.startswith(("--port=", "--server-port="))]
+    assert sorted(map(int, flags)) == sorted(named.values())
+    assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+
+
+def test_the_command_has_only_options_that_exist() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "gymsdk", "serve", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for each in SERVER["args"]:
+        assert f"{each.partition('=')[0]} " in shown
+    mount = SERVER["volumeMounts"][0]["mountPath"]
+    assert get_option("token-file") == f"{mount}/token"
