@@ -2,10 +2,10 @@
 
 usage: cluster_capacity.py [--replicas N...] [--seconds S]
 
-The head, its registry and the router are the real ones. The replicas only register and answer health checks. Each of them
-registers three servers every 3.3 seconds, and a front asks the head for all instances once a second. The script prints
-the CPU time that the head uses per second, the size of its answer, the longest wait for it and for a registration, and
-the CPU time of a front to choose among the replicas. The exit status is 1 if the head loses a replica that registers.
+The head, its registry and the router are the real ones. The replicas only register and answer health checks. Each of
+them registers three servers every 3.3 seconds, and a front asks the head for all instances once a second. The script
+prints the CPU time that the head uses per second, the size of its answer, the longest waits for it and a registration,
+and the CPU time of a front to choose among the replicas. The exit status is 1 if a replica that registers is lost.
 """
 
 from __future__ import annotations
