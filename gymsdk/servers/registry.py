@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
@@ -106,6 +107,10 @@ class LostNodes:
         self._lost: OrderedDict[str, LostNode] = OrderedDict()
         # The number of instances over time, by server name; the first entry holds before all recorded changes.
         self._counts: dict[str, list[tuple[float, int]]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are lost nodes."""
+        return bool(self._lost)
 
     def __iter__(self) -> Iterator[LostNode]:
         """Iterate over the lost nodes, the longest lost first."""
@@ -287,6 +292,8 @@ class NodeRegistry:
         self._left_ids: OrderedDict[str, None] = OrderedDict()
         self._lost = LostNodes()
         self._awake: float | None = None
+        # No lease expires before.
+        self._next_expiry = math.inf
 
     def __len__(self) -> int:
         """Return the number of live nodes."""
@@ -343,8 +350,12 @@ class NodeRegistry:
             raise RequestRejected(
                 503, f"this head already has {self._max_nodes} nodes; remove some", retry_after=self.lease
             )
-        for service in registration.services:
-            self._check_service(service, registration.services, ignored_id=id)
+        previous = live.get(id)
+        # Almost all reports repeat the servers of the one before. Comparing them with all others costs time.
+        is_repeated = previous is not None and previous.registration.services == registration.services
+        if not is_repeated:
+            for service in registration.services:
+                self._check_service(service, registration.services, ignored_id=id)
         exits = (
             {**self.exits_by_supervisor.get(registration.supervisor, {}), **registration.exits}
             if registration.supervisor
@@ -355,15 +366,17 @@ class NodeRegistry:
             raise RequestRejected(
                 410, f"the process of node {id!r} has ended, as its supervisor reports; join under another id"
             )
-        now, previous = self._clock(), live.get(id)
+        now = self._clock()
         services = tuple(service.as_reached_at(address) for service in registration.services)
         lease = min(self.lease, registration.seconds)
         joined, orders = (previous.joined, previous.orders) if previous else (now, {})
         self._nodes[id] = Node(id, registration, services, joined, now, lease, orders)
+        self._next_expiry = min(self._next_expiry, now + lease)
         self._lost.drop(id)
         self._lost.record_change(previous.services if previous else (), services, now)
         self._drop_exited(registration.supervisor, exits)
-        self._lost.forget_replaced(self._nodes.values(), now)
+        if self._lost or not is_repeated:
+            self._lost.forget_replaced(self._nodes.values(), now)
         return lease
 
     def restart(self, name: str, drain: float = 0.0) -> list[RestartOrder]:
@@ -386,8 +399,8 @@ class NodeRegistry:
 
     def due_restarts(self, id: str) -> list[str]:
         """Return the servers that a node should restart now."""
-        nodes = [*self]
-        return [name for node in nodes if node.id == id for name in find_due_restarts(node, nodes, self._clock())]
+        node = self._live_nodes().get(id)
+        return find_due_restarts(node, [*self], self._clock()) if node is not None and node.orders else []
 
     def _drop_exited(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Remove the nodes whose process has ended, which their supervisor reports before the lease expires."""
@@ -455,10 +468,12 @@ class NodeRegistry:
         if self._awake is not None and now - self._awake > LATE_LEASE_FRACTION * self.lease:
             # This process was too busy to read heartbeats that arrived meanwhile, so all leases start again.
             self._since = self._awake = now
-        for node in [*self._nodes.values()]:
-            if now - max(node.last_seen, self._since) > node.lease:
-                del self._nodes[node.id]
-                self._lost.add(node, now)
+        if now > self._next_expiry:
+            for node in [*self._nodes.values()]:
+                if now - max(node.last_seen, self._since) > node.lease:
+                    del self._nodes[node.id]
+                    self._lost.add(node, now)
+            self._next_expiry = min((node.last_seen + node.lease for node in self._nodes.values()), default=math.inf)
         return self._nodes
 
     def _check_service(self, service: Service, siblings: Sequence[Service], *, ignored_id: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import random
 import re
 import secrets
 import time
@@ -104,6 +105,10 @@ HEALTH_SECONDS = 2.0
 Address: TypeAlias = tuple[str, int, Scheme]
 """A server's address: host, port and URL scheme."""
 
+MAX_CHECKS_PER_SECOND = 100.0
+"""How many health checks a head makes per second. With more servers it checks each of them less often; that their node
+is alive, it knows from the node's reports."""
+
 REFRESH_SECONDS = 2.0
 """Seconds that a result is cached."""
 
@@ -164,6 +169,7 @@ class _HealthRecord:
     task: asyncio.Task[Status] | None = None
     started: float = 0.0
     round_trip: float = 0.0
+    jitter: float = 1.0
 
 
 class HealthMonitor:
@@ -189,8 +195,10 @@ class HealthMonitor:
 
     async def statuses(self, services: Iterable[Service]) -> Mapping[str, Status | None]:
         """Return each service's status by id, or `None` if its first check is still under way."""
+        listed = list(services)
+        max_age = max(self._fresh, len(listed) / MAX_CHECKS_PER_SECOND)
         # Keep references: a concurrent call of `keep` may remove records.
-        records = {service.id: self._check(_address_of(service)) for service in services}
+        records = {service.id: self._check(_address_of(service), max_age) for service in listed}
         if running := {service.task for service in records.values() if service.task is not None}:
             await asyncio.wait(running, timeout=self._brief)
         return {name: service.status for name, service in records.items()}
@@ -210,10 +218,13 @@ class HealthMonitor:
         for place in self._answers.keys() - kept:
             del self._answers[place]
 
-    def _check(self, place: Address) -> _HealthRecord:
+    def _check(self, place: Address, max_age: float) -> _HealthRecord:
         record = self._answers.setdefault(place, _HealthRecord())
-        if record.task is None and (record.status is None or self._clock() - record.at > self._fresh):
-            record.started = self._clock()
+        # With jitter, so that the checks of many servers do not all fall into the same moment.
+        if max_age > self._fresh:
+            max_age *= record.jitter
+        if record.task is None and (record.status is None or self._clock() - record.at > max_age):
+            record.started, record.jitter = self._clock(), random.uniform(0.5, 1.5)
             record.task = asyncio.ensure_future(check_status(*place))
             record.task.add_done_callback(lambda task: self._record(record, task))
         return record
