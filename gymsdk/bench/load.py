@@ -26,6 +26,7 @@ from gymsdk.models import registry as models
 from gymsdk.models.recordings import compute_digests
 from gymsdk.plugins import registry
 from gymsdk.rollouts import folder
+from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row, iter_jobs
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.rollouts.run import LocalPlayer, collect
@@ -335,7 +336,8 @@ def _index_rewards(recording: Recording) -> dict[int, float]:
 
 async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally: Tally) -> None:
     # Every rollout has a new id, because a server answers a known id with its earlier response.
-    delivery = RemotePlayer(stage.served.client, attempts=order.attempts, once=stage.served.is_idempotent)
+    agents = AgentClient(stage.served.client, once=stage.served.is_idempotent)
+    delivery = RemotePlayer(agents, attempts=order.attempts)
     run, numbers = uuid4().hex[:12], count()
 
     async def play(job: Job) -> PlayedJob:

@@ -85,31 +85,39 @@ def load_config(
     """
     problems, home = Problems(), folder or Path()
     parsed = parse_overrides(overrides, problems)
-    entries = [(str(path), COMMAND_LINE) for path in paths]
-    entries += [entry for each in parsed if each.path == (INCLUDE_KEY,) for entry in _read_entries(each, problems)]
-    root = _load_files(entries, home, problems)
-    rest = [each for each in parsed if each.path != (INCLUDE_KEY,)]
-    deployment = _build_deployment(apply_overrides(root, rest, problems), home, problems, played=played)
-    return deployment.model_copy(update={"notes": (*deployment.notes, *_warn_of_exposed_secrets(rest))})
+    entries = [*((str(path), COMMAND_LINE) for path in paths), *_list_included_files(parsed, problems)]
+    root = _apply(parsed, _load_files(entries, home, problems), problems)
+    deployment = _build_deployment(root, home, problems, played=played)
+    return deployment.model_copy(update={"notes": (*deployment.notes, *_warn_of_exposed_secrets(parsed))})
 
 
 def load_config_mapping(
-    config: Mapping[str, Any], *, folder: Path | None = None, env_file: Path | None = None
+    config: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    env_file: Path | None = None,
+    reads_env: bool = True,
 ) -> Deployment:
     """Read the deployment in a configuration that a program passes, as trainers do.
 
     Args:
         config: A mapping, or an OmegaConf configuration. It overrides the files.
+        overrides: Overrides as on the command line; they override *config*.
         folder: The folder in which its `config_paths` are looked up, by default the current one.
         env_file: A file to read instead of the `env.yaml` of the folder.
+        reads_env: Whether to read that file at all.
 
     Raises:
         BadConfig: The configuration is invalid. The message has one line per error.
     """
     problems, home = Problems(), folder or Path()
     handed_over = normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
-    files = _load_files(read_includes(handed_over, problems), home, problems, env_file=env_file)
-    return _build_deployment(merge_nodes(files, handed_over.without(INCLUDE_KEY)), home, problems)
+    parsed = parse_overrides(overrides, problems)
+    entries = [*read_includes(handed_over, problems), *_list_included_files(parsed, problems)]
+    files = _load_files(entries, home, problems, env_file=env_file, reads_env=reads_env)
+    root = merge_nodes(files, handed_over.without(INCLUDE_KEY))
+    return _build_deployment(_apply(parsed, root, problems), home, problems)
 
 
 def check_environments(deployment: Deployment, installed: Collection[str]) -> None:
@@ -233,24 +241,33 @@ def _replace_policy(root: Node) -> Node:
     return root.with_key(POLICY_SERVER, build_node(scripted, COMMAND_LINE))
 
 
-def _read_entries(override: Override, problems: Problems) -> list[tuple[str, Place]]:
-    if override.value is None:
-        return []
-    return read_includes(Node({INCLUDE_KEY: override.value}, COMMAND_LINE), problems)
+def _list_included_files(overrides: Iterable[Override], problems: Problems) -> list[tuple[str, Place]]:
+    """Return the files that *overrides* of `config_paths` name."""
+    values = [each.value for each in overrides if each.path == (INCLUDE_KEY,) and each.value is not None]
+    return [entry for each in values for entry in read_includes(Node({INCLUDE_KEY: each}, COMMAND_LINE), problems)]
+
+
+def _apply(overrides: Iterable[Override], root: Node, problems: Problems) -> Node:
+    """Return *root* with all *overrides* applied but those that name files."""
+    return apply_overrides(root, [each for each in overrides if each.path != (INCLUDE_KEY,)], problems)
 
 
 def _load_files(
-    entries: list[tuple[str, Place]], folder: Path, problems: Problems, *, env_file: Path | None = None
+    entries: list[tuple[str, Place]],
+    folder: Path,
+    problems: Problems,
+    *,
+    env_file: Path | None = None,
+    reads_env: bool = True,
 ) -> Node:
     """Return the settings of the files *entries*, overridden by *env_file* or by the `env.yaml` of the folder."""
     loader = FileLoader(folder, problems)
     layers = [*loader.load_files(entries)]
-    if env_file is not None:
+    if env_file is not None and reads_env:
         layers += loader.load_file(env_file)
     named = reduce(merge_nodes, layers, EMPTY_NODE)
-    found_layers = (
-        [] if env_file else [layer for name in ENV_FILES for layer in loader.load_file(folder / name, untrusted=True)]
-    )
+    found_files = ENV_FILES if env_file is None and reads_env else ()
+    found_layers = [layer for name in found_files for layer in loader.load_file(folder / name, untrusted=True)]
     problems.raise_if_any()
     merged = reduce(merge_nodes, found_layers, named)
     check_protected_settings(named, merged, problems)

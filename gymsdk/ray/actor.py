@@ -102,14 +102,7 @@ class Gym:
         """
         running = await self._start()
         servers = await fetch_servers(running.head_url)
-        player = RemotePlayer(
-            servers.client,
-            seed,
-            Budget(**(budget or {})),
-            attempts,
-            seconds,
-            once=servers.is_idempotent,
-        )
+        player = RemotePlayer(servers.build_agent_client(seconds), seed, Budget(**(budget or {})), attempts)
         jobs = [self._build_job(index, row) for index, row in enumerate(rows)]
         async for played in collect(jobs, player, concurrency=concurrency):
             build_line = build_scored_line if played.rollout.failure is None else build_failed_line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,14 +12,14 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from gymsdk import client, credentials, jsonl, responses, types
+from gymsdk import client, credentials, responses, types
 from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownServer
-from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error, format_suggestion
+from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
-from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder
+from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.folder import StoredVerdict
 from gymsdk.rollouts.jobs import (
     Job,
@@ -149,6 +148,10 @@ class HeadServers:
     def is_idempotent(self) -> bool:
         """Whether the servers play a row once that arrives twice with the same ID, as those of gymsdk do."""
         return self.version is not None
+
+    def build_agent_client(self, seconds: float) -> AgentClient:
+        """Return a client that sends rows to the agents, with a time limit of *seconds* per request."""
+        return AgentClient(self.client, seconds, once=self.is_idempotent)
 
     def describe(self) -> Row:
         """Return the properties of the servers that a resumed run must share with the run."""
@@ -295,41 +298,23 @@ def _build_metrics_row(rollout: Rollout) -> Row:
     return {**line, "response": {"usage": usage}}
 
 
-MAX_RESENDS = 2
-"""How often a row is sent again after its response was lost; servers of gymsdk play one ID once."""
-
-AGENT_WAIT_SECONDS = 10.0
-"""Seconds that a row waits for an agent that the head does not know at the moment."""
-
-AGENT_POLL_SECONDS = 1.0
-"""Seconds between two such requests to the head."""
-
-
 @dataclass(frozen=True, slots=True)
 class RemotePlayer:
-    """Plays jobs on the servers that *client* knows.
+    """Plays jobs on running servers.
 
     Attributes:
-        client: Reaches the servers.
+        agents: Sends the rows; its time limit is that of one attempt.
         seed: The seed of the run.
         budget: The limits of an episode.
         attempts: The most attempts per job.
-        seconds: The time limit of one attempt.
         name: The unique prefix of the rollouts' IDs.
-        once: Whether the servers are known to play a row once that arrives twice with the same ID.
-        retry: How often an agent that cannot be reached is contacted again.
-        agent_wait: How many seconds to wait for an agent that the head does not know.
     """
 
-    client: ServerClient
+    agents: AgentClient
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     attempts: int = 3
-    seconds: float = 900.0
     name: str = field(default_factory=lambda: f"r{uuid4().hex[:16]}")
-    once: bool = False
-    retry: http.Retry = http.DEFAULT_RETRY
-    agent_wait: float = AGENT_WAIT_SECONDS
 
     @property
     def connections(self) -> int:
@@ -353,7 +338,7 @@ class RemotePlayer:
     async def _play_attempt(self, job: Job, attempt: int) -> Rollout:
         began = time.perf_counter()
         body = parse_response_row(
-            await self._post(get_agent_name(job.row) or "", self._build_body(job, attempt)), "host"
+            await self.agents.run(get_agent_name(job.row) or "", self._build_body(job, attempt)), "host"
         )
         spent = (time.perf_counter() - began) * 1e3
         return parse_rollout(body, job, compute_seed(self.seed, job), milliseconds=spent)
@@ -370,43 +355,3 @@ class RemotePlayer:
 
     def _build_rollout_id(self, job: Job, attempt: int) -> str:
         return f"{self.name}.{job.task}.{job.repeat}.{attempt}"
-
-    async def _post(self, name: str, row: Row) -> HttpResponse:
-        """Post *row* to the agent *name*; sent again only if that cannot play it twice. Raises `Failed`."""
-        loop, body = asyncio.get_running_loop(), jsonl.dump_portable_json(row)
-        deadline = loop.time() + self.seconds
-        for number in range(MAX_RESENDS + 1):
-            url = await self._get_url(name)
-            try:
-                left = max(0.001, deadline - loop.time())
-                carried = self.client.build_headers_for(url)
-                return await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
-            except Failed as error:
-                if error.kind == "model_unreachable":
-                    self.client.forget(name, url)
-                again = error.kind == "model_unreachable" and (self.once or isinstance(error, http.NotSent))
-                if number == MAX_RESENDS or not again or loop.time() >= deadline:
-                    raise convert_to_server_error(error) from error
-            await asyncio.sleep(min(self.retry.get_delay(number), max(0.0, deadline - loop.time())))
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _get_url(self, name: str) -> str:
-        """Return the URL of the agent *name*; wait for a missing one, which may be restarting. Raises `Failed`."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + self.agent_wait
-        while True:
-            try:
-                return await self.client.url(name)
-            except UnknownServer:
-                if clock() >= until:
-                    raise
-            except Failed as error:
-                raise convert_to_server_error(error) from error
-            await asyncio.sleep(add_jitter(AGENT_POLL_SECONDS))
-
-
-def convert_to_server_error(error: Failed) -> Failed:
-    """Convert the failure of a request, which names a model, to that of a server."""
-    failure = convert_error(error, Failed, kind=error.kind.replace("model_", "server_", 1))
-    failure.stage = "host"
-    return failure

@@ -19,9 +19,10 @@ from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
 from gymsdk.rollouts import remote
+from gymsdk.rollouts.agent_client import convert_to_server_error
 from gymsdk.rollouts.folder import FILES, RESULT_FIELDS, TRAJECTORY, strip_results
 from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name, get_environment_name
-from gymsdk.rollouts.remote import HeadServers, Wanted, convert_to_server_error, has_all
+from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
 from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference
 

@@ -317,9 +317,7 @@ async def _choose_player(run: Run) -> PlayerSetup:
     head_servers = await fetch_servers(plan.head, lambda servers: has_agents(servers, wanted))
     head_servers.check_environments(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
-    delivery = RemotePlayer(
-        head_servers.client, plan.seed, plan.budget, pace.attempts, seconds, once=head_servers.is_idempotent
-    )
+    delivery = RemotePlayer(head_servers.build_agent_client(seconds), plan.seed, plan.budget, pace.attempts)
     return PlayerSetup(loaded, delivery, head_servers)
 
 

@@ -19,6 +19,7 @@ from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http.client import Retry
+from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.remote import RemotePlayer
@@ -223,7 +224,7 @@ async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}})
     async with NemoGymServers().serve() as servers:
         client = ServerClient(servers.head)
-        player = RemotePlayer(client, attempts=1, retry=Retry(times=0, first=0.01))
+        player = RemotePlayer(AgentClient(client, retry=Retry(times=0, first=0.01)), attempts=1)
         address, servers.head = servers.head, "http://127.0.0.1:9"
         assert await client.url("sums_simple_agent") == servers.head
         servers.head = address
@@ -233,7 +234,7 @@ async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
 
 async def test_an_agent_that_the_head_has_lost_fails_its_rollout() -> None:
     async with NemoGymServers().serve() as servers:
-        player = RemotePlayer(ServerClient(servers.head), attempts=1, agent_wait=0)
+        player = RemotePlayer(AgentClient(ServerClient(servers.head), agent_wait=0), attempts=1)
         played = await player(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
     assert played.rollout.failure is not None
     assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("server_unreachable", True)

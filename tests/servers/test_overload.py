@@ -17,6 +17,7 @@ from gymsdk import Environment, ServerClient
 from gymsdk.http import client as http
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.servers import agent
@@ -187,7 +188,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
 
         async with serve_app(head) as head_port:
             # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
-            player = RemotePlayer(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
+            player = RemotePlayer(AgentClient(ServerClient(f"http://127.0.0.1:{head_port}"), once=True), attempts=1)
             row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
             played = await asyncio.gather(
                 *(player(Job(task=number, repeat=0, environment="counter", row=row)) for number in range(12))
