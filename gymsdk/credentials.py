@@ -7,10 +7,12 @@ import logging
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from secrets import token_urlsafe
 
 from pydantic import SecretStr
 
@@ -86,6 +88,32 @@ def get_process_token(file: Path | str | None = None) -> SecretStr | None:
 @cache
 def _read_token_once(file: str) -> SecretStr:
     return read_token(file)
+
+
+@contextmanager
+def provide_token(file: Path | None = None) -> Iterator[Path]:
+    """Yield a token file for servers that this process starts; requests of this process carry its token meanwhile.
+
+    Args:
+        file: The token file; by default the file that `GYMSDK_TOKEN_FILE` names, else a new file with a new token,
+            which is removed at the end.
+    """
+    before = os.environ.get(TOKEN_FILE_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="gymsdk-token-") as folder:
+        if file is None and before:
+            file = Path(before)
+        if file is None:
+            file = Path(folder, "token")
+            file.touch(mode=0o600)
+            file.write_text(token_urlsafe(32))
+        os.environ[TOKEN_FILE_VARIABLE] = str(file)
+        try:
+            yield file
+        finally:
+            if before is None:
+                os.environ.pop(TOKEN_FILE_VARIABLE, None)
+            else:
+                os.environ[TOKEN_FILE_VARIABLE] = before
 
 
 def build_auth_headers(token: SecretStr | None) -> dict[str, SecretStr]:

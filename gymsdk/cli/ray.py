@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from gymsdk.errors import GymsdkError, UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.config.model import Offload
+    from gymsdk.config.model import Deployment, Offload
     from gymsdk.ray.cluster import RayCluster
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -47,6 +47,44 @@ def find_address(flag: str | None, configured: str | None = None) -> str | None:
             err=True,
         )
     return None
+
+
+class ClusterChoice(NamedTuple):
+    """The Ray cluster of a deployment.
+
+    Attributes:
+        deployment: The deployment with the address of its cluster.
+        is_optional: Whether the servers can do without the cluster.
+        note: Why there is no cluster, if the user may expect one; otherwise empty.
+    """
+
+    deployment: Deployment
+    is_optional: bool = False
+    note: str = ""
+
+
+def choose_cluster(deployment: Deployment, flag: str | None = None, *, has_files: bool) -> ClusterChoice:
+    """Choose the cluster of *deployment* by the *flag*, the configuration, and `RAY_ADDRESS`, in this order.
+
+    With configuration files that name no cluster, NeMo Gym starts one, which the code of environments may use.
+
+    Args:
+        deployment: The deployment.
+        flag: The address that the command line names.
+        has_files: Whether the deployment comes from configuration files.
+
+    Raises:
+        UsageError: The flag names a cluster, and Ray is not installed.
+    """
+    if NO_CLUSTER in {flag, deployment.ray_address}:
+        return ClusterChoice(deployment.model_copy(update={"ray_address": None}))
+    address, note = find_address(flag, deployment.ray_address), ""
+    if address is None and has_files and deployment.ray_address is None:
+        if is_installed():
+            update = {"ray_address": "local", "offload": deployment.offload or "local"}
+            return ClusterChoice(deployment.model_copy(update=update), is_optional=True)
+        note = f"none, because Ray is not installed ({INSTALL_HINT})"
+    return ClusterChoice(deployment.model_copy(update={"ray_address": address}), note=note)
 
 
 @contextmanager

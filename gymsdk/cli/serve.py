@@ -419,7 +419,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         gymsdk serve math --model vllm/NAME --base-url http://HOST:8000/v1
         gymsdk serve --config math.yaml --separate
     """
-    from gymsdk.cli import deployment
+    from gymsdk.cli import deployment, ray
 
     if only is not None and file is not None:
         deployment.serve_as_child(only, file)
@@ -485,29 +485,10 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     for warning in deployment.list_warnings(planned, settings):
         typer.echo(warning, err=True)
     announcer = Announcer(json=json, tries=tries)
-    planned, is_optional = _choose_ray(planned, ray_address, announcer, has_files=bool(config))
-    _check_replicas(planned, separate=separate)
-    deployment.serve_until_stopped(planned, announcer, separate=separate, ray_is_optional=is_optional)
-
-
-def _choose_ray(
-    planned: Deployment, flag: str | None, announcer: Announcer, *, has_files: bool
-) -> tuple[Deployment, bool]:
-    """Return the deployment with the address of its Ray cluster, and whether it can do without.
-
-    With configuration files that name no cluster, NeMo Gym starts one, which the code of environments may use.
-    """
-    from gymsdk.cli import ray
-
-    if ray.NO_CLUSTER in {flag, planned.ray_address}:
-        return planned.model_copy(update={"ray_address": None}), False
-    address = ray.find_address(flag, planned.ray_address)
-    if address is None and has_files and planned.ray_address is None:
-        if ray.is_installed():
-            update = {"ray_address": "local", "offload": planned.offload or "local"}
-            return planned.model_copy(update=update), True
-        announcer.ray = f"none, because Ray is not installed ({ray.INSTALL_HINT})"
-    return planned.model_copy(update={"ray_address": address}), False
+    chosen = ray.choose_cluster(planned, ray_address, has_files=bool(config))
+    announcer.ray = chosen.note
+    _check_replicas(chosen.deployment, separate=separate)
+    deployment.serve_until_stopped(chosen.deployment, announcer, separate=separate, ray_is_optional=chosen.is_optional)
 
 
 def _check_replicas(planned: Deployment, *, separate: bool) -> None:

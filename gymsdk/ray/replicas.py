@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from secrets import token_urlsafe
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -197,20 +196,8 @@ def make_reachable(deployment: Deployment) -> Iterator[Deployment]:
         yield deployment
         return
     host = get_own_host()
-    before = os.environ.get(credentials.TOKEN_FILE_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="gymsdk-token-") as folder:
-        file = deployment.token_file or before
-        if not file:
-            file = Path(folder, "token")
-            _write_private(file, token_urlsafe(32).encode())
-        os.environ[credentials.TOKEN_FILE_VARIABLE] = str(file)
-        try:
-            yield deployment.model_copy(update={"host": host, "advertise_host": host, "token_file": Path(file)})
-        finally:
-            if before is None:
-                del os.environ[credentials.TOKEN_FILE_VARIABLE]
-            else:
-                os.environ[credentials.TOKEN_FILE_VARIABLE] = before
+    with credentials.provide_token(deployment.token_file) as file:
+        yield deployment.model_copy(update={"host": host, "advertise_host": host, "token_file": file})
 
 
 def _is_one_machine() -> bool:
