@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import uvicorn
-from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
 from omegaconf import OmegaConf
 from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentConfig
+
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
 
 NAME = "their_agent"
 

@@ -7,6 +7,7 @@ servers are ready, or `error` and `usage` (whether the deployment is wrong) if t
 from __future__ import annotations
 
 import json
+import socket
 import sys
 
 import typer
@@ -17,8 +18,19 @@ from gymsdk.cli.ray import choose_cluster
 from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import Deployment
 from gymsdk.deploy import process_guard
-from gymsdk.deploy.child import read_config_line
+from gymsdk.deploy.child import HEAD_SERVER, read_config_line
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.servers import listener
+
+
+def bind_head(deployment: Deployment) -> dict[str, socket.socket]:
+    """Return the socket of the head; without it, a run whose port is in use would join the head of another run.
+
+    Raises:
+        UsageError: The port is in use, or the host is not an address of this machine.
+    """
+    host, port = deployment.head_address
+    return {HEAD_SERVER: listener.bind_socket(host, port, what="the head")}
 
 
 def main() -> None:
@@ -29,7 +41,8 @@ def main() -> None:
     announcer = Announcer(json=True, tries=False)
     try:
         # A trainer that wants a cluster names it; an own one would take seconds to start.
-        serve_until_stopped(choose_cluster(deployment, has_files=False).deployment, announcer)
+        chosen = choose_cluster(deployment, has_files=False).deployment
+        serve_until_stopped(chosen, announcer, sockets=bind_head(deployment))
         code = 0
     except GymsdkError as error:
         report = {"error": str(error), "usage": isinstance(error, UsageError)}

@@ -176,11 +176,25 @@ def _iter_agents(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _iterate_completed(
     plays: Sequence[Callable[[], Coroutine[Any, Any, Played]]],
 ) -> Iterator[Awaitable[Played]]:
-    """Start all *plays* with the first step of the iterator, and yield an awaitable for each in order of completion."""
+    """Start all *plays* with the first step of the iterator, and yield an awaitable for each in order of completion.
+
+    If the iterator is dropped, the tasks that no yielded awaitable waits for are cancelled.
+    """
     tasks = [asyncio.ensure_future(each()) for each in plays]
+    yielded = 0
+
+    def cancel_surplus(_: object = None) -> None:
+        if sum(each.done() for each in tasks) >= yielded:
+            for each in tasks:
+                each.cancel()
+
     try:
-        yield from asyncio.as_completed(tasks)
+        for completed in asyncio.as_completed(tasks):
+            yielded += 1
+            yield completed
     except GeneratorExit:
+        cancel_surplus()
         for each in tasks:
-            each.cancel()
+            if not each.done():
+                each.add_done_callback(cancel_surplus)
         raise
