@@ -38,6 +38,7 @@ SLOW = (
     "tests/engine/test_launching.py",
     "tests/gym/test_vector_equality.py",
     "tests/models/test_bounded_answers.py",
+    "tests/nemo_compat/test_gym_command.py",
     "tests/nemo_compat/test_run_helper.py",
     "tests/migration",
     "tests/servers/test_included_environments.py",

@@ -163,8 +163,15 @@ def environment(home: Path) -> Path:
     (packages / "outer.pth").write_text("".join(lines))
     offline = "--no-index --no-deps --no-build-isolation"
     command(python, "gymsdk", f"'{python}' -m gymsdk \"$@\"")
-    for name, module in (("ng_run", "commands"), ("ng_status", "commands"), ("ng_collect_rollouts", "collect")):
-        command(python, name, f"'{python}' -c 'from gymsdk_nemo_compat.{module} import {name}; {name}()' \"$@\"")
+    for name, module, function in (
+        ("gym", "gym", "main"),
+        ("ng_run", "commands", "ng_run"),
+        ("ng_status", "commands", "ng_status"),
+        ("ng_collect_rollouts", "collect", "ng_collect_rollouts"),
+    ):
+        command(
+            python, name, f"'{python}' -c 'from gymsdk_nemo_compat.{module} import {function}; {function}()' \"$@\""
+        )
     command(python, "pytest", f"'{python}' -m pytest \"$@\"")
     command(python, "pip", f"'{sys.executable}' -m pip --python '{python}' \"$@\" {offline}")
     return python

@@ -31,6 +31,9 @@ PROJECTS = {
 STARTUP = {"gymsdk": {"gymsdk_startup.py", "gymsdk_startup.pth"}}
 """The files next to the package in each wheel."""
 
+FURTHER = {"gymsdk_nemo_compat": "nemo_gym"}
+"""The second package of a wheel."""
+
 BESIDE = [package for package in PROJECTS if package != "gymsdk"]
 ENVIRONMENTS = [package for package in BESIDE if package.startswith("gym_env_")]
 SOURCES = [
@@ -122,6 +125,8 @@ def test_a_wheel_contains_its_complete_package_and_nothing_else(
 ) -> None:
     held = {name for name in names(wheels[package]) if ".dist-info/" not in name}
     beside = STARTUP.get(package, set()) | (template(checkout) if package == "gymsdk" else set())
+    if package in FURTHER:
+        beside |= set(files(checkout / PROJECTS[package] / FURTHER[package]))
     assert held == set(files(checkout / PROJECTS[package] / package)) | beside
     assert f"{package}/py.typed" in held
 
@@ -172,11 +177,19 @@ def test_the_nemo_gym_commands_are_a_separate_distribution(wheels: dict[str, Pat
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk_nemo_compat"], "entry_points.txt"))
     assert dict(points["console_scripts"]) == {
+        "gym": "gymsdk_nemo_compat.gym:main",
+        "ng": "gymsdk_nemo_compat.gym:main",
         "ng_run": "gymsdk_nemo_compat.commands:ng_run",
         "ng_status": "gymsdk_nemo_compat.commands:ng_status",
         "ng_collect_rollouts": "gymsdk_nemo_compat.collect:ng_collect_rollouts",
+        "nemo_gym_run": "gymsdk_nemo_compat.commands:ng_run",
+        "nemo_gym_status": "gymsdk_nemo_compat.commands:ng_status",
+        "nemo_gym_collect_rollouts": "gymsdk_nemo_compat.collect:ng_collect_rollouts",
     }
-    assert required(wheels["gymsdk_nemo_compat"]) == {"gymsdk", "pydantic"}
+    needed = {"aiohttp", "gymsdk", "multidict", "omegaconf", "pydantic", "typer", "yarl"}
+    assert required(wheels["gymsdk_nemo_compat"]) == needed
+    assert "nemo_gym/rollout_collection.py" in names(wheels["gymsdk_nemo_compat"])
+    assert not any(name.startswith("nemo_gym/") for name in names(wheels["gymsdk"]))
 
 
 def test_a_wheel_contains_the_complete_template(checkout: Path, wheels: dict[str, Path]) -> None:
@@ -258,7 +271,7 @@ def test_installed_environments_run_from_the_checkout(package: str, checkout: Pa
     (wheel,) = (checkout / "build" / "editable").glob(f"{package}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (pointer,) = (name for name in archive.namelist() if name.endswith(".pth"))
-        assert Path(archive.read(pointer).decode().strip()) == checkout / PROJECTS[package]
+        assert set(archive.read(pointer).decode().splitlines()) == {str(checkout / PROJECTS[package])}
     assert f"{package}/__init__.py" not in names(wheel)
 
 

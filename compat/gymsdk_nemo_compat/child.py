@@ -42,7 +42,7 @@ def main() -> None:
     try:
         # A trainer that wants a cluster names it; an own one would take seconds to start.
         chosen = choose_cluster(deployment, has_files=False).deployment
-        serve_until_stopped(chosen, announcer, sockets=bind_head(deployment))
+        serve_until_stopped(chosen, announcer, sockets=bind_head(deployment), quiet=True)
         code = 0
     except GymsdkError as error:
         report = {"error": str(error), "usage": isinstance(error, UsageError)}

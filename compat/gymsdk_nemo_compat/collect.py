@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Run, RunLimits, execute
 from gymsdk.types import Row
 from gymsdk_nemo_compat.commands import find_head, run_command
+from gymsdk_nemo_compat.running import ServerRun
 
 USAGE = (
     "ng_collect_rollouts +agent_name=NAME +input_jsonl_fpath=FILE +output_jsonl_fpath=FILE: runs gymsdk rollout --head."
@@ -33,10 +34,11 @@ UNSUPPORTED = {
     "prompt_config": "write the prompts into the rows",
     "skills": "write the text of the skills into the rows",
     "rollout_collection_driver": "write a program with gymsdk.play",
+    "split": "name the rows with input_jsonl_fpath, or play a dataset: gymsdk rollout --config FILE --dataset NAME",
 }
 """Settings of NeMo Gym that gymsdk rejects, and what to do instead."""
 
-IGNORED = frozenset({"upload_rollouts", "disable_aggregation"})
+IGNORED = frozenset({"upload_rollouts", "disable_aggregation", "disable_health_check", "interleave_repeats"})
 """Settings of NeMo Gym that have no effect here; a message names them."""
 
 
@@ -106,7 +108,7 @@ class OutputFiles:
 
 def ng_collect_rollouts() -> None:
     """Collect rollouts; exit with code 1 if a rollout has no reward."""
-    run_command(_collect, usage=USAGE)
+    run_command(collect, usage=USAGE)
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[CollectOptions, list[str], list[str]]:
@@ -148,13 +150,30 @@ def _validate(values: dict[str, Any]) -> CollectOptions:
     return options
 
 
-def _collect(arguments: Sequence[str]) -> None:
+def collect(arguments: Sequence[str], *, serve: Callable[[Sequence[str]], ServerRun] | None = None) -> None:
+    """Collect the rollouts that the *arguments* describe; exit with code 1 if a rollout has no reward.
+
+    Args:
+        arguments: The settings of the collection and of the servers, in the form `+key=value`.
+        serve: Starts the servers with the settings that are not the collection's own. By default, these settings find
+            running servers.
+
+    Raises:
+        UsageError: An argument is wrong, or the servers cannot be started as requested.
+    """
     options, ignored, rest = parse_options(arguments)
     if ignored:
         sys.stderr.write(f"gymsdk ignores these keys of NeMo Gym: {', '.join(ignored)}\n")
     files = OutputFiles(options.output_jsonl_fpath)
-    run = _build_run(options, files, find_head(rest))
-    with files.link():
+    with ExitStack() as stack:
+        if serve is None:
+            head_url = find_head(rest)
+        else:
+            servers = serve(rest)
+            stack.callback(servers.stop)
+            head_url = servers.head_url
+        run = _build_run(options, files, head_url)
+        stack.enter_context(files.link())
         metrics = _execute(run)
     written = [str(path) for path in files.names if path.exists()]
     sys.stdout.write("\n".join([format_metrics_table(metrics), *written]) + "\n")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from gymsdk import config
 from gymsdk.credentials import TOKEN_FILE_VARIABLE
@@ -28,7 +29,7 @@ def ng_run() -> None:
 
 def ng_status() -> None:
     """Print the status of the servers."""
-    run_command(_show_status, usage=STATUS_USAGE)
+    run_command(show_status, usage=STATUS_USAGE)
 
 
 def run_command(command: Callable[[Sequence[str]], None], *, usage: str) -> None:
@@ -40,8 +41,15 @@ def run_command(command: Callable[[Sequence[str]], None], *, usage: str) -> None
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(f"{usage}\n")
         return
-    try:
+    with report_errors():
         command(arguments)
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Print an error of gymsdk and exit: with code 2 if the arguments are wrong, otherwise with code 1."""
+    try:
+        yield
     except GymsdkError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
@@ -66,17 +74,19 @@ def find_head(arguments: Sequence[str]) -> str:
 def _serve(arguments: Sequence[str]) -> None:
     if not arguments:
         raise UsageError('name the configurations, as in ng_run "+config_paths=[config.yaml]"')
-    _run_gymsdk("serve", arguments)
+    run_gymsdk("serve", arguments)
 
 
-def _show_status(arguments: Sequence[str]) -> None:
+def show_status(arguments: Sequence[str]) -> None:
+    """Run `gymsdk status` for the head that the *arguments* name."""
     options = [each for each in arguments if each.startswith("--")]
     overrides = [each for each in arguments if each not in options and each not in JSON_ARGUMENTS]
     json = ["--json"] if JSON_ARGUMENTS & set(arguments) else []
-    _run_gymsdk("status", ["--head", find_head(overrides), *options, *json])
+    run_gymsdk("status", ["--head", find_head(overrides), *options, *json])
 
 
-def _run_gymsdk(command: str, arguments: Sequence[str]) -> None:
+def run_gymsdk(command: str, arguments: Sequence[str]) -> None:
+    """Run a command of gymsdk in this process."""
     # Imported here, so that `--help` does not wait for it.
     from gymsdk.cli import main
 

@@ -144,6 +144,7 @@ def serve_until_stopped(
     separate: bool = False,
     sockets: Mapping[str, socket.socket] = EMPTY_MAPPING,
     ray_is_optional: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Serve until a signal arrives.
 
@@ -153,6 +154,7 @@ def serve_until_stopped(
         separate: Whether each server runs in its own process.
         sockets: The sockets that the supervisor passes to this process.
         ray_is_optional: Whether to serve without the Ray cluster if it cannot be used.
+        quiet: Whether a signal stops the servers without a line on standard error.
     """
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
@@ -177,7 +179,8 @@ def serve_until_stopped(
                     update["offload"] = deployment.offload or "ray"
                     deployment = deployment.model_copy(update=update)
                     announce.ray = cluster.address
-                run_until_signal(_serve_deployment(deployment, announce, separate=separate, sockets=sockets))
+                work = _serve_deployment(deployment, announce, separate=separate, sockets=sockets)
+                run_until_signal(work, quiet=quiet)
     except Stopped as stop:
         # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
         raise typer.Exit(0 if announce.ready else stop.code) from None
