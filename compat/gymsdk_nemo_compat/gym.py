@@ -104,7 +104,7 @@ def main() -> None:
 def print_version(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
 ) -> None:
-    """Print the version of gymsdk if that is all that is asked for."""
+    """Print the version of gymsdk for `gym --version`."""
     if version:
         typer.echo(f"gymsdk {__version__}")
         raise typer.Exit
