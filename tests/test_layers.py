@@ -24,7 +24,7 @@ LAYERS = (
     {"episode", "metrics"},
     {"gym", "rollouts"},
     {"observability", "servers", "testing"},
-    {"bench", "checks", "deploy", "ray"},
+    {"bench", "checks", "deploy", "ray", "trl"},
     {"", "__main__", "bench.child", "checks.pytest_plugin", "cli"},
 )
 """The layers, lowest first. A module imports from its own layer and the layers below it, inside functions too.
@@ -33,9 +33,11 @@ An entry names a package with everything in it, unless a longer entry names the 
 """
 
 THIRD_PARTIES = {
+    "accelerate": {"trl"},
     "aiohttp": {"http", "models", "servers", "testing"},
     "cloudpickle": {"workers.processes"},
     "cookiecutter": {"cli.new"},
+    "datasets": {"trl"},
     "fastapi": {"servers", "observability", "testing"},
     "gymnasium": {"gym"},
     "gymsdk_startup": {""},
@@ -54,6 +56,7 @@ THIRD_PARTIES = {
     "ray": {"ray"},
     "rich": {"cli"},
     "starlette": {"servers", "observability", "testing"},
+    "trl": {"trl"},
     "typer": {"cli"},
     "typing_extensions": {"*"},
     "uvicorn": {"servers"},

@@ -17,7 +17,7 @@ VOCABULARY = (*SPECIAL, *" 0123456789abcdefghijklmnopqrstuvwxyz")
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per character."""
     # The linter takes names of tokens for passwords.
-    tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(VOCABULARY)}, unk_token=" "))  # noqa: S106
+    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(VOCABULARY)}, unk_token=" "))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": SPECIAL[0], "eos_token": SPECIAL[1], "additional_special_tokens": [*SPECIAL[2:]]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -12,21 +11,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gymsdk import jsonl
 from gymsdk.environment import Environment
-from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.errors import UsageError
 from gymsdk.gym import slot
 from gymsdk.gym.config import EnvConfig, build_budget
+from gymsdk.gym.env import close_on_finalize
 from gymsdk.gym.slot import Slots
 from gymsdk.plugins.registry import load
 from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed, get_agent_name, get_environment_name
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
-from gymsdk.trl.samples import Sample, build_sample
+from gymsdk.trl.samples import Sample, build_sample, report_failures
 from gymsdk.types import Budget, Item, Row
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from trl import GRPOTrainer
-
-log = logging.getLogger("gymsdk")
 
 NUMBER_KEY = "task"
 """The key of the first message of a prompt, and of a row of the dataset, that holds the number of the task."""
@@ -93,12 +91,7 @@ class RolloutFunc:
         numbers = [self._get_number(prompt) for prompt in prompts]
         check_repeats(numbers, trainer)
         samples = self._player(numbers, trainer)
-        failures = Counter(each.failure for each in samples if each.failure)
-        if failures:
-            (reason, _), count = failures.most_common(1)[0], failures.total()
-            if count == len(samples):
-                raise GymsdkError(f"all {count} episodes failed; most often: {reason}")
-            log.warning("%d of %d episodes failed and are masked; most often: %s", count, len(samples), reason)
+        report_failures([each.failure for each in samples])
         samples = [mask_failed(each, trainer) for each in samples]
         has_logprobs = all(each.logprobs is not None for each in samples)
         return {
@@ -162,13 +155,14 @@ def rollout_func(  # noqa: PLR0913  # each is a setting of the rollouts
     Args:
         environment: The environment: its name, or an `Environment`. Not needed with *head* and *tasks*.
         head: The URL of the head server, as in `http://127.0.0.1:11000`.
-        agent: The agent that plays the rows on the servers; by default the one that the row names, or the environment's.
+        agent: The agent that plays the rows on the servers; by default the one that the row names, or that of the
+            environment.
         split: The split of the tasks, by default `train`.
         tasks: The tasks instead of a split: a JSONL file, or rows.
         limit: The largest number of tasks; `None` for all, which a generated split may not end.
         settings: Settings of the environment.
-        update_weights: With *head*: copies the trainer's weights to the engine. It is called with the trainer before the
-            first rollouts and after each step.
+        update_weights: With *head*: copies the trainer's weights to the engine. It is called with the trainer before
+            the first rollouts and after each step.
         turns: The largest number of turns of an episode. The trainer's `max_completion_length` limits each turn.
         tools: The largest number of tool calls of an episode.
         seconds: The time limit of an episode without the time of the policy; with *head*, with the time of the policy.
@@ -218,7 +212,12 @@ def build_prompt(row: Row, number: int) -> Messages:
     """Return the messages of a row for TRL's dataset; the first message has the *number* of the task."""
     given: str | list[Item] = row["responses_create_params"]["input"]
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = [{"role": each["role"], "content": _get_text(each)} for each in items if "role" in each]
+    # Few chat templates know the role `developer`, the newer name of `system`.
+    messages = [
+        {"role": each["role"].replace("developer", "system"), "content": _get_text(each)}
+        for each in items
+        if "role" in each
+    ]
     messages = messages or [{"role": "user", "content": ""}]
     messages[0][NUMBER_KEY] = number
     return messages
@@ -302,6 +301,7 @@ class LocalPlayer:
                 self._environment, tasks=self._rows, codec="tokens", tokenizer=tokenizer, budget=self._budget
             )
             self._slots = Slots(config, [None] * count)
+            close_on_finalize(self, Slots.close, self._slots)
         return self._slots
 
     def _compute_seed(self, number: int) -> int:
@@ -322,7 +322,7 @@ class ServerPlayer:
         seed: The seed of the episodes.
     """
 
-    def __init__(  # noqa: PLR0913  # each is a setting of the rollouts
+    def __init__(  # each is a setting of the rollouts
         self,
         rows: Sequence[Row],
         head: str,

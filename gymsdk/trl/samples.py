@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gymsdk.errors import GymsdkError
 from gymsdk.types import Item, Rollout
+
+log = logging.getLogger("gymsdk")
 
 
 @dataclass(slots=True)
@@ -55,10 +60,8 @@ class Sample:
 
     def score(self, rollout: Rollout) -> None:
         """Set the reward of *rollout*, or the reason why it has none."""
-        if rollout.verdict is None:
-            failure = rollout.failure
-            self.failure = f"{failure.kind}: {failure.message}" if failure is not None else "the episode has no verdict"
-        else:
+        self.failure = describe_failure(rollout)
+        if not self.failure:
             self.reward = rollout.reward
             self.components = dict(rollout.components)
 
@@ -97,3 +100,29 @@ def build_sample(output: Sequence[Item]) -> Sample:
     if sample is None:
         raise ValueError("the rollout has no token IDs; serve the policy with --token-ids")
     return sample
+
+
+def describe_failure(rollout: Rollout) -> str:
+    """Return why *rollout* has no reward, an empty string if it has one."""
+    if rollout.verdict is not None:
+        return ""
+    failure = rollout.failure
+    return f"{failure.kind}: {failure.message}" if failure is not None else "the episode has no verdict"
+
+
+def report_failures(failures: Sequence[str]) -> None:
+    """Log how many episodes of a batch failed.
+
+    Args:
+        failures: For each episode, why it failed, or an empty string.
+
+    Raises:
+        GymsdkError: All episodes failed, so that there is nothing to learn.
+    """
+    reasons = Counter(filter(None, failures))
+    if not reasons:
+        return
+    (reason, _), count = reasons.most_common(1)[0], reasons.total()
+    if count == len(failures):
+        raise GymsdkError(f"all {count} episodes failed; most often: {reason}")
+    log.warning("%d of %d episodes failed and are masked; most often: %s", count, len(failures), reason)

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from gymsdk import load
-
 pytestmark = [
     pytest.mark.timeout(300),
     # Those of TRL and transformers, about their own code and about experimental functions.
@@ -112,7 +110,7 @@ def test_the_tokens_are_those_of_the_episode(packages: Path, tmp_path: Path) -> 
         row = rollouts.rows[number]
         assert tokenizer.decode(prompt) == f"<user>{row['first']}<end><assistant>"
         assert len(mask) == len(completion)
-        between = tokenizer.decode([id for id, own in zip(completion, mask, strict=True) if not own])
+        between = tokenizer.decode([token for token, own in zip(completion, mask, strict=True) if not own])
         assert between.removeprefix("<end>") == f"<user>{row['second']}<end><assistant>"
         assert mask[0] == mask[-1] == 1
         turns = tokenizer.decode(completion).split(f"<user>{row['second']}<end><assistant>")
