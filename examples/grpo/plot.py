@@ -19,7 +19,7 @@ def main() -> None:
     for curve in map(Path, curves):
         lines = [json.loads(line) for line in curve.read_text().splitlines()]
         axes.plot([line["step"] for line in lines], [line["reward"] for line in lines], label=curve.stem)
-    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1), title="GRPO through gymsdk's servers")
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1), title="GRPO, an environment of two turns")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(output, metadata={"Date": None})
