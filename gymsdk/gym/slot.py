@@ -270,6 +270,16 @@ class Slot:
         """Parse and apply one turn."""
         return await self.apply_action(self.parse_action(action))
 
+    async def end(self) -> Rollout:
+        """End the open episode without another turn, as an exhausted turn budget does, and score it."""
+        runner = self._runner
+        if runner is None or runner.episode is None or self.rollout:
+            raise ResetNeeded("no episode is open; call reset() before end()")
+        runner.episode.transcript.ended = "turns"
+        runner.restart_deadline()
+        self.rollout = await self._judge(runner)
+        return self.rollout
+
     async def close(self) -> None:
         """Close the open episode."""
         runner, self._runner = self._runner, None

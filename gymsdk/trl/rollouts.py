@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -143,6 +144,7 @@ def rollout_func(  # noqa: PLR0913  # each is a setting of the rollouts
     update_weights: Callable[[GRPOTrainer], None] | None = None,
     turns: int = 32,
     tools: int = 128,
+    tokens: int | None = None,
     seconds: float = 600.0,
     concurrency: int = 256,
     seed: int = 0,
@@ -165,6 +167,8 @@ def rollout_func(  # noqa: PLR0913  # each is a setting of the rollouts
             the first rollouts and after each step.
         turns: The largest number of turns of an episode. The trainer's `max_completion_length` limits each turn.
         tools: The largest number of tool calls of an episode.
+        tokens: Without *head*: the largest number of tokens of an episode, by default the context of the model. An
+            episode whose next turn might not fit ends, and is graded as it is.
         seconds: The time limit of an episode without the time of the policy; with *head*, with the time of the policy.
         concurrency: With *head*: how many episodes run at the same time.
         seed: The seed of the episodes; all episodes of a task open alike.
@@ -181,9 +185,11 @@ def rollout_func(  # noqa: PLR0913  # each is a setting of the rollouts
         return RolloutFunc(rows, player)
     if loaded is None:
         raise UsageError("name the environment, or the head server of running servers with head=URL")
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"tokens must be at least 1, got {tokens}")
     if update_weights is not None or agent is not None:
         raise UsageError("update_weights and agent are for servers; leave them out, or name the servers with head=URL")
-    return RolloutFunc(rows, LocalPlayer(loaded, rows, budget, seed))
+    return RolloutFunc(rows, LocalPlayer(loaded, rows, budget, tokens, seed))
 
 
 def read_rows(
@@ -253,11 +259,15 @@ class LocalPlayer:
         environment: The environment.
         rows: The rows of the tasks.
         budget: The limits of an episode.
+        tokens: The largest number of tokens of an episode; `None` for the context of the model.
         seed: The seed of the episodes.
     """
 
-    def __init__(self, environment: Environment, rows: Sequence[Row], budget: Budget, seed: int) -> None:
+    def __init__(
+        self, environment: Environment, rows: Sequence[Row], budget: Budget, tokens: int | None, seed: int
+    ) -> None:
         self._environment, self._rows, self._budget, self._seed = environment, rows, budget, seed
+        self._tokens = tokens
         self._slots: Slots | None = None
 
     def __call__(self, numbers: Sequence[int], trainer: GRPOTrainer) -> list[Sample]:
@@ -269,11 +279,13 @@ class LocalPlayer:
         }
         opened = slot.run(slots.play({}, starts))
         samples = [Sample([int(each) for each in opened[index][0]]) for index in range(len(numbers))]
+        self._end_long_episodes(slots, samples, trainer)
         while _is_any_playing(slots, len(numbers), trainer):
             self._play_turn(slots, samples, trainer)
+            self._end_long_episodes(slots, samples, trainer)
         for index, sample in enumerate(samples):
             sample.drop_environment_tail()
-            rollout = slots.finished[index]
+            rollout = slots.slots[index].rollout
             assert rollout is not None
             sample.score(rollout)
         return samples
@@ -290,6 +302,14 @@ class LocalPlayer:
             actions[index] = generated[position]
         for index, (observation, *_) in slot.run(slots.play(slots.parse_actions(actions), {})).items():
             samples[index].add_environment_tokens([int(each) for each in observation])
+
+    def _end_long_episodes(self, slots: Slots, samples: Sequence[Sample], trainer: GRPOTrainer) -> None:
+        """End the episodes whose next turn might not fit into the context."""
+        limit = self._tokens or get_context(trainer)
+        longest = limit - trainer.args.max_completion_length
+        for index, sample in enumerate(samples):
+            if slots.slots[index].is_playing and len(sample.ids) > longest:
+                slot.run(slots.slots[index].end())
 
     def _get_slots(self, count: int, trainer: GRPOTrainer) -> Slots:
         """Return at least *count* slots, which are reused by later batches."""
@@ -382,6 +402,15 @@ class ServerPlayer:
             return sample
 
         return await asyncio.gather(*map(play, jobs))
+
+
+def get_context(trainer: GRPOTrainer) -> float:
+    """Return the largest number of tokens that the trainer's policy can read."""
+    limits = [
+        getattr(trainer.args, "vllm_max_model_length", None) if trainer.use_vllm else None,
+        getattr(trainer.model.config, "max_position_embeddings", None),
+    ]
+    return min((each for each in limits if each), default=math.inf)
 
 
 def _is_any_playing(slots: Slots, count: int, trainer: GRPOTrainer) -> bool:

@@ -164,6 +164,46 @@ def test_failed_episodes_are_masked_and_have_no_reward(
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
+ENDLESS = """
+from typing import Literal
+
+from gymsdk import Step, Task, Verdict, hookimpl
+
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("count")
+
+
+@hookimpl
+def step():
+    return Step(messages=["go on"])
+
+
+@hookimpl
+def verify():
+    return Verdict(reward=0.5)
+"""
+
+
+@pytest.mark.parametrize(("limit", "length"), [(None, 64), (32, 32)])
+def test_an_episode_ends_before_it_exceeds_the_context(
+    packages: Path, tmp_path: Path, environment: Any, limit: int | None, length: int
+) -> None:
+    from gymsdk.trl import rollout_func
+
+    rollouts = rollout_func(environment(ENDLESS), tokens=limit)
+    trainer = build_trainer(rollouts, tmp_path)
+    result = rollouts(get_prompts(rollouts, 0, 0), trainer)
+    assert result["gymsdk_reward"] == [0.5, 0.5]
+    for prompt, completion, mask in zip(
+        result["prompt_ids"], result["completion_ids"], result["env_mask"], strict=True
+    ):
+        assert length - 20 < len(prompt) + len(completion) <= length
+        assert mask.count(0) > 5
+        assert mask[-1] == 1
+
+
 def test_prompts_that_trl_has_not_repeated_are_refused(packages: Path, tmp_path: Path) -> None:
     from gymsdk.errors import UsageError
     from gymsdk.trl import rollout_func
