@@ -41,6 +41,7 @@ SLOW = (
     "tests/nemo_compat/test_gym_command.py",
     "tests/nemo_compat/test_run_helper.py",
     "tests/migration",
+    "tests/programs",
     "tests/servers/test_included_environments.py",
     "tests/servers/test_load_balancing.py",
     "tests/startup/test_breakage.py",

@@ -17,6 +17,7 @@ import typer
 from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
 from gymsdk.deploy import child, plan
+from gymsdk.deploy.programs import Program, run_programs, split_programs
 from gymsdk.errors import UsageError
 from gymsdk.models import registry
 from gymsdk.types import Model
@@ -88,7 +89,8 @@ def build_deployment(
         from gymsdk.config.read import load_config
 
         deployment = load_config(files, overrides, played="model" in chosen)
-        plan.check_deployment(deployment, plan.select_local(deployment.servers, role=chosen.get("role")))
+        checked, _ = split_programs(deployment)
+        plan.check_deployment(checked, plan.select_local(checked.servers, role=chosen.get("role")))
         deployment = _check_for_servers(deployment, chosen.keys(), files)
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
     return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})
@@ -203,10 +205,13 @@ async def _serve_deployment(
                 from gymsdk.ray.replicas import check_reachable
 
                 check_reachable(deployment)
+            served, programs = split_programs(started)
+            if started.only is not None or started.role not in {None, "resources"}:
+                programs = ()
             if separate:
-                await _serve_separately(started, announce)
+                await _serve_separately(served, announce, programs)
             else:
-                await _serve_in_process(started, announce, sockets)
+                await _serve_in_process(served, announce, sockets, programs)
     finally:
         await client.aclose()
 
@@ -235,7 +240,9 @@ async def _start_vllm(deployment: Deployment) -> AsyncIterator[Deployment]:
         yield deployment.model_copy(update=update)
 
 
-async def _serve_in_process(deployment: Deployment, announce: Announcer, sockets: Mapping[str, socket.socket]) -> None:
+async def _serve_in_process(
+    deployment: Deployment, announce: Announcer, sockets: Mapping[str, socket.socket], programs: Sequence[Program]
+) -> None:
     from gymsdk.cli.process import open_scratch_folder
     from gymsdk.deploy.process import serve
 
@@ -245,9 +252,10 @@ async def _serve_in_process(deployment: Deployment, announce: Announcer, sockets
                 from gymsdk.ray.replicas import run_replicas
 
                 await stack.enter_async_context(run_replicas(deployment, running.head_url))
+            started = await stack.enter_async_context(run_programs(programs, deployment, running.head_url))
             if deployment.only is None:
                 policy = deployment.model.name if deployment.model else running.model
-                await announce(running.head_url, running.services, policy, folder, running.environments)
+                await announce(running.head_url, (*running.services, *started), policy, folder, running.environments)
             announce.ready = True
             check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, deployment.only))
             try:
@@ -263,7 +271,7 @@ async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None
         log.warning("%s", trouble)
 
 
-async def _serve_separately(deployment: Deployment, announce: Announcer) -> None:
+async def _serve_separately(deployment: Deployment, announce: Announcer, programs: Sequence[Program]) -> None:
     from gymsdk.deploy.process import find_head, plan_servers, select_servers_here
     from gymsdk.deploy.separate import serve_separately
 
@@ -276,8 +284,11 @@ async def _serve_separately(deployment: Deployment, announce: Announcer) -> None
     )
     local_servers = select_servers_here(blocks, deployment, security)
     prefix_lines = not (deployment.logs.takes_stderr and deployment.logs.format == "json")
-    async with serve_separately(
-        local_servers, deployment=deployment, sockets=sockets, security=security, prefix_lines=prefix_lines
-    ) as running:
-        await announce(running.head_url, running.services, plan.find_policy_model(blocks), None, ())
+    async with (
+        serve_separately(
+            local_servers, deployment=deployment, sockets=sockets, security=security, prefix_lines=prefix_lines
+        ) as running,
+        run_programs(programs, deployment, running.head_url) as started,
+    ):
+        await announce(running.head_url, (*running.services, *started), plan.find_policy_model(blocks), None, ())
         await running.wait_for_end()

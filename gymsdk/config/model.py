@@ -265,6 +265,8 @@ class ServerConfig(FrozenModel):
         refers: The name of each server that this one uses, by key: `resources_server`, `model_server` and so on.
         models: The name of the model server for each setting of the environment that names a model, such as its judge.
         datasets: The datasets of the server.
+        entrypoint: The file of the program, as in NeMo Gym; only resources servers that are programs use it.
+        written: All settings of a resources server as they are written, for servers that are programs.
         place: The place of the server in the configuration.
         places: The place of each setting.
     """
@@ -281,6 +283,8 @@ class ServerConfig(FrozenModel):
     refers: Mapping[str, str] = {}
     models: Mapping[str, str] = {}
     datasets: tuple[DatasetConfig, ...] = ()
+    entrypoint: str | None = None
+    written: SecretSettings = {}
     place: Place = DEFAULT_PLACE
     places: Mapping[KeyPath, Place] = Field(default={}, repr=False, exclude=True)
 

@@ -353,6 +353,7 @@ class ServerReader:
             "datasets": tuple(self._read_datasets(path, body)),
             "place": body.place,
             "places": dict(settings.places()),
+            **(_read_program(body) if kind == RESOURCES else {}),
         } | read_fields(body, {key: key for key in LISTEN_KEYS})
         return validate_fields(ServerConfig, values, keys={}, root=self._root, path=path, problems=self._problems)
 
@@ -444,3 +445,10 @@ class ServerReader:
             )
             if dataset is not None:
                 yield dataset
+
+
+def _read_program(body: Node) -> dict[str, Any]:
+    """Return the program of a resources server and its settings, as far as they are valid."""
+    written = to_plain(body)
+    entrypoint = written.get("entrypoint")
+    return {"entrypoint": entrypoint, "written": written} if isinstance(entrypoint, str) else {}

@@ -1,0 +1,324 @@
+"""Run resources servers that are programs of their own, such as those of NeMo Gym, beside the servers of this process.
+
+A configuration names such a program in `entrypoint`. It runs in a process and a Python environment of its own, and a
+node registers it with the head, so that agents, the collector and `gymsdk status` treat it as any resources server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from gymsdk import credentials
+from gymsdk.config.model import RESOURCES, Deployment, ServerConfig
+from gymsdk.deploy import plan
+from gymsdk.deploy.node import Node
+from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
+from gymsdk.errors import Failed, GymsdkError, UsageError
+from gymsdk.http import client
+from gymsdk.plugins.registry import installed
+from gymsdk.servers.instances import Headers
+from gymsdk.servers.listener import bind_socket
+from gymsdk.servers.reports import Exit, Service
+
+PYTHON_KEY = "python"
+"""The setting of a program that names its interpreter."""
+
+LISTEN_HOST = "127.0.0.1"
+"""Programs listen on this machine only, because they do not check the token."""
+
+START_SECONDS, POLL_SECONDS, REQUEST_SECONDS = 300.0, 0.1, 3.0
+"""Seconds for the start of a program, between two checks, and for one check."""
+
+MAX_START_ATTEMPTS = 3
+
+INSTALL_SECONDS = 1800.0
+"""The time limit for the installation of a program's requirements, in seconds."""
+
+OWN_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo-gym\b[^#]*@\s*\S+", re.MULTILINE)
+"""The line of a requirements file by which a server of NeMo Gym's repository requires the repository."""
+
+INSTANCE_KEY, CONFIG_KEY = "NEMO_GYM_CONFIG_PATH", "NEMO_GYM_CONFIG_DICT"
+"""The environment variables through which a program gets its name and the configuration of all servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A resources server that is a program.
+
+    Attributes:
+        block: The server's configuration.
+        path: The file to run.
+    """
+
+    block: ServerConfig
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which the program runs."""
+        return self.path.parent
+
+
+def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, ...]]:
+    """Return the deployment with the agents of programs in place of the programs, and the programs.
+
+    A resources server is a program if its `entrypoint` is a file, and either names a folder, as in `./app.py`, or the
+    implementation is not the name of an installed environment: NeMo Gym's configurations have `entrypoint: app.py` in
+    each server. Files that gymsdk found by itself cannot name programs.
+    """
+    environments = installed()
+    programs = []
+    for block in deployment.get_servers(RESOURCES):
+        is_replaced = getattr(block.part, "environment", "") in environments and "/" not in (block.entrypoint or "")
+        if is_replaced or block.place.untrusted:
+            continue
+        if (path := find_program(block)) is not None:
+            programs.append(Program(block, path))
+    if not programs:
+        return deployment, ()
+    names = {each.block.name for each in programs}
+    # The agents of programs run in this process.
+    agents = [each for each in plan.complete_servers(deployment) if names & {*each.refers.values()}]
+    others = [each for each in deployment.servers if each.name not in {*names, *(agent.name for agent in agents)}]
+    return deployment.model_copy(update={"servers": (*others, *agents)}), tuple(programs)
+
+
+def find_program(block: ServerConfig) -> Path | None:
+    """Return the file that the *block* of a resources server names, `None` if there is none.
+
+    A relative `entrypoint` is looked up in the folder of the server: `resources_servers/NAME` of the working folder,
+    the folder of the configuration file or the one above it, and `resources_servers/NAME` of an installed NeMo Gym.
+    """
+    if block.entrypoint is None:
+        return None
+    written = Path(block.entrypoint).expanduser()
+    if written.is_absolute():
+        return written if written.is_file() else None
+    relative = Path(RESOURCES, block.implementation)
+    folders = [Path.cwd() / relative]
+    source = Path(block.place.source)
+    if source.is_file():
+        folders += [source.resolve().parent, source.resolve().parent.parent]
+    spec = find_spec(RESOURCES)
+    folders += [Path(each) / block.implementation for each in (spec.submodule_search_locations if spec else None) or ()]
+    return next((each / written for each in folders if (each / written).is_file()), None)
+
+
+@asynccontextmanager
+async def run_programs(
+    programs: Sequence[Program], deployment: Deployment, head_url: str
+) -> AsyncIterator[tuple[Service, ...]]:
+    """Run the *programs* while the context is open, and yield them as services; all are registered with the head.
+
+    Args:
+        programs: The programs.
+        deployment: The deployment to which they belong.
+        head_url: The URL of its head.
+
+    Raises:
+        UsageError: The requirements of a program cannot be installed.
+        GymsdkError: A program does not start.
+    """
+    async with AsyncExitStack() as stack:
+        prepared = await asyncio.gather(*(_prepare(each, deployment, head_url) for each in programs))
+        for each in prepared:
+            await stack.enter_async_context(each.run())
+        yield tuple(each.service for each in prepared)
+
+
+@dataclass(slots=True)
+class RunningProgram:
+    """A program with its process and its node.
+
+    Attributes:
+        service: What the node registers.
+        launch: What the launcher reads from standard input.
+        headers: Returns the headers that authenticate the node.
+        head_url: The URL of the head.
+        supervisor: Restarts the process when it exits.
+    """
+
+    service: Service
+    launch: dict[str, Any]
+    headers: Headers = field(repr=False)
+    head_url: str
+    supervisor: Supervisor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        spec = ProcessSpec(
+            self.service.name,
+            [sys.executable, "-m", "gymsdk.deploy.program_launcher"],
+            stdin_line=json.dumps(self.launch).encode() + b"\n",
+            max_start_attempts=MAX_START_ATTEMPTS,
+        )
+        self.supervisor = Supervisor([spec])
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Run the program while the context is open."""
+        up, over = asyncio.Event(), asyncio.Event()
+        running = asyncio.ensure_future(self.supervisor.run())
+        node = Node(
+            self.head_url, [self.service], exits=self._get_exits, headers=self.headers, restart=self.supervisor.restart
+        )
+        registered: asyncio.Future[None] | None = None
+        try:
+            await self._wait_until_ready(running)
+            self.supervisor.mark_ready(self.service.name)
+            registered = asyncio.ensure_future(node.run(up, over))
+            running.add_done_callback(lambda _: over.set())
+            await asyncio.wait({asyncio.ensure_future(up.wait()), registered}, return_when="FIRST_COMPLETED")
+            if registered.done():
+                registered.result()
+            yield
+        finally:
+            over.set()
+            if registered is not None:
+                await asyncio.wait({registered})
+            running.cancel()
+            await asyncio.wait({running})
+
+    def _get_exits(self) -> dict[str, Exit]:
+        return dict(self.supervisor.exits)
+
+    async def _wait_until_ready(self, running: asyncio.Future[None]) -> None:
+        """Wait until the program answers with any status; raises `GymsdkError` if it ends or takes too long."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + START_SECONDS
+        while not running.done():
+            try:
+                await client.get(self.service.url + "/", timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
+            except Failed:
+                if loop.time() >= until:
+                    raise GymsdkError(
+                        f"{self.service.name} did not answer within {START_SECONDS:g} s; its output says why"
+                    ) from None
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                return
+        running.result()
+        raise GymsdkError(f"{self.service.name} ended before it was ready; its output says why")
+
+
+async def _prepare(program: Program, deployment: Deployment, head_url: str) -> RunningProgram:
+    """Install the requirements of *program*, and choose its port."""
+    block = program.block
+    python = await asyncio.to_thread(choose_python, program)
+    with bind_socket(LISTEN_HOST, block.port or 0, what=block.name) as probe:
+        port: int = probe.getsockname()[1]
+    token = plan.get_security(deployment).token
+    config = await _fetch_config(head_url, token)
+    own = {**block.written, "host": LISTEN_HOST, "port": port}
+    config[block.name] = {RESOURCES: {block.implementation: own}}
+    variables = {
+        INSTANCE_KEY: block.name,
+        # JSON is YAML.
+        CONFIG_KEY: json.dumps({"dry_run": False, **config}),
+        "PYTHONPATH": str(program.folder),
+    }
+    launch = {
+        "python": str(python),
+        "program": str(program.path),
+        "folder": str(program.folder),
+        "variables": variables,
+    }
+    fields = {"domain": block.domain or "other"}
+    place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
+    service = Service.model_validate({**place, "host": LISTEN_HOST, "port": port, "fields": fields})
+    return RunningProgram(service, launch, partial(credentials.build_auth_headers, token), head_url)
+
+
+async def _fetch_config(head_url: str, token: SecretStr | None) -> dict[str, Any]:
+    """Return the configuration that the head serves, with the address of each server."""
+    from gymsdk.client import ServerClient
+
+    return dict(await ServerClient(head_url, token=token or "").config())
+
+
+def choose_python(program: Program) -> Path:
+    """Return the interpreter for *program*, with its requirements installed.
+
+    This is the one that the setting `python` names, or that of a virtual environment `.venv` in the folder of the
+    program, or that of an environment made from its `requirements.txt`; without any of these, this process's own.
+
+    Raises:
+        UsageError: There is no such interpreter, or the requirements cannot be installed.
+    """
+    if (named := program.block.written.get(PYTHON_KEY)) is not None:
+        path = Path(str(named)).expanduser()
+        if not path.is_file():
+            raise UsageError(f"{program.block.name}: there is no interpreter {path}; correct the setting python")
+        return path
+    if (own := program.folder / ".venv" / "bin" / "python").is_file():
+        return own
+    requirements = program.folder / "requirements.txt"
+    return _install(program, requirements) if requirements.is_file() else Path(sys.executable)
+
+
+def _install(program: Program, requirements: Path) -> Path:
+    """Return the interpreter of an environment with *requirements*, which is made unless it exists."""
+    text = rewrite_requirements(requirements)
+    key = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gymsdk" / "programs"
+    folder = cache / f"{program.block.implementation}-{key}"
+    python, done = folder / "bin" / "python", folder / "installed"
+    if done.exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    listed = cache / f"{folder.name}.txt"
+    listed.write_text(text)
+    sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
+    if uv := shutil.which("uv"):
+        commands = [
+            [uv, "venv", "--python", sys.executable, str(folder)],
+            [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
+        ]
+    else:
+        commands = [
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "-r", str(listed)],
+        ]
+    for command in commands:
+        _run(command, program)
+    done.touch()
+    return python
+
+
+def rewrite_requirements(requirements: Path) -> str:
+    """Return the text of *requirements* with the path of NeMo Gym's repository, or its package if there is none.
+
+    The servers of the repository name it by a path relative to the file, which pip would read relative to the working
+    folder.
+    """
+    root = requirements.parent.parent.parent
+    own = f"-e {root}" if (root / "pyproject.toml").is_file() else "nemo-gym"
+    return OWN_REQUIREMENT.sub(own, requirements.read_text())
+
+
+def _run(command: Sequence[str], program: Program) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INSTALL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{program.block.name}: {' '.join(command)} took longer than {INSTALL_SECONDS:g} s") from None
+    if done.returncode != 0:
+        last = "\n".join(done.stdout.splitlines()[-6:])
+        raise UsageError(f"{program.block.name}: {' '.join(command)} failed; its last lines:\n{last}")

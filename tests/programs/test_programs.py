@@ -1,0 +1,199 @@
+"""Resources servers that are programs of their own run behind our agents, collector and status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployed import run_command, serving, start_command
+
+from gymsdk.config import load_config
+from gymsdk.deploy import programs
+from gymsdk.errors import UsageError
+
+pytestmark = pytest.mark.timeout(150)
+
+APP = Path(__file__).with_name("app.py")
+AGENT = "counter_simple_agent"
+
+ADD = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository in NeMo Gym's form, with a model that counts to three, and rows."""
+    server = tmp_path / "resources_servers" / "counting"
+    (server / "configs").mkdir(parents=True)
+    shutil.copy(APP, server / "app.py")
+    (server / "configs" / "counting.yaml").write_text(
+        f"""
+        counter:
+          resources_servers:
+            counting: {{entrypoint: app.py, domain: agent, unit: apples, python: {sys.executable}}}
+        policy_model:
+          responses_api_models:
+            gymsdk_model: {{model: "scripted/script:{tmp_path}/script.jsonl"}}
+        """
+    )
+    turns = [{"calls": [{"name": "add", "arguments": {"amount": each}}]} for each in (1, 2)]
+    (tmp_path / "script.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in [*turns, {"text": "three"}]))
+    row = {"responses_create_params": {"input": "Count to three.", "tools": [ADD]}, "agent_ref": {"name": AGENT}}
+    rows = [{**row, "total": 3}, {**row, "total": 4}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def get_config(folder: Path) -> Path:
+    return folder / "resources_servers" / "counting" / "configs" / "counting.yaml"
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def list_programs() -> set[int]:
+    """Return the process IDs of the programs of this test, whose working folder is that of the program."""
+    here = str(Path.cwd() / "resources_servers" / "counting")
+    found = set()
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            if str((each / "cwd").readlink()) == here:
+                found.add(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("options", [[], ["--separate"]])
+async def test_a_program_is_played_as_any_resources_server(folder: Path, options: list[str]) -> None:
+    async with serving("--config", get_config(folder), "--port", "0", *options) as deployed:
+        assert {"counter", AGENT, "policy_model"} <= set(deployed.ready["servers"])
+        code, output = await run_command(
+            "rollout", "--head", deployed.head, "--tasks", "rows.jsonl", "-k", "3", "--output", "run"
+        )
+        assert code == 0, output
+        lines = read(folder / "run" / "rollouts.jsonl")
+        assert sorted(line["reward"] for line in lines) == [0.0] * 3 + [1.0] * 3
+        calls = [each["output"] for each in lines[0]["response"]["output"] if each["type"] == "function_call_output"]
+        assert [json.loads(each) for each in calls] == [
+            {"count": 1, "unit": "apples"},
+            {"count": 3, "unit": "apples"},
+        ]
+        assert {"counter", AGENT, "policy_model"} <= set(lines[0]["servers"]), "the program knows all servers"
+        code, output = await run_command("status", "--head", deployed.head)
+        assert code == 0, output
+        assert "counter" in output
+        assert list_programs()
+    assert not list_programs()
+
+
+async def test_a_killed_program_is_started_again(folder: Path) -> None:
+    async with serving("--config", get_config(folder), "--port", "0") as deployed:
+        (old,) = list_programs()
+        os.kill(old, signal.SIGKILL)
+        await wait_until(lambda: not list_programs() <= {old})
+        command = ["rollout", "--head", deployed.head, "--tasks", "rows.jsonl", "--attempts", "20", "--output", "run"]
+        code, output = await run_command(*command)
+        assert code == 0, output
+        assert sorted(line["reward"] for line in read(folder / "run" / "rollouts.jsonl")) == [0.0, 1.0]
+        _, output = await run_command("status", "--head", deployed.head)
+        assert "SIGKILL" in output
+    assert not list_programs()
+
+
+async def test_programs_end_with_a_killed_server(folder: Path) -> None:
+    process = await start_command("serve", "--config", get_config(folder), "--port", "0", "--json")
+    assert process.stdout is not None
+    assert await process.stdout.readline()
+    assert list_programs()
+    process.kill()
+    await process.communicate()
+    await wait_until(lambda: not list_programs())
+
+
+async def test_a_program_that_ends_at_once_is_an_error(folder: Path) -> None:
+    get_config(folder).with_name("counting.yaml").write_text(get_config(folder).read_text().replace("unit:", "units:"))
+    (folder / "resources_servers" / "counting" / "app.py").write_text("raise SystemExit('no luck')\n")
+    code, output = await run_command("serve", "--config", get_config(folder), "--port", "0")
+    assert code == 1
+    assert "no luck" in output
+    assert "counter" in output.splitlines()[-1]
+
+
+def test_an_installed_environment_replaces_a_program_without_a_folder(folder: Path) -> None:
+    server = folder / "resources_servers" / "tool_call"
+    server.mkdir()
+    (server / "app.py").touch()
+    file = folder / "tool_call.yaml"
+    text = "t: {resources_servers: {tool_call: {entrypoint: ENTRYPOINT}}}\n"
+    for entrypoint, expected in (("app.py", []), (str(server / "app.py"), [server / "app.py"])):
+        file.write_text(text.replace("ENTRYPOINT", entrypoint))
+        _, found = programs.split_programs(load_config([file], []))
+        assert [each.path for each in found] == expected
+
+
+def test_the_interpreter_is_the_named_one_or_that_of_the_folder(folder: Path) -> None:
+    _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
+    assert programs.choose_python(program) == Path(sys.executable)
+    own = program.folder / ".venv" / "bin" / "python"
+    unnamed = programs.Program(program.block.model_copy(update={"written": {}}), program.path)
+    assert programs.choose_python(unnamed) == Path(sys.executable)
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    assert programs.choose_python(unnamed) == own
+    wrong = programs.Program(program.block.model_copy(update={"written": {"python": "/nowhere"}}), program.path)
+    with pytest.raises(UsageError, match="no interpreter /nowhere"):
+        programs.choose_python(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "has_repository", "expected"),
+    [
+        ("-e nemo-gym[dev] @ ../../", False, "nemo-gym"),
+        ("-e nemo-gym[dev] @ ../../", True, "-e ROOT"),
+        ("nemo-gym>=0.7", False, "nemo-gym>=0.7"),
+        ("pandas==2.3", True, "pandas==2.3"),
+    ],
+)
+def test_the_requirement_of_the_repository_is_rewritten(
+    folder: Path, line: str, has_repository: bool, expected: str
+) -> None:
+    if has_repository:
+        (folder / "pyproject.toml").touch()
+    requirements = folder / "resources_servers" / "counting" / "requirements.txt"
+    requirements.write_text(f"{line}\ntiktoken\n")
+    assert programs.rewrite_requirements(requirements) == f"{expected}\ntiktoken\n".replace("ROOT", str(folder))
+
+
+def test_requirements_are_installed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
+    program = programs.Program(program.block.model_copy(update={"written": {}}), program.path)
+    (program.folder / "requirements.txt").write_text("# nothing\n")
+    python = programs.choose_python(program)
+    assert python.is_relative_to(folder / "cache")
+    before = python.parent.stat().st_mtime_ns
+    assert programs.choose_python(program) == python
+    assert python.parent.stat().st_mtime_ns == before
+    (program.folder / "requirements.txt").write_text("no-such-package @ file:///nowhere\n")
+    with pytest.raises(UsageError, match=r"counter: .* failed; its last lines"):
+        programs.choose_python(program)
