@@ -3,8 +3,9 @@
 usage: grpo.py [--steps N] [--plot FILE]
 
 Prints the reward curve of the trained policy, of one that does not learn, and what happens without weight updates.
-Needs torch. The exit status is 1 if the reward does not rise by 0.4, the control rises above 0.15, trainer and
-generator differ by more than 1e-4, or missing weight updates go unnoticed.
+Needs torch. If `GYMSDK_VLLM_PYTHON` names an interpreter with vLLM, the same follows on vLLM, and with the tools of
+`tool_call`; this needs transformers. The exit status is 1 if the reward does not rise by 0.4, the control's reward is
+above its limit, trainer and generator differ by more than 1e-4, or missing weight updates go unnoticed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "grpo"
-MIN_RISE, MAX_FROZEN, MAX_GAP = 0.4, 0.15, 1e-4
+MIN_RISE, MAX_GAP = 0.4, 1e-4
+VLLM_STEPS = 60
+MAX_FROZEN = 0.15
+MAX_WARM_FROZEN = 0.3
+"""The same after a warm-up, which makes a share of the replies right."""
+
 PER_ROW = 10
 """The number of steps whose rewards are averaged in a row of the table."""
 
@@ -52,6 +58,43 @@ def compute_mean(curve: list[dict[str, Any]]) -> float:
     return sum(float(line["reward"]) for line in curve) / len(curve)
 
 
+def print_curves(curves: dict[str, list[dict[str, Any]]]) -> None:
+    """Print the mean reward of each ten steps, and the largest difference of log-probabilities."""
+    print(f"\n{'steps':<10}{''.join(f'{label:<10}' for label in curves)}largest difference of log-probabilities")
+    for start in range(0, max(map(len, curves.values())), PER_ROW):
+        parts = [curve[start : start + PER_ROW] for curve in curves.values()]
+        means = "".join(f"{compute_mean(part):<10.3f}" if part else " " * 10 for part in parts)
+        print(f"{start:<10}{means}{max(line['gap'] for part in parts for line in part):.1e}")
+
+
+def compare(
+    variables: dict[str, str], folder: Path, steps: int, max_frozen: float, *options: str, plot: Path | None = None
+) -> bool:
+    """Train, play without learning and train without weight updates; print the results, return whether all hold."""
+    curves = {}
+    for label, flags in {"trained": (), "frozen": ("--frozen",)}.items():
+        began = time.monotonic()
+        curve_file = folder / f"{label}.jsonl"
+        done = run(variables, "--steps", str(steps), "--output", str(curve_file), *options, *flags)
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        curves[label] = read_curve(curve_file)
+        print(f"{label}: {steps} steps in {time.monotonic() - began:.0f} s")
+    if plot is not None:
+        files = [str(folder / f"{label}.jsonl") for label in curves]
+        subprocess.run([sys.executable, str(EXAMPLE / "plot.py"), str(plot), *files], check=True)
+    without_sync = run(variables, "--steps", "3", "--without-sync", *options)
+    print_curves(curves)
+    trained, frozen = curves["trained"], compute_mean(curves["frozen"])
+    rise = compute_mean(trained[-PER_ROW:]) - compute_mean(trained[:PER_ROW])
+    gap = max(line["gap"] for curve in curves.values() for line in curve)
+    noticed = without_sync.returncode != 0 and "has other weights" in without_sync.stderr
+    print(f"\nreward rises by {rise:.2f} (at least {MIN_RISE}); control {frozen:.3f} (below {max_frozen})")
+    print(f"largest difference {gap:.1e} (below {MAX_GAP:.0e})")
+    print(f"without weight updates: {without_sync.stderr.strip().splitlines()[-1] if noticed else 'NOT NOTICED'}")
+    return rise >= MIN_RISE and frozen < max_frozen and gap < MAX_GAP and noticed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=80)
@@ -64,34 +107,17 @@ def main() -> None:
         folder = Path(name)
         (folder / "packages").mkdir()
         variables = install_environment(folder / "packages")
-        curves = {}
-        for label, flags in {"trained": (), "frozen": ("--frozen",)}.items():
-            began = time.monotonic()
-            curve_file = folder / f"{label}.jsonl"
-            done = run(variables, "--steps", str(options.steps), "--output", str(curve_file), *flags)
-            if done.returncode != 0:
-                sys.exit(done.stderr)
-            curves[label] = read_curve(curve_file)
-            print(f"{label}: {options.steps} steps in {time.monotonic() - began:.0f} s")
-        if options.plot is not None:
-            files = [str(folder / f"{label}.jsonl") for label in curves]
-            subprocess.run([sys.executable, str(EXAMPLE / "plot.py"), str(options.plot), *files], check=True)
-        without_sync = run(variables, "--steps", "3", "--without-sync")
-    print("\nsteps     trained   frozen    largest difference of log-probabilities")
-    for start in range(0, options.steps, PER_ROW):
-        parts = [curve[start : start + PER_ROW] for curve in curves.values()]
-        means = "".join(f"{compute_mean(part):<10.3f}" for part in parts)
-        print(f"{start:<10}{means}{max(line['gap'] for part in parts for line in part):.1e}")
-    trained, frozen = curves["trained"], curves["frozen"]
-    rise = compute_mean(trained[-PER_ROW:]) - compute_mean(trained[:PER_ROW])
-    gap = max(line["gap"] for curve in curves.values() for line in curve)
-    noticed = without_sync.returncode != 0 and "has other weights" in without_sync.stderr
-    print(
-        f"\nreward rises by {rise:.2f} (at least {MIN_RISE}); control {compute_mean(frozen):.3f} (below {MAX_FROZEN})"
-    )
-    print(f"largest difference {gap:.1e} (below {MAX_GAP:.0e})")
-    print(f"without weight updates: {without_sync.stderr.strip().splitlines()[-1] if noticed else 'NOT NOTICED'}")
-    if rise < MIN_RISE or compute_mean(frozen) >= MAX_FROZEN or gap >= MAX_GAP or not noticed:
+        print("The generation server of the example, an environment of two turns")
+        succeeded = [compare(variables, folder, options.steps, MAX_FROZEN, plot=options.plot)]
+        vllm_python = os.environ.get("GYMSDK_VLLM_PYTHON")
+        if vllm_python is None:
+            print("\nskipped: vLLM (GYMSDK_VLLM_PYTHON names no interpreter that has it)")
+        else:
+            for environment in ("digits", "tool_call"):
+                print(f"\nvLLM, {environment}, after a supervised warm-up")
+                engine = ("--vllm-python", vllm_python, "--environment", environment)
+                succeeded.append(compare(variables, folder, VLLM_STEPS, MAX_WARM_FROZEN, *engine))
+    if not all(succeeded):
         sys.exit(1)
 
 

@@ -337,7 +337,7 @@ def _build_invalid_response_error(value: object, label: str) -> Failed:
 
 _OVERFLOW_MESSAGE = re.compile(
     r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt is too long"
-    r"|max_tokens must be at least 1, got -",
+    r"|max_tokens must be at least 1, got (-|0)",
     re.IGNORECASE,
 )
 # The error type that llama.cpp reports, with any status.

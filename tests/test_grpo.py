@@ -64,6 +64,13 @@ def test_a_policy_that_does_not_learn_stays_where_it_is(settings: dict[str, str]
 
 
 @pytest.mark.slow
+def test_tools_need_vllm(settings: dict[str, str]) -> None:
+    trained = train(settings, "--environment", "tool_call")
+    assert trained.returncode == 2
+    assert "--vllm-python" in trained.stderr
+
+
+@pytest.mark.slow
 def test_missing_weight_updates_are_noticed(settings: dict[str, str]) -> None:
     trained = train(settings, "--steps", "3", "--without-sync")
     assert trained.returncode == 1
@@ -79,10 +86,21 @@ def test_a_run_can_be_repeated(settings: dict[str, str], tmp_path: Path) -> None
 @pytest.mark.vllm
 @pytest.mark.skipif(VLLM_PYTHON is None, reason="vLLM is not installed; see tests/tokens/vllm/run")
 @pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
-def test_the_policy_learns_with_vllm(settings: dict[str, str], tmp_path: Path) -> None:
-    curve = read_curve(settings, tmp_path, "--steps", "60", "--vllm-python", str(VLLM_PYTHON))
+@pytest.mark.parametrize("environment", ["digits", "tool_call"])
+def test_the_policy_learns_with_vllm(environment: str, settings: dict[str, str], tmp_path: Path) -> None:
+    options = ("--vllm-python", str(VLLM_PYTHON), "--environment", environment)
+    curve = read_curve(settings, tmp_path, "--steps", "60", *options)
     assert compute_mean(curve[-10:]) - compute_mean(curve[:10]) >= 0.4
     assert max(line["gap"] for line in curve) < 1e-4
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(VLLM_PYTHON is None, reason="vLLM is not installed; see tests/tokens/vllm/run")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+def test_a_policy_with_tools_that_does_not_learn_stays_where_it_is(settings: dict[str, str], tmp_path: Path) -> None:
+    options = ("--vllm-python", str(VLLM_PYTHON), "--environment", "tool_call")
+    curve = read_curve(settings, tmp_path, "--steps", "10", "--frozen", *options)
+    assert 0.0 < compute_mean(curve) < 0.15
 
 
 @pytest.mark.vllm

@@ -3,7 +3,8 @@
 The rollouts are played by gymsdk's agent, model server and environment server; the policy's tokens come from
 `generation_server.py`, which gets the new weights after each step.
 
-usage: python train.py [--steps 80] [--seed 0] [--output curve.jsonl] [--frozen] [--without-sync] [--vllm-python PATH]
+usage: python train.py [--steps 80] [--seed 0] [--output curve.jsonl] [--frozen] [--without-sync]
+                       [--vllm-python PATH [--environment tool_call]]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from deployment import deploy
 from engines import OwnEngine, VllmEngine, create_engine
+from exercises import EXERCISES, Exercise
 
 from gymsdk import Task, load
 from gymsdk.client import ServerClient
@@ -29,8 +31,7 @@ from gymsdk.client import ServerClient
 GROUPS, SAMPLES = 8, 16
 """The number of tasks in a step, and of rollouts of each task."""
 
-LEARNING_RATE, CLIP = 3e-3, 0.2
-MAX_REPLY_TOKENS = 4
+CLIP = 0.2
 MAX_LOGPROB_GAP = 1e-4
 """The largest difference between the log-probabilities of trainer and generator, if both have the same weights."""
 
@@ -44,17 +45,17 @@ class Sample(NamedTuple):
     reward: float
 
 
-async def play(client: ServerClient, tasks: list[Task], step: int) -> list[Sample]:
+async def play(client: ServerClient, exercise: Exercise, tasks: list[Task], step: int) -> list[Sample]:
     """Play each task SAMPLES times, all at the same time."""
 
     async def run(number: int, task: Task) -> Sample:
         row = task.row()
         row["responses_create_params"] |= {
             "temperature": 1.0,
-            "max_output_tokens": MAX_REPLY_TOKENS,
+            "max_output_tokens": exercise.max_reply_tokens,
             "seed": step * 100_000 + number,
         }
-        answer = await client.post("digits_simple_agent", "/run", json=row)
+        answer = await client.post(f"{exercise.environment}_simple_agent", "/run", json=row)
         return build_sample(answer.json())
 
     repeated = [task for task in tasks for _ in range(SAMPLES)]
@@ -83,7 +84,9 @@ def pad(rows: list[list[Any]], value: float) -> torch.Tensor:
     return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
 
-def train_step(engine: OwnEngine | VllmEngine, optimizer: torch.optim.Optimizer, samples: list[Sample]) -> float:
+def train_step(
+    engine: OwnEngine | VllmEngine, optimizer: torch.optim.Optimizer, samples: list[Sample], entropy_bonus: float
+) -> float:
     """Update the policy, and return the largest difference to the log-probabilities of the generation server."""
     ids = pad([each.ids for each in samples], engine.pad)
     mask = pad([each.is_policy for each in samples], 0.0)[:, 1:]
@@ -97,7 +100,7 @@ def train_step(engine: OwnEngine | VllmEngine, optimizer: torch.optim.Optimizer,
     weights = advantages.view(-1, 1)
     gain = torch.minimum(ratio * weights, ratio.clamp(1 - CLIP, 1 + CLIP) * weights)
     entropy = -(distributions.exp() * distributions).sum(-1)
-    loss = -((gain + engine.entropy_bonus * entropy) * mask).sum() / mask.sum()
+    loss = -((gain + entropy_bonus * entropy) * mask).sum() / mask.sum()
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(engine.policy.parameters(), 1.0)
@@ -108,16 +111,17 @@ def train_step(engine: OwnEngine | VllmEngine, optimizer: torch.optim.Optimizer,
 def train(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the mean reward, the log-probability gap and the seconds of each step."""
     torch.set_num_threads(1)
-    engine = create_engine(options.vllm_python, folder, options.seed)
-    learning_rate = 0.0 if options.frozen else LEARNING_RATE
+    exercise = EXERCISES[options.environment]
+    engine = create_engine(options.vllm_python, exercise, folder, options.seed)
+    learning_rate = 0.0 if options.frozen else exercise.learning_rate
     optimizer = torch.optim.AdamW(engine.policy.parameters(), lr=learning_rate, weight_decay=0.0)
-    tasks = iter(load("digits").tasks("train", seed=options.seed))
-    with deploy("digits", engine, folder / "engine.log") as servers, asyncio.Runner() as runner:
+    tasks = iter(load(exercise.environment, **exercise.settings).tasks("train", seed=options.seed))
+    with deploy(exercise.environment, engine, folder / "engine.log") as servers, asyncio.Runner() as runner:
         client = ServerClient(servers.head)
         for step in range(options.steps):
             began = time.monotonic()
-            samples = runner.run(play(client, list(islice(tasks, GROUPS)), step))
-            gap = train_step(engine, optimizer, samples)
+            samples = runner.run(play(client, exercise, list(islice(tasks, GROUPS)), step))
+            gap = train_step(engine, optimizer, samples, exercise.entropy_bonus)
             if gap > MAX_LOGPROB_GAP:
                 raise SystemExit(
                     f"step {step}: the log-probabilities of trainer and generation server differ by {gap:.3g}; the"
@@ -137,7 +141,10 @@ def main() -> None:
     parser.add_argument("--frozen", action="store_true", help="the control: play without learning")
     parser.add_argument("--without-sync", action="store_true", help="never send weights: the check must fail")
     parser.add_argument("--vllm-python", metavar="PATH", help="generate with vLLM, which this interpreter has")
+    parser.add_argument("--environment", choices=EXERCISES, default="digits", help="default: digits")
     options = parser.parse_args()
+    if options.environment != "digits" and options.vllm_python is None:
+        parser.error("the generation server of this folder has no tools; name vLLM's interpreter with --vllm-python")
     curve = []
     folder = tempfile.TemporaryDirectory()
     for line in train(options, Path(folder.name)):

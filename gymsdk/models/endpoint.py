@@ -31,6 +31,9 @@ log = logging.getLogger("gymsdk")
 STREAM_FIELDS = ("stream", "stream_options")
 """Fields that are never sent: answers are read as a whole."""
 
+OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+"""The fields of the APIs that limit the tokens of an answer."""
+
 CHAT_COMPLETIONS = get_outbound_api("chat")
 """The API for requests to `/tokenize`, even if the model is queried with Responses."""
 
@@ -261,6 +264,10 @@ class Upstream:
         complete = {**merged, **tokens, **pinned}
         if complete.get("n") not in {None, 1}:
             raise Failed("'n' must be 1: a model returns one answer; leave 'n' out", kind="model_bad_request")
+        for limit in OUTPUT_LIMITS & complete.keys():
+            # vLLM gives the same message for such a request as for a prompt that fills the context.
+            if complete[limit] == 0:
+                raise Failed(f"{limit!r} must be at least 1", kind="model_bad_request")
         return {key: value for key, value in complete.items() if value is not None and key not in STREAM_FIELDS}
 
     async def _send(self, path: str, body: Item, call: _Call) -> client.HttpResponse:

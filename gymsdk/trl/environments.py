@@ -66,7 +66,7 @@ class ToolEpisode:
         self._calls = 0
 
     def reset(self, **row: Any) -> str | None:
-        """Open the episode of a row of the dataset; return what the environment says beyond the row's prompt."""
+        """Open the episode of a row of the dataset; return the environment's messages after the row's prompt."""
         number: int = row[NUMBER_KEY]
         return slot.run(self._open(self._rows[number], number))
 
@@ -237,7 +237,7 @@ def build_class(name: str, tools: Sequence[Item]) -> type[ToolEpisode]:
     """Return a subclass of `ToolEpisode` with a method for each of the *tools*.
 
     Raises:
-        UsageError: A tool has a name that TRL reserves, or one that is not a Python identifier.
+        UsageError: A tool's name is reserved by TRL or is not a Python identifier.
     """
     methods = {tool["name"]: build_method(tool) for tool in tools}
     if wrong := sorted(each for each in methods if each in RESERVED_NAMES or each.startswith("_")):

@@ -148,6 +148,7 @@ OVERFLOWS = [
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
     "The decoder prompt (length 9) is longer than the maximum model length of 8.",
     "max_tokens must be at least 1, got -27.",
+    "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
     "Your input exceeds the context window of this model.",
     "the request exceeds the available context size, try increasing it",
     "prompt is too long: 208310 tokens > 200000 maximum",
@@ -164,11 +165,18 @@ async def test_a_prompt_that_exceeds_the_context_gives_an_incomplete_response(ap
     assert message[:20] in response["incomplete_details"]["message"]
 
 
+@BOTH
+async def test_a_request_for_no_tokens_is_refused(api: Api) -> None:
+    async with serve_answers((200, {})) as (url, bodies):
+        with pytest.raises(Failed, match="must be at least 1") as caught:
+            await model("vllm/m", base_url=url, api=api).respond({"input": "hi", "max_output_tokens": 0})
+    assert (caught.value.kind, bodies) == ("model_bad_request", [])
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [
         (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
-        (400, "max_tokens must be at least 1, got 0."),
         (
             400,
             "'max_tokens' is too large: 9000. This model's maximum context length is 4096 tokens and your request",
