@@ -349,7 +349,8 @@ def test_ctrl_c_leaves_every_slot_closed_or_usable(counting: Environment, build_
     vector.reset(seed=0)
     with pytest.raises(KeyboardInterrupt):
         vector.step([call("interrupt"), "yes", call("dawdle")])
-    assert sorted(counting.plugin.closed) == [1, 2, 3]
+    # The signal may come before slot 1 has played its turn; then its episode goes on.
+    assert sorted(counting.plugin.closed) in ([1, 2, 3], [1, 3])
     with pytest.raises(ResetNeeded, match=r"slot 0, (1, )?2;"):
         vector.step(["yes"] * 3)
     vector.reset(seed=0)
