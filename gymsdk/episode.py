@@ -309,6 +309,8 @@ class EpisodeRunner:
         self._stage_milliseconds: dict[str, float] = {}
         self._model_milliseconds: list[float] = []
         self._query_started: float | None = None
+        self._started: float | None = None
+        self._turn_times: list[tuple[float, float, float]] = []
         self._model_calls: list[ModelCall] = []
 
     @property
@@ -345,6 +347,7 @@ class EpisodeRunner:
             EpisodeError: The reset failed.
         """
         self._arguments = _OpenArguments(row.row() if isinstance(row, Task) else row, id, seed, repeat)
+        self._started = time.time()
         with self.time_stage("reset"):
             deadline = self._compute_deadline()
             self.episode = await self.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
@@ -370,9 +373,13 @@ class EpisodeRunner:
         self._turns += 1
         self._last_response = response
         first_index = len(episode.transcript.items)
-        with self.time_stage("step"):
-            record_usage("policy", response)
-            result = await self._play_turn(episode, response)
+        step_started = time.time()
+        try:
+            with self.time_stage("step"):
+                record_usage("policy", response)
+                result = await self._play_turn(episode, response)
+        finally:
+            self._record_turn_time(step_started)
         self._record_model_call(response, first_index, result)
         self._paid = add_rewards(self._paid, result.reward, "step")
         self._tool_calls += result.calls
@@ -425,9 +432,23 @@ class EpisodeRunner:
             failure=_build_failure(self.result) if isinstance(self.result, EpisodeError) else None,
             turns=self._turns,
             usage=dict(self.usage),
-            timing=Timing(total=round(sum(stages.values()), 3), stages=stages, model_calls=self._model_milliseconds),
+            timing=Timing(
+                total=round(sum(stages.values()), 3),
+                stages=stages,
+                model_calls=self._model_milliseconds,
+                started=self._started,
+                turns=self._turn_times,
+            ),
             calls=self._model_calls,
         )
+
+    def _record_turn_time(self, step_started: float) -> None:
+        """Add the times of the turn whose step began at *step_started* and has just ended."""
+        began = self._query_started or step_started
+        seconds = (began - (self._started or began), step_started - began, time.time() - step_started)
+        # The clock may be set back meanwhile.
+        start, model, step = (round(max(0.0, each) * 1e3, 3) for each in seconds)
+        self._turn_times.append((start, model, step))
 
     def _record_model_call(self, response: Item, first_index: int, result: TurnResult) -> None:
         was_queried = self._query_started is not None and self._model_milliseconds

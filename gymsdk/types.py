@@ -607,6 +607,8 @@ class Timing(BaseModel):
         total: The sum over all stages.
         stages: The time per stage, with repeated calls of a stage summed.
         model_calls: The time of each model call, in order.
+        started: When the rollout began, in seconds since the epoch; `None` if unknown.
+        turns: For each turn, when it began after *started*, the time of its model call, and the time of its steps.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -614,6 +616,8 @@ class Timing(BaseModel):
     total: float = 0.0
     stages: dict[str, float] = {}
     model_calls: Sequence[float] = ()
+    started: float | None = None
+    turns: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)

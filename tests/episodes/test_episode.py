@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from pydantic import ValidationError
@@ -39,6 +40,11 @@ async def test_milliseconds_are_recorded_per_stage_and_per_model_call(notebook, 
     assert list(rollout.timing.stages) == ["reset", "model", "step", "verify", "close"]
     assert len(rollout.timing.model_calls) == 2
     assert rollout.timing.total == pytest.approx(sum(rollout.timing.stages.values()), abs=0.01)
+    starts, model, steps = zip(*rollout.timing.turns, strict=True)
+    assert len(starts) == rollout.turns == 2
+    assert starts[1] >= starts[0] + model[0] + steps[0] - 1
+    assert sum(model) == pytest.approx(rollout.timing.stages["model"], abs=20)
+    assert abs(time.time() - (rollout.timing.started or 0)) < 60
 
 
 async def test_the_policy_receives_the_history_the_tools_and_the_rows_parameters(notebook):
