@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -20,6 +21,9 @@ Messages: TypeAlias = list[dict[str, Any]]
 SPECIAL = ("<pad>", "<end>", "<user>", "<assistant>", "<tool>")
 PAD, END, USER, ASSISTANT, _ = range(len(SPECIAL))
 PRINTABLE = "".join(map(chr, range(32, 127)))
+EXAMPLES = 2000
+"""The number of conversations of the warm-up."""
+
 CONTEXT = 128
 """The largest number of tokens of a conversation."""
 
@@ -101,10 +105,10 @@ class LogProbabilities(nn.Module):
 
 def build_warm_model(exercise: Exercise, seed: int) -> tuple[Any, Any]:
     """Return a model whose replies have the right form but often the wrong content, and its tokenizer."""
-    conversations = play_oracle(exercise, 2000)
+    conversations = play_oracle(exercise, EXAMPLES)
     tokenizer = build_tokenizer(conversations)
     model = build_model(tokenizer, seed)
-    mixed = exchange_replies(conversations, exercise.warm_up_right)
+    mixed = exchange_replies(conversations, exercise.warm_up_right, EXAMPLES)
     rows = [tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False) for messages in mixed]
     warm_up(LogProbabilities(model), rows, exercise.warm_up_steps)
     return model, tokenizer
@@ -126,17 +130,16 @@ def play_oracle(exercise: Exercise, count: int) -> list[Messages]:
         return [json.loads(line)["messages"] for line in Path(file).read_text().splitlines()]
 
 
-def exchange_replies(conversations: list[Messages], right: float) -> list[Messages]:
-    """Keep the share *right* of the replies, and replace the others with those of other conversations."""
-    rng = torch.Generator().manual_seed(0)
+def exchange_replies(conversations: list[Messages], right: float, count: int) -> list[Messages]:
+    """Return *count* random conversations, which keep the share *right* of their replies; others belong elsewhere."""
+    rng = random.Random(0)
 
     def choose(conversation: Messages, turn: int) -> dict[str, Any]:
-        if conversation[turn]["role"] != "assistant" or float(torch.rand((), generator=rng)) < right:
-            return conversation[turn]
-        other = conversations[int(torch.randint(len(conversations), (), generator=rng))]
-        return other[turn]
+        is_kept = conversation[turn]["role"] != "assistant" or rng.random() < right
+        return (conversation if is_kept else rng.choice(conversations))[turn]
 
-    return [[choose(each, turn) for turn in range(len(each))] for each in conversations]
+    chosen = rng.choices(conversations, k=count)
+    return [[choose(each, turn) for turn in range(len(each))] for each in chosen]
 
 
 def warm_up(policy: nn.Module, rows: list[list[int]], steps: int, batch: int = 64) -> None:
