@@ -11,6 +11,7 @@ import typer
 from gymsdk.cli import process
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
+from gymsdk.cli.compare import compare
 from gymsdk.cli.config import config
 from gymsdk.cli.export import export
 from gymsdk.cli.info import info
@@ -25,13 +26,14 @@ from gymsdk.cli.restart import restart
 from gymsdk.cli.reverify import reverify
 from gymsdk.cli.rollout import rollout
 from gymsdk.cli.serve import serve
+from gymsdk.cli.show import show
 from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
 from gymsdk.cli.tokens import app as tokens
 from gymsdk.cli.trainer import app as trainer
 from gymsdk.errors import GymsdkError, UsageError
 
-ENVIRONMENTS, EPISODES, SERVERS = "Environments", "Episodes", "Servers"
+ENVIRONMENTS, EPISODES, RUNS, SERVERS = "Environments", "Episodes", "Runs", "Servers"
 """The panels of commands in the help of `gymsdk`."""
 
 app = typer.Typer(
@@ -52,7 +54,9 @@ app.command(cls=Command, rich_help_panel=EPISODES)(play)
 app.command(cls=Command, rich_help_panel=EPISODES)(rollout)
 app.command(cls=Command, rich_help_panel=EPISODES)(reverify)
 app.command(cls=Command, rich_help_panel=EPISODES)(profile)
-app.command(cls=Command, rich_help_panel=EPISODES)(export)
+app.command(cls=Command, rich_help_panel=RUNS)(show)
+app.command(cls=Command, rich_help_panel=RUNS)(compare)
+app.command(cls=Command, rich_help_panel=RUNS)(export)
 app.command(cls=Command, rich_help_panel=SERVERS)(serve)
 app.command(cls=Command, rich_help_panel=SERVERS)(status)
 app.command(cls=Command, rich_help_panel=SERVERS)(restart)

@@ -1,0 +1,101 @@
+"""`gymsdk compare`: compare two runs task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gymsdk.cli import options
+
+if TYPE_CHECKING:
+    from gymsdk.runs.compare import Comparison, Difference, TaskPair
+
+COMPARISON = "Comparison"
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="The folder of the first run.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The folder of the second run.")],
+    *,
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="List at most N lost and N won tasks.", rich_help_panel=COMPARISON)
+    ] = 10,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="S", help="The seed of the bootstrap.", rich_help_panel=COMPARISON)
+    ] = 0,
+    json: options.Json = False,
+) -> None:
+    """Compare two runs on the tasks that both have.
+
+    The command prints the difference of the mean rewards with a 95 % confidence interval, and the tasks with the
+    largest differences.
+
+    Examples:
+        gymsdk compare rollouts/base rollouts/tuned
+        gymsdk compare rollouts/base rollouts/tuned --json
+    """
+    from gymsdk import jsonl, runs
+    from gymsdk.runs.compare import to_json
+
+    with runs.read(first) as a, runs.read(second) as b:
+        comparison = a.compare(b, seed=seed)
+    if json:
+        typer.echo(jsonl.dump_document(to_json(comparison)), nl=False)
+    else:
+        for line in _format_comparison(comparison, (str(first), str(second)), limit):
+            typer.echo(line)
+    for warning in comparison.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if comparison.overall is None:
+        raise typer.Exit(1)
+
+
+def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: int) -> Iterator[str]:
+    from gymsdk.runs.compare import list_best, list_worst
+
+    if comparison.overall is None:
+        return
+    yield f"A  {comparison.a}"
+    yield f"B  {comparison.b}"
+    yield ""
+    yield f"{'':16}{'tasks':>6}{'A':>8}{'B':>8}{'B - A':>8}  {'95 % interval':18}{'better':>7}{'worse':>7}"
+    for each in (*comparison.environments, comparison.overall):
+        yield _format_difference(each)
+    overall = comparison.overall
+    yield ""
+    yield (
+        f"{overall.flips_up} tasks are solved by B only, {overall.flips_down} by A only"
+        " (a task counts as solved from a mean reward of 0.5)"
+    )
+    for title, pairs in (
+        ("B loses most", list_worst(comparison, limit)),
+        ("B gains most", list_best(comparison, limit)),
+    ):
+        if pairs:
+            yield ""
+            yield typer.style(title, bold=True)
+            yield from (_format_pair(pair) for pair in pairs)
+    listed = [*list_worst(comparison, limit), *list_best(comparison, limit)]
+    if listed:
+        yield ""
+        yield f"gymsdk show {paths[0]} {listed[0].task_a}:0 and gymsdk show {paths[1]} {listed[0].task_b}:0"
+        yield "print the first of these tasks"
+
+
+def _format_difference(each: Difference) -> str:
+    interval = "" if each.low is None else f"{each.low:+.3f} to {each.high:+.3f}"
+    marked = " *" if each.is_significant else ""
+    return (
+        f"{each.environment or 'all':16}{each.tasks:6}{each.a:8.3f}{each.b:8.3f}{each.difference:+8.3f}"
+        f"  {interval + marked:18}{each.better:7}{each.worse:7}"
+    )
+
+
+def _format_pair(pair: TaskPair) -> str:
+    from gymsdk.cli.show import clean
+
+    task = str(pair.task_a) if pair.task_a == pair.task_b else f"{pair.task_a}/{pair.task_b}"
+    return f"  task {task:9}  {pair.a:.2f} → {pair.b:.2f}  {clean(pair.prompt)}"

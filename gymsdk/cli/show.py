@@ -1,0 +1,251 @@
+"""`gymsdk show`: print a stored run, or one of its transcripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gymsdk.cli import options
+from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from gymsdk.runs import Run
+    from gymsdk.types import Item, Row
+
+SELECTION = "Selection"
+
+Where = Annotated[
+    list[str],
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Choose rollouts by a condition such as reward<1, tool=get_weather, ended!=done or prompt~weather;"
+        " several conditions must all hold.",
+        show_default=False,
+        rich_help_panel=SELECTION,
+    ),
+]
+Search = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        help="Choose rollouts whose conversation has this text.",
+        show_default=False,
+        rich_help_panel=SELECTION,
+    ),
+]
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a JSONL file of rollouts.")],
+    rollout: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="Print the transcript of this rollout, such as 3:0.", show_default=False),
+    ] = None,
+    *,
+    where: Where = [],  # noqa: B006  # typer copies it
+    search: Search = "",
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="FIELD", help="Sort the rollouts by this field, the lowest first.", rich_help_panel=SELECTION
+        ),
+    ] = "reward",
+    descending: Annotated[
+        bool, typer.Option("--descending", help="List the highest first.", rich_help_panel=SELECTION)
+    ] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, max=1000, metavar="N", help="List at most N rollouts.", rich_help_panel=SELECTION)
+    ] = 20,
+    json: options.Json = False,
+) -> None:
+    """Print a stored run and its lowest rewards, or the transcript of one rollout.
+
+    Examples:
+        gymsdk show rollouts/math-20260101-120000
+        gymsdk show rollouts/math-20260101-120000 3:0
+        gymsdk show rollouts/math-20260101-120000 --where 'reward<1' --where 'turns>4' --search Oslo
+    """
+    from gymsdk import runs
+
+    with runs.read(run) as stored:
+        if rollout is None:
+            if search:
+                stored.index.update_texts()
+            _show_run(stored, list(where), search, (sort, descending, limit), json=json)
+        else:
+            _show_rollout(stored, rollout, json=json)
+
+
+def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool, int], *, json: bool) -> None:
+    from rich.console import Console
+
+    from gymsdk import jsonl
+    from gymsdk.runs import build_filter
+
+    sort, descending, limit = order
+    chosen = build_filter(where, search)
+    summary = stored.queries.summarize(chosen)
+    failures = stored.queries.list_failures(chosen)
+    rows = stored.queries.list_rows(chosen, sort=sort, descending=descending, limit=limit)
+    if json:
+        content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
+        typer.echo(jsonl.dump_document(content), nl=False)
+        return
+    for line in _format_summary(stored, summary, is_chosen=bool(where or search)):
+        typer.echo(line)
+    for failure in failures:
+        typer.echo(f"failed at {failure['stage'] or '?'}: {failure['kind']}, {failure['count']} times")
+        typer.echo(f"  {clean(failure['message'])[:300]}")
+    if rows:
+        typer.echo()
+        console = Console(highlight=False)
+        console.print(_build_table(rows))
+        typer.echo(f"gymsdk show {stored.source.path} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript")
+    for bad in stored.queries.list_bad_lines():
+        typer.echo(f"{bad['file']}: {bad['count']} lines are not rollouts ({bad['message']})", err=True)
+
+
+def _format_summary(stored: Run, summary: Mapping[str, Any], *, is_chosen: bool) -> Iterator[str]:
+    settings = stored.settings
+    environments = ", ".join(settings.get("environments") or {})
+    yield typer.style(stored.name, bold=True) + (f"   {environments}" if environments else "")
+    if settings.get("model"):
+        yield f"model     {clean(str(settings['model']))}"
+    asked = stored.source.count_inputs()
+    of = f" of {asked}" if asked is not None and not is_chosen else ""
+    yield f"rollouts  {summary['rollouts']}{of}, {summary['scored']} with a reward"
+    if summary["mean"] is not None:
+        error = f" ± {summary['stderr']:.3f}" if summary["stderr"] is not None else ""
+        yield f"reward    {summary['mean']:.3f}{error}   ({summary['low']:g} to {summary['high']:g})"
+        parts = [f"{summary['turns']:.1f} turns", f"{summary['tool_calls']:.1f} tool calls"]
+        parts += [f"{summary['tokens']:.0f} tokens"] if summary["tokens"] else []
+        parts += [f"{summary['seconds']:.2f} s"] if summary["seconds"] else []
+        yield f"mean      {', '.join(parts)}"
+
+
+def _build_table(rows: list[Row]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    for name in ("id", "reward", "ended", "turns", "tools", "tokens"):
+        table.add_column(name, justify="left" if name in {"id", "ended"} else "right", no_wrap=True)
+    table.add_column("answer", max_width=24, no_wrap=True, overflow="ellipsis")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        reward = "" if row["reward"] is None else f"{row['reward']:g}"
+        values = (f"{row['task']}:{row['repeat']}", reward, row["ended"] or row["failure"] or row["outcome"])
+        counts = ("" if row[name] is None else str(row[name]) for name in ("turns", "tool_calls", "tokens"))
+        texts = (clean(row["answer"] or "").replace("\n", " "), clean(row["prompt"]))
+        table.add_row(*(Text(value) for value in (*values, *counts, *texts)))
+    return table
+
+
+def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
+    from rich.console import Console
+
+    from gymsdk import jsonl
+
+    row = stored.queries.find(name)
+    if row is None:
+        raise UsageError(f"{stored.source.path} has no rollout {name!r}; `gymsdk show {stored.source.path}` lists some")
+    line = stored.queries.read_line(row["id"])
+    if json:
+        typer.echo(jsonl.dump_document(line), nl=False)
+        return
+    console = Console(highlight=False)
+    for part in _render_rollout(line, row, stored.queries.get_figures(row["id"])):
+        console.print(part)
+
+
+def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[RenderableType]:
+    """Yield the parts of a transcript: the conversation, and the result below it."""
+    from rich.rule import Rule
+    from rich.text import Text
+
+    from gymsdk.runs.records import PART, get_opening, get_output
+
+    yield Rule(Text(f"{row['environment']} {row['task']}:{row['repeat']}"), align="left")
+    yield from _render_items([*get_opening(line), *get_output(line)])
+    yield Rule(align="left")
+    if row["reward"] is None:
+        yield Text(f"no reward: {row['failure'] or row['outcome']} at {row['stage'] or '?'}", style="bold red")
+        yield Text(clean(row["message"]))
+    else:
+        parts = ", ".join(
+            f"{key.removeprefix(PART)} {value:g}" for key, value in figures.items() if key.startswith(PART)
+        )
+        yield Text(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), style="bold")
+    verdict = line.get("gymsdk", {}).get("verdict", [])
+    for key in verdict:
+        yield Text(f"  {key}: {clean(_format_value(line.get(key)))}")
+    counts = [f"ended: {row['ended']}", f"{row['turns']} turns", f"{row['tool_calls']} tool calls"]
+    counts += [f"{row['tokens']} tokens"] if row["tokens"] else []
+    counts += [f"{row['seconds']:.2f} s"] if row["seconds"] is not None else []
+    yield Text(", ".join(counts), style="dim")
+
+
+def _render_items(items: list[Item]) -> Iterator[RenderableType]:
+    """Yield each item of a conversation as people read it: a call with its output beneath it, a reply as Markdown."""
+    from rich.markdown import Markdown
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from gymsdk.runs.records import get_reasoning, get_text, is_tool_error
+
+    outputs = {item.get("call_id"): item for item in items if item.get("type") == "function_call_output"}
+    called = {item.get("call_id") for item in items if item.get("type") == "function_call"}
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "function_call":
+            yield Text(
+                f"→ {clean(str(item.get('name')))}({clean(_format_arguments(item.get('arguments')))})", style="cyan"
+            )
+            output = outputs.get(item.get("call_id"))
+            if output is None:
+                yield Padding(Text("no output", style="dim"), (0, 0, 0, 2))
+                continue
+            text = get_text(output.get("output"))
+            yield Padding(Text(clean(text), style="red" if is_tool_error(text) else "yellow"), (0, 0, 0, 2))
+        elif kind == "function_call_output":
+            if item.get("call_id") not in called:
+                yield Text(clean(get_text(item.get("output"))), style="yellow")
+        elif kind == "reasoning":
+            yield Padding(Text(clean(get_reasoning(item)), style="dim italic"), (0, 0, 0, 2))
+        else:
+            role = clean(str(item.get("role") or kind))
+            yield Text(role, style="bold green" if role == "assistant" else "bold")
+            text = clean(get_text(item.get("content")))
+            yield Padding(Markdown(text, hyperlinks=False) if role == "assistant" else Text(text), (0, 0, 1, 2))
+
+
+def _format_arguments(arguments: object) -> str:
+    """Return the arguments of a call as in Python; text that is not a JSON object stays as it is."""
+    from gymsdk import jsonl
+
+    text = arguments if isinstance(arguments, str) else jsonl.dump_portable_json(arguments).decode()
+    try:
+        values = jsonl.parse_json(text)
+    except ValueError:
+        return text
+    if not isinstance(values, dict):
+        return text
+    return ", ".join(f"{name}={_format_value(value)}" for name, value in values.items())
+
+
+def _format_value(value: object) -> str:
+    from gymsdk import jsonl
+
+    return jsonl.dump_portable_json(value).decode()
+
+
+def clean(text: str) -> str:
+    """Return *text* without control characters, with which a transcript could change the terminal."""
+    return "".join(each for each in text if each in "\n\t " or each.isprintable())

@@ -1,0 +1,441 @@
+"""Query the index of a run: lists of rollouts, counts, groups, tools, failures, and the search of texts."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any
+
+from gymsdk.errors import UsageError
+from gymsdk.runs.index import COLUMNS, FAILURE_COLUMNS, RunIndex, has_search
+from gymsdk.runs.records import iter_texts
+
+Condition = tuple[str, str, Any]
+"""A field, an operator and a value."""
+
+OPERATORS = {"=": "=", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "in": "IN", "contains": "LIKE"}
+
+FIELDS = frozenset({*COLUMNS, *FAILURE_COLUMNS, "id"})
+"""The columns of a rollout that can be filtered and sorted."""
+
+FIGURE = "figure:"
+"""The prefix of a number of the verdict or a component of the reward as a field, such as `figure:part/format`."""
+
+MAX_ROWS = 1000
+"""The largest number of rollouts of one list."""
+
+MAX_HITS = 10_000
+"""The largest number of rollouts that a search finds."""
+
+HISTOGRAM_BINS = 20
+
+_CONDITION = re.compile(r"\s*([\w:/.-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which rollouts a query is about.
+
+    Attributes:
+        where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `tool` (a tool that was
+            called) or `tool_error` (a tool whose output was an error).
+        search: A text that must occur in the conversation, ignoring case.
+    """
+
+    where: tuple[Condition, ...] = ()
+    search: str = ""
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the condition in *text*, such as `reward<1`, `tool=get_weather`, `ended!=done` or `prompt~weather`.
+
+    Raises:
+        UsageError: *text* is not a condition.
+    """
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a condition; write FIELD=VALUE, with one of = != < <= > >= ~")
+    field, operator, value = found.groups()
+    return check_condition((field, "contains" if operator == "~" else operator, _parse_value(value)))
+
+
+def check_condition(condition: Sequence[Any]) -> Condition:
+    """Return *condition* if its field and its operator exist, and its value fits; raises `UsageError` otherwise."""
+    if len(condition) != 3:  # noqa: PLR2004 - a condition has three parts
+        raise UsageError("a condition is a list of a field, an operator and a value")
+    field, operator, value = condition
+    if not isinstance(field, str) or not (
+        field in FIELDS or field in {"tool", "tool_error"} or field.startswith(FIGURE)
+    ):
+        names = ", ".join(sorted({*FIELDS, "tool", "tool_error"}))
+        raise UsageError(f"there is no field {field!r}; the fields: {names}, {FIGURE}NAME")
+    if operator not in OPERATORS:
+        raise UsageError(f"there is no operator {operator!r}; the operators: {', '.join(OPERATORS)}")
+    values = value if operator == "in" and isinstance(value, list) else [value]
+    if not all(each is None or isinstance(each, (str, int, float)) for each in values):
+        raise UsageError(f"the value of {field!r} must be text or a number, or a list of them with the operator `in`")
+    return field, operator, value
+
+
+class RunQueries:
+    """Answers questions about one run from its index.
+
+    Args:
+        index: The index. It is read as it is; `RunIndex.update` brings it up to date.
+    """
+
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+        self._connection = index.connect()
+
+    def close(self) -> None:
+        """Close the connection to the index."""
+        self._connection.close()
+
+    def list_rows(
+        self,
+        chosen: Filter | None = None,
+        *,
+        sort: str = "id",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> list[dict[str, Any]]:
+        """Return rollouts with the columns of the index.
+
+        Args:
+            chosen: Which rollouts.
+            sort: The field to sort by; rollouts without a value come last.
+            descending: Whether the largest value comes first.
+            offset: The number of rollouts to skip.
+            limit: The most rollouts to return, at most `MAX_ROWS`.
+
+        Raises:
+            UsageError: A field does not exist.
+        """
+        condition, values = self._build_condition(chosen or Filter())
+        key, key_values = self._build_sort_key(sort)
+        direction = "DESC" if descending else "ASC"
+        names = ", ".join(f"r.{name}" for name in ("id", *COLUMNS, *FAILURE_COLUMNS))
+        rows = self._connection.execute(
+            f"SELECT {names} FROM rollout r WHERE {condition}"  # noqa: S608  # names from FIELDS, values as parameters
+            f" ORDER BY {key} {direction} NULLS LAST, r.id {direction} LIMIT ? OFFSET ?",
+            (*values, *key_values, min(limit, MAX_ROWS), offset),
+        )
+        return [dict(row) for row in rows]
+
+    def count(self, chosen: Filter | None = None) -> int:
+        """Return the number of rollouts."""
+        condition, values = self._build_condition(chosen or Filter())
+        [number] = self._connection.execute(f"SELECT count(*) FROM rollout r WHERE {condition}", values).fetchone()  # noqa: S608
+        return int(number)
+
+    def summarize(self, chosen: Filter | None = None) -> dict[str, Any]:
+        """Return the number of rollouts by outcome, the mean reward with its standard error, and the mean turns."""
+        condition, values = self._build_condition(chosen or Filter())
+        row = self._connection.execute(
+            "SELECT count(*) AS rollouts, count(reward) AS scored, avg(reward) AS mean, min(reward) AS low,"  # noqa: S608
+            " max(reward) AS high, avg(turns) AS turns, avg(tool_calls) AS tool_calls, avg(tokens) AS tokens,"
+            " avg(seconds) AS seconds, min(started) AS started,"
+            f" max(started + seconds) AS stopped FROM rollout r WHERE {condition}",
+            values,
+        ).fetchone()
+        return dict(row) | {"stderr": self._compute_stderr(condition, values)}
+
+    def count_facets(self, chosen: Filter | None = None) -> dict[str, Any]:
+        """Return the number of rollouts of each outcome, end, environment, failure and tool, and a reward histogram."""
+        condition, values = self._build_condition(chosen or Filter())
+        facets: dict[str, Any] = {
+            name: [
+                {"value": value, "count": count}
+                for value, count in self._connection.execute(
+                    f"SELECT {name}, count(*) FROM rollout r WHERE {condition} GROUP BY 1 ORDER BY 2 DESC LIMIT 50",  # noqa: S608
+                    values,
+                )
+                if value not in {None, ""}
+            ]
+            for name in ("environment", "outcome", "ended", "failure")
+        }
+        facets["tool"] = [
+            {"value": name, "count": count}
+            for name, count in self._connection.execute(
+                "SELECT t.name, count(*) FROM tool t JOIN rollout r ON r.id = t.rollout"  # noqa: S608
+                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC LIMIT 50",
+                values,
+            )
+        ]
+        facets["reward"] = self._build_histogram(condition, values)
+        facets["figures"] = self.list_figures()
+        return facets
+
+    def list_figures(self) -> list[str]:
+        """Return the names of the numbers of the verdicts and of the components of the reward."""
+        # A recursive step per name is faster than to read every row of the table.
+        rows = self._connection.execute(
+            "WITH RECURSIVE names(name) AS (SELECT min(name) FROM figure UNION ALL"
+            " SELECT (SELECT min(name) FROM figure WHERE name > names.name) FROM names WHERE name IS NOT NULL)"
+            " SELECT name FROM names WHERE name IS NOT NULL"
+        )
+        return [name for (name,) in rows]
+
+    def get_figures(self, rollout: int) -> dict[str, float]:
+        """Return the numbers of a rollout's verdict and the components of its reward."""
+        rows = self._connection.execute("SELECT name, value FROM figure WHERE rollout = ?", (rollout,))
+        return dict(sorted(tuple(row) for row in rows))
+
+    def list_groups(self, chosen: Filter | None = None) -> list[dict[str, Any]]:
+        """Return each task with the number, the mean and the spread of its rewards, the hardest task first.
+
+        A group whose rewards are all alike teaches a group-based trainer nothing: its *spread* is 0.
+        """
+        condition, values = self._build_condition(chosen or Filter())
+        groups: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in self._connection.execute(
+            f"SELECT environment, task, repeat, reward, id, prompt FROM rollout r WHERE {condition}"  # noqa: S608
+            " ORDER BY environment, task, repeat, id",
+            values,
+        ):
+            environment, task, repeat, reward, rollout, prompt = row
+            group = groups.setdefault(
+                (environment, task), {"environment": environment, "task": task, "prompt": prompt, "rollouts": []}
+            )
+            group["rollouts"].append({"id": rollout, "repeat": repeat, "reward": reward})
+        for group in groups.values():
+            rewards = [each["reward"] for each in group["rollouts"] if each["reward"] is not None]
+            group["scored"] = len(rewards)
+            group["mean"] = fmean(rewards) if rewards else None
+            group["spread"] = pstdev(rewards) if rewards else None
+        return sorted(
+            groups.values(), key=lambda group: (group["mean"] is not None, group["mean"] or 0.0, group["task"])
+        )
+
+    def list_tools(self, chosen: Filter | None = None) -> list[dict[str, Any]]:
+        """Return each tool with its calls, its errors, and the mean rewards of the rollouts with and without it."""
+        condition, values = self._build_condition(chosen or Filter())
+        scored, earned = self._connection.execute(
+            f"SELECT count(reward), coalesce(sum(reward), 0) FROM rollout r WHERE {condition}",  # noqa: S608
+            values,
+        ).fetchone()
+        tools = []
+        for row in self._connection.execute(
+            "SELECT t.name AS tool, sum(t.calls) AS calls, sum(t.errors) AS errors, count(*) AS rollouts,"  # noqa: S608
+            " count(r.reward) AS scored, sum(r.reward) AS earned FROM tool t JOIN rollout r ON r.id = t.rollout"
+            f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC",
+            values,
+        ):
+            tool = dict(row)
+            with_tool, earned_with = tool.pop("scored"), tool.pop("earned") or 0.0
+            without = scored - with_tool
+            tool["mean_with"] = earned_with / with_tool if with_tool else None
+            tool["mean_without"] = (earned - earned_with) / without if without else None
+            tools.append(tool)
+        return tools
+
+    def list_failures(self, chosen: Filter | None = None) -> list[dict[str, Any]]:
+        """Return each kind of failure with its stage, its number, one of its messages and one of its rollouts."""
+        condition, values = self._build_condition(chosen or Filter())
+        rows = self._connection.execute(
+            "SELECT failure AS kind, stage, count(*) AS count, min(id) AS example,"  # noqa: S608
+            f" min(message) AS message FROM rollout r WHERE reward IS NULL AND ({condition})"
+            " GROUP BY 1, 2 ORDER BY 3 DESC",
+            values,
+        )
+        return [dict(row) for row in rows]
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return the row of the rollout `TASK:REPEAT` or with the id `#ID`, or `None`."""
+        if name.startswith("#") and name[1:].isdecimal():
+            condition = ("id", "=", int(name[1:]))
+            rows = self.list_rows(Filter((condition,)), limit=1)
+        else:
+            task, _, repeat = name.partition(":")
+            if not (task.isdecimal() and (repeat or "0").isdecimal()):
+                return None
+            rows = self.list_rows(Filter((("task", "=", int(task)), ("repeat", "=", int(repeat or 0)))), limit=1)
+        return rows[0] if rows else None
+
+    def read_line(self, rollout: int) -> dict[str, Any]:
+        """Return the stored line of a rollout."""
+        return self.index.read_line(self._connection, rollout)
+
+    def read_bytes(self, rollout: int) -> bytes:
+        """Return the bytes of the stored line of a rollout."""
+        return self.index.read_bytes(self._connection, rollout)
+
+    def search(self, text: str) -> list[int]:
+        """Return the ids of the rollouts whose conversation has *text*, ignoring case; at most `MAX_HITS`."""
+        wanted = " ".join(text.split())
+        if not wanted:
+            return []
+        words = re.findall(r"[^\W_]+", wanted)
+        if not words or not self._is_searchable():
+            return list(self._search_files(wanted))
+        # The last word may be the beginning of a longer one.
+        query = " AND ".join([*(f'"{word}"' for word in words[:-1]), f'"{words[-1]}"*'])
+        rows = self._connection.execute("SELECT rowid FROM text WHERE text MATCH ? ORDER BY rowid", (query,))
+        ids = (rollout for (rollout,) in rows)
+        if len(words) == 1 and words[0] == wanted:
+            return list(_take(ids, MAX_HITS))
+        return list(_take((rollout for rollout in ids if self._has_text(rollout, wanted)), MAX_HITS))
+
+    def get_searchable_share(self) -> float:
+        """Return the share of the rollouts whose texts are indexed."""
+        if not has_search(self._connection):
+            return 0.0
+        [done] = self._connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
+        ready, total = self._connection.execute(
+            "SELECT count(*) FILTER (WHERE id <= ?), count(*) FROM rollout", (done,)
+        ).fetchone()
+        return ready / total if total else 1.0
+
+    def list_bad_lines(self) -> list[dict[str, Any]]:
+        """Return the files with lines that are not rollouts, the number of these lines, and why the first is not."""
+        rows = self._connection.execute("SELECT number, bad, bad_message FROM file WHERE bad > 0")
+        return [
+            {"file": self.index.source.files[number].name, "count": bad, "message": message}
+            for number, bad, message in rows
+        ]
+
+    def _is_searchable(self) -> bool:
+        return self.get_searchable_share() == 1.0
+
+    def _has_text(self, rollout: int, wanted: str) -> bool:
+        folded = wanted.casefold()
+        return any(folded in " ".join(text.split()).casefold() for text in iter_texts(self.read_line(rollout)))
+
+    def _search_files(self, wanted: str) -> Iterator[int]:
+        """Yield the rollouts whose lines have *wanted*, by reading the files; slower than the index."""
+        from gymsdk import jsonl
+
+        # In the files, the text is escaped as in JSON.
+        escaped = jsonl.dump_portable_json(wanted)[1:-1]
+        pattern = re.compile(re.escape(escaped), re.IGNORECASE)
+        hits = (
+            rollout for number in range(len(self.index.source.files)) for rollout in self._search_file(number, pattern)
+        )
+        yield from _take((rollout for rollout in hits if self._has_text(rollout, wanted)), MAX_HITS)
+
+    def _search_file(self, number: int, pattern: re.Pattern[bytes]) -> Iterator[int]:
+        """Yield the rollouts of a file whose stored lines match *pattern*."""
+        try:
+            with (
+                self.index.source.files[number].open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
+                position = 0
+                while hit := pattern.search(data, position):
+                    row = self._connection.execute(
+                        "SELECT id, offset + length FROM rollout WHERE file = ? AND offset <= ?"
+                        " ORDER BY offset DESC LIMIT 1",
+                        (number, hit.start()),
+                    ).fetchone()
+                    position = hit.end()
+                    if row is not None and row[1] > hit.start():
+                        position = row[1]
+                        yield row[0]
+        except (OSError, ValueError):
+            # The file does not exist, or it is empty and cannot be mapped.
+            return
+
+    def _build_condition(self, chosen: Filter) -> tuple[str, tuple[Any, ...]]:
+        """Return an SQL condition on the table `rollout r`, and its values."""
+        parts, values = ["1"], []
+        for each in chosen.where:
+            part, used = self._build_part(*check_condition(each))
+            parts.append(part)
+            values += used
+        if chosen.search.strip():
+            found = self.search(chosen.search)
+            parts.append(f"r.id IN ({', '.join(map(str, found))})")
+        return " AND ".join(parts), tuple(values)
+
+    def _build_part(self, field: str, operator: str, value: Any) -> tuple[str, list[Any]]:
+        if field in {"tool", "tool_error"}:
+            matched = "t.name = ?" if operator in {"=", "!="} else "t.name LIKE ?"
+            errors = " AND t.errors > 0" if field == "tool_error" else ""
+            negation = "NOT " if operator == "!=" else ""
+            given = value if operator in {"=", "!="} else f"%{value}%"
+            return f"{negation}EXISTS (SELECT 1 FROM tool t WHERE t.rollout = r.id AND {matched}{errors})", [given]  # noqa: S608
+        if field.startswith(FIGURE):
+            compared, used = _compare("f.value", operator, value)
+            name = field.removeprefix(FIGURE)
+            return (
+                f"EXISTS (SELECT 1 FROM figure f WHERE f.rollout = r.id AND f.name = ? AND {compared})",  # noqa: S608
+                [name, *used],
+            )
+        return _compare(f"r.{field}", operator, value)
+
+    def _build_sort_key(self, sort: str) -> tuple[str, tuple[Any, ...]]:
+        if sort.startswith(FIGURE):
+            name = sort.removeprefix(FIGURE)
+            return "(SELECT f.value FROM figure f WHERE f.rollout = r.id AND f.name = ?)", (name,)
+        if sort not in FIELDS:
+            raise UsageError(f"there is no field {sort!r} to sort by; the fields: {', '.join(sorted(FIELDS))}")
+        return f"r.{sort}", ()
+
+    def _build_histogram(self, condition: str, values: tuple[Any, ...]) -> list[dict[str, float]]:
+        low, high = self._connection.execute(
+            f"SELECT min(reward), max(reward) FROM rollout r WHERE {condition}",  # noqa: S608
+            values,
+        ).fetchone()
+        if low is None:
+            return []
+        low, high = min(low, 0.0), max(high, 1.0)
+        width = (high - low) / HISTOGRAM_BINS
+        counts = dict(
+            tuple(row)
+            for row in self._connection.execute(
+                f"SELECT min(CAST((reward - ?) / ? AS INTEGER), ?), count(*) FROM rollout r"  # noqa: S608
+                f" WHERE reward IS NOT NULL AND ({condition}) GROUP BY 1",
+                (low, width, HISTOGRAM_BINS - 1, *values),
+            )
+        )
+        return [
+            {"low": low + number * width, "high": low + (number + 1) * width, "count": counts.get(number, 0)}
+            for number in range(HISTOGRAM_BINS)
+        ]
+
+    def _compute_stderr(self, condition: str, values: tuple[Any, ...]) -> float | None:
+        """Return the standard error of the mean reward, clustered by task."""
+        rows = self._connection.execute(
+            f"SELECT sum(reward), count(reward) FROM rollout r WHERE reward IS NOT NULL AND ({condition})"  # noqa: S608
+            " GROUP BY environment, task",
+            values,
+        ).fetchall()
+        count = sum(number for _, number in rows)
+        if len(rows) < 2:  # noqa: PLR2004 - a single task says nothing about the variance between tasks
+            return None
+        mean = math.fsum(total for total, _ in rows) / count
+        squares = math.fsum((total - mean * number) ** 2 for total, number in rows)
+        return float(math.sqrt(squares * len(rows) / (len(rows) - 1)) / count)
+
+
+def _compare(column: str, operator: str, value: Any) -> tuple[str, list[Any]]:
+    if operator == "in":
+        given = value if isinstance(value, list) else [value]
+        return f"{column} IN ({', '.join('?' * len(given))})", list(given)
+    if operator == "contains":
+        escaped = str(value).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        return f"{column} LIKE ? ESCAPE '\\'", [f"%{escaped}%"]
+    if operator == "=" and value is None:
+        return f"{column} IS NULL", []
+    return f"{column} {OPERATORS[operator]} ?", [value]
+
+
+def _parse_value(text: str) -> str | float | None:
+    if text in {"", "none", "null"}:
+        return None
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _take(values: Iterable[int], most: int) -> Iterator[int]:
+    return (value for _, value in zip(range(most), values, strict=False))

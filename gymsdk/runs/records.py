@@ -1,0 +1,267 @@
+"""Read the line of a stored rollout into a record: the values that are listed, sorted, filtered and compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymsdk import jsonl, responses
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, select_numbers
+from gymsdk.rollouts.folder import RESULT_FIELDS, strip_results
+from gymsdk.rollouts.jobs import get_environment_name
+from gymsdk.types import Item, Row
+
+PROMPT_CHARS = 120
+"""The length of the excerpt of the prompt in a record."""
+
+ANSWER_FIELDS = ("extracted_answer", "given_answer", "answer")
+"""The verdict's fields that hold the answer that was graded, the most specific first."""
+
+PART = "part/"
+"""The prefix of a reward component among the figures of a record."""
+
+ERROR_PREFIXES = ('{"error"', "error:", "Error:")
+"""How the output of a failed tool call begins; `gymsdk` and many environments write an object with `error`."""
+
+REASONING, TOKEN_IDS, IMAGES, GRADER_TIMEOUT = 1, 2, 4, 8
+"""The bits of `Record.flags`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The values of one rollout.
+
+    Attributes:
+        environment: The name of the environment.
+        task: The index of the task in the run.
+        repeat: The index of the repeat.
+        reward: The reward; `None` without one.
+        outcome: `scored`, `unscorable` or `failed`.
+        ended: Why the episode ended: `done`, or the budget that was used up; `None` if it did not end.
+        turns: The number of turns of the policy.
+        tool_calls: The number of tool calls.
+        tokens: The tokens that the policy read and wrote; `None` if the model's server did not count them.
+        seconds: The duration of the rollout.
+        model_seconds: The part of *seconds* in which the policy's model was waited for.
+        started: When the rollout began, in seconds since the epoch; `None` if unknown.
+        answer: The answer that was graded, if the verdict names it.
+        failure: The kind, stage and message of the failure; empty for a scored rollout.
+        prompt: The beginning of the last message before the policy's first turn.
+        flags: Bits: reasoning, token ids, images, time-out of the grader.
+        figures: The numbers of the verdict, and the components of the reward as `part/NAME`.
+        tools: The number of calls, and of calls whose output is an error, for each tool.
+    """
+
+    environment: str
+    task: int
+    repeat: int
+    reward: float | None
+    outcome: str
+    ended: str | None
+    turns: int
+    tool_calls: int
+    tokens: int | None
+    seconds: float | None
+    model_seconds: float | None
+    started: float | None
+    answer: str | None
+    failure: tuple[str, str, str]
+    prompt: str
+    flags: int
+    figures: dict[str, float] = field(default_factory=dict)
+    tools: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
+    """Return the record of a line of `rollouts.jsonl` or `failures.jsonl`, or of NeMo Gym's files.
+
+    Args:
+        line: The line.
+        number: The number of the line, from 0; it stands for a missing index of the task.
+        failed: Whether the line is from the file of failures.
+
+    Raises:
+        ValueError: The line has neither a response nor a reward.
+    """
+    if not (failed or "response" in line or "reward" in line):
+        raise ValueError("it has neither a `response` nor a `reward`")
+    host_fields = _get_object(line, "gymsdk")
+    timing = _get_object(host_fields, "timing")
+    output = get_output(line)
+    calls = [item for item in output if item.get("type") == "function_call"]
+    verdict = _select_verdict(line, host_fields)
+    total, model_milliseconds = timing.get("total"), _get_object(timing, "stages").get("model")
+    reward = line.get("reward")
+    return Record(
+        environment=str(host_fields.get("environment") or get_environment_name(line) or ""),
+        task=_get_index(line, TASK_INDEX, number),
+        repeat=_get_index(line, ROLLOUT_INDEX, 0),
+        reward=float(reward) if jsonl.is_finite_number(reward) and not failed else None,
+        outcome=str(host_fields.get("outcome") or ("failed" if failed else "scored")),
+        ended=host_fields.get("ended"),
+        turns=host_fields.get("turns") or sum(1 for _ in responses.iter_turn_spans(output)),
+        tool_calls=len(calls),
+        tokens=_get_tokens(line, host_fields),
+        seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
+        model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
+        started=timing.get("started"),
+        answer=_get_answer(verdict),
+        failure=_get_failure(line) if failed else ("", "", ""),
+        prompt=get_prompt(line)[:PROMPT_CHARS],
+        flags=_get_flags(line, output),
+        figures=_select_figures(line, verdict),
+        tools=_count_tools(calls, output),
+    )
+
+
+def get_opening(line: Row) -> list[Item]:
+    """Return the items that the policy saw before its first turn."""
+    given = _get_object(line, "responses_create_params").get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+
+
+def get_output(line: Row) -> list[Item]:
+    """Return the items of the episode: those of the policy, and those of the environment."""
+    output = _get_object(line, "response").get("output")
+    return [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
+
+
+def get_text(content: object) -> str:
+    """Return the text of a message or of a tool's output, whatever another program stored there."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def get_prompt(line: Row) -> str:
+    """Return the text of the last message before the policy's first turn, on one line."""
+    texts = (get_text(item.get("content")) for item in reversed(get_opening(line)))
+    return " ".join(next((text for text in texts if text.strip()), "").split())
+
+
+def iter_texts(line: Row) -> Iterator[str]:
+    """Yield the texts of a rollout: messages, reasoning, the names and arguments of calls, and the outputs of tools."""
+    for item in (*get_opening(line), *get_output(line)):
+        yield from iter_item_texts(item)
+
+
+def iter_item_texts(item: Item) -> Iterator[str]:
+    """Yield the texts of one item."""
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        yield f"{item.get('name')} {item.get('arguments')}"
+    elif kind == "function_call_output":
+        yield get_text(item.get("output"))
+    elif kind == "reasoning":
+        yield get_reasoning(item)
+    else:
+        yield get_text(item.get("content"))
+
+
+def get_reasoning(item: Item) -> str:
+    """Return the text of a reasoning item: its content, else its summary."""
+    return get_text(item.get("content")) or get_text(item.get("summary"))
+
+
+def is_tool_error(output: str) -> bool:
+    """Return whether the *output* of a tool call reports an error."""
+    return output.startswith(ERROR_PREFIXES)
+
+
+def compute_task_digest(row: Row, environment: str) -> str:
+    """Return what the rows of the same task have in common in two runs, whatever their numbers and sampling.
+
+    Args:
+        row: The row as it was sent, or the line of a rollout.
+        environment: The name of the environment.
+    """
+    bare = {
+        key: value for key, value in strip_results(row).items() if not key.startswith("_ng_") and key != "agent_ref"
+    }
+    prompt = _get_object(row, "responses_create_params").get("input")
+    content = bare | {"responses_create_params": {"input": prompt}, "environment": environment}
+    return hashlib.blake2b(jsonl.dump_canonical_json(content), digest_size=12).hexdigest()
+
+
+def _get_object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _get_index(line: Row, key: str, default: int) -> int:
+    index = line.get(key)
+    return index if isinstance(index, int) else default
+
+
+def _select_verdict(line: Row, host_fields: Row) -> Row:
+    """Return the fields of the verdict; without a list of them, every field that no other part of the line owns."""
+    names = host_fields.get("verdict")
+    if isinstance(names, list):
+        return {name: line[name] for name in names if name in line}
+    owned = RESULT_FIELDS | {"responses_create_params", "agent_ref"}
+    return {key: value for key, value in line.items() if key not in owned and not key.startswith("_ng_")}
+
+
+def _select_figures(line: Row, verdict: Row) -> dict[str, float]:
+    components = select_numbers(_get_object(line, "reward_components"))
+    numbers = select_numbers(verdict) | {PART + name: value for name, value in components.items()}
+    return {name: float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
+
+
+def _get_answer(verdict: Row) -> str | None:
+    value = next((verdict[name] for name in ANSWER_FIELDS if verdict.get(name) is not None), None)
+    return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
+
+
+def _get_tokens(line: Row, host_fields: Row) -> int | None:
+    used = _get_object(_get_object(host_fields, "usage"), "policy") or _get_object(
+        _get_object(line, "response"), "usage"
+    )
+    total = used.get("total_tokens")
+    return total if isinstance(total, int) and total > 0 else None
+
+
+def _get_failure(line: Row) -> tuple[str, str, str]:
+    kind, stage, message = (str(line.get(f"_ng_failure_{name}") or "") for name in ("class", "stage", "message"))
+    return kind, stage, message
+
+
+def _get_flags(line: Row, output: Sequence[Item]) -> int:
+    flags = GRADER_TIMEOUT if line.get("grader_timeout") else 0
+    for item in output:
+        if item.get("type") == "reasoning":
+            flags |= REASONING
+        if item.get("generation_token_ids"):
+            flags |= TOKEN_IDS
+    items = (*get_opening(line), *output)
+    return flags | (IMAGES if any(_has_image(item) for item in items) else 0)
+
+
+def _has_image(item: Item) -> bool:
+    content = item.get("content") or item.get("output")
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == "input_image" for part in content
+    )
+
+
+def _count_tools(calls: Sequence[Item], output: Sequence[Item]) -> dict[str, tuple[int, int]]:
+    if not calls:
+        return {}
+    failed = {
+        item.get("call_id")
+        for item in output
+        if item.get("type") == "function_call_output" and is_tool_error(get_text(item.get("output")))
+    }
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for call in calls:
+        count = counts[str(call.get("name"))]
+        count[0] += 1
+        count[1] += call.get("call_id") in failed
+    return {name: (number, errors) for name, (number, errors) in counts.items()}

@@ -1,0 +1,231 @@
+"""Rollouts are filtered, sorted, counted, grouped and searched as a scan of the files would do it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from gymsdk import UsageError
+from gymsdk.jsonl import dump_row, read_rows
+from gymsdk.metrics import parse_scored_rollout, stderr
+from gymsdk.runs import Run, read
+from gymsdk.runs.queries import Filter, RunQueries, parse_condition
+from gymsdk.runs.records import iter_texts
+
+Line = dict[str, Any]
+
+
+@pytest.fixture
+def lines(folder: Path) -> list[Line]:
+    return [line for _, line in read_rows(folder / "rollouts.jsonl")]
+
+
+def count_calls(line: Line, tool: str = "") -> int:
+    calls = [item for item in line["response"]["output"] if item["type"] == "function_call"]
+    return sum(not tool or call["name"] == tool for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("reward<1", lambda line: line["reward"] < 1),
+        ("reward>=1", lambda line: line["reward"] >= 1),
+        ("environment=math", lambda line: line["gymsdk"]["environment"] == "math"),
+        ("environment!=math", lambda line: line["gymsdk"]["environment"] != "math"),
+        ("tool=find_contact", lambda line: count_calls(line, "find_contact")),
+        ("tool!=find_contact", lambda line: not count_calls(line, "find_contact")),
+        ("tool_calls>1", lambda line: count_calls(line) > 1),
+        ("figure:calls_needed=2", lambda line: line.get("calls_needed") == 2),
+        ("figure:part/answer>0.4", lambda line: line.get("reward_components", {}).get("answer", 0) > 0.4),
+        (
+            "prompt~WEATHER",
+            lambda line: "weather" in str(line["responses_create_params"]["input"][-1]["content"])[:120],
+        ),
+        ("repeat=2", lambda line: line["_ng_rollout_index"] == 2),
+        ("outcome=failed", lambda line: False),
+    ],
+)
+def test_conditions_choose_the_rollouts_that_a_scan_chooses(
+    run: Run, lines: list[Line], condition: str, holds: Callable[[Line], bool]
+) -> None:
+    expected = [line["gymsdk"]["id"] for line in lines if holds(line)]
+    found = [f"{row['task']}:{row['repeat']}" for row in run.list_rows([condition], limit=1000)]
+    assert found == expected
+    assert run.queries.count(Filter((parse_condition(condition),))) == len(expected)
+
+
+def test_conditions_are_combined(run: Run, lines: list[Line]) -> None:
+    where = [("environment", "in", ["tool_call"]), ("reward", "<", 1), ("tool", "=", "find_contact")]
+    expected = [
+        line["gymsdk"]["id"]
+        for line in lines
+        if line["gymsdk"]["environment"] == "tool_call" and line["reward"] < 1 and count_calls(line, "find_contact")
+    ]
+    assert [f"{row['task']}:{row['repeat']}" for row in run.list_rows(where)] == expected
+
+
+@pytest.mark.parametrize("text", ["reward", "reward<", "nothing=1", "figure=3", "reward ! 1", "; drop table rollout=1"])
+def test_an_invalid_condition_is_rejected(run: Run, text: str) -> None:
+    if text == "reward<":
+        assert run.list_rows([text]) == []
+        return
+    with pytest.raises(UsageError):
+        run.list_rows([text])
+
+
+def test_values_are_never_sql(run: Run) -> None:
+    assert run.list_rows(["environment='; DROP TABLE rollout; --"]) == []
+    assert run.list_rows([("figure:x' OR '1'='1", "=", 1)]) == []
+    assert run.list_rows(["prompt~%"]) == []
+    assert len(run) == 80
+
+
+@pytest.mark.parametrize("field", ["reward", "tokens", "seconds", "turns", "figure:calls_needed"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_are_sorted_with_missing_values_last(run: Run, field: str, *, descending: bool) -> None:
+    def read_value(row: Line) -> Any:
+        name = field.removeprefix("figure:")
+        return run.queries.get_figures(row["id"]).get(name) if name != field else row[field]
+
+    values = [read_value(row) for row in run.list_rows(sort=field, descending=descending, limit=1000)]
+    known = [value for value in values if value is not None]
+    assert values == sorted(known, reverse=descending) + [None] * (len(values) - len(known))
+
+
+def test_pages_do_not_overlap(run: Run) -> None:
+    pages = [run.list_rows(sort="reward", offset=start, limit=7) for start in range(0, 80, 7)]
+    ids = [row["id"] for page in pages for row in page]
+    assert sorted(ids) == list(range(1, 81))
+
+
+def test_an_unknown_sort_field_is_rejected(run: Run) -> None:
+    with pytest.raises(UsageError, match="no field"):
+        run.list_rows(sort="reward; DROP TABLE rollout")
+
+
+def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None:
+    summary = run.queries.summarize()
+    assert summary["mean"] == pytest.approx(fmean(line["reward"] for line in lines))
+    assert summary["stderr"] == pytest.approx(stderr(map(parse_scored_rollout, lines)))
+    assert (summary["rollouts"], summary["scored"]) == (80, 80)
+
+
+def test_facets_count_the_chosen_rollouts(run: Run, lines: list[Line]) -> None:
+    facets = run.queries.count_facets(Filter((("reward", "<", 1),)))
+    chosen = [line for line in lines if line["reward"] < 1]
+    assert {each["value"]: each["count"] for each in facets["environment"]} == Counter(
+        line["gymsdk"]["environment"] for line in chosen
+    )
+    assert sum(bar["count"] for bar in facets["reward"]) == len(chosen)
+    assert {each["value"]: each["count"] for each in facets["tool"]} == Counter(
+        name
+        for line in chosen
+        for name in {item["name"] for item in line["response"]["output"] if item["type"] == "function_call"}
+    )
+    assert "calls_needed" in facets["figures"]
+
+
+def test_groups_have_the_mean_and_the_spread_of_their_task(run: Run, lines: list[Line]) -> None:
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for line in lines:
+        rewards[line["_ng_task_index"]].append(line["reward"])
+    groups = run.queries.list_groups()
+    assert {group["task"]: group["mean"] for group in groups} == {
+        task: pytest.approx(fmean(values)) for task, values in rewards.items()
+    }
+    assert {group["task"] for group in groups if not group["spread"]} == {
+        task for task, values in rewards.items() if len(set(values)) == 1
+    }
+    assert [group["mean"] for group in groups] == sorted(group["mean"] for group in groups)
+
+
+def test_tools_have_their_calls_and_the_rewards_with_and_without(run: Run, lines: list[Line]) -> None:
+    for tool in run.queries.list_tools():
+        having = [line["reward"] for line in lines if count_calls(line, tool["tool"])]
+        lacking = [line["reward"] for line in lines if not count_calls(line, tool["tool"])]
+        assert tool["calls"] == sum(count_calls(line, tool["tool"]) for line in lines)
+        assert tool["rollouts"] == len(having)
+        assert tool["mean_with"] == pytest.approx(fmean(having))
+        assert tool["mean_without"] == pytest.approx(fmean(lacking))
+
+
+def test_a_tool_whose_output_is_an_error_is_counted(run: Run, folder: Path) -> None:
+    line = run["0:0"] | {"_ng_task_index": 700}
+    line["response"]["output"] = [
+        {"type": "function_call", "call_id": "a", "name": "find_contact", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": '{"error": "no such contact"}'},
+        {"type": "function_call", "call_id": "b", "name": "find_contact", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "b", "output": '{"contacts": []}'},
+    ]
+    with (folder / "rollouts.jsonl").open("ab") as file:
+        file.write(dump_row(line))
+    run.update()
+    [tool] = run.queries.list_tools(Filter((("task", "=", 700),)))
+    assert (tool["calls"], tool["errors"]) == (2, 1)
+    assert [row["task"] for row in run.list_rows(["tool_error=find_contact"])] == [700]
+
+
+def search_by_scan(lines: list[Line], text: str) -> list[int]:
+    folded = " ".join(text.split()).casefold()
+    return [
+        number
+        for number, line in enumerate(lines, 1)
+        if any(folded in " ".join(part.split()).casefold() for part in iter_texts(line))
+    ]
+
+
+TEXTS = [
+    "degrees",
+    "use the tools",
+    "What will",
+    "the temp",
+    "DEGREES celsius",
+    "2025-",
+    "find_contact",
+    "no such words here",
+    '"city"',
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_search_finds_what_a_scan_finds(run: Run, lines: list[Line], text: str) -> None:
+    expected = search_by_scan(lines, text)
+    assert run.queries.search(text) == expected, "before the texts are indexed"
+    run.index.update_texts()
+    assert run.queries.get_searchable_share() == 1.0
+    found = run.queries.search(text)
+    if text.isalpha():
+        # A single word is found as the beginning of a word.
+        assert set(found) <= set(expected)
+    else:
+        assert found == expected
+    assert run.queries.count(Filter(search=text)) == len(found)
+
+
+def test_a_search_follows_a_growing_run(run: Run, folder: Path) -> None:
+    run.index.update_texts()
+    line = run["0:0"] | {"_ng_task_index": 800}
+    line["responses_create_params"]["input"] = "a most unusual xylophone"
+    with (folder / "rollouts.jsonl").open("ab") as file:
+        file.write(dump_row(line))
+    run.update()
+    assert run.queries.get_searchable_share() < 1
+    assert [row["task"] for row in run.list_rows(search="unusual xylo")] == [800]
+    assert [row["task"] for row in run.list_rows(search="xylophone")] == [800]
+
+
+def test_a_search_without_full_text_search_reads_the_files(
+    folder: Path, lines: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.runs.index.TEXT_SCHEMA", "CREATE VIRTUAL TABLE text USING nothing (content)")
+    with read(folder) as run:
+        assert run.index.update_texts()
+        queries = RunQueries(run.index)
+        assert queries.search("use the tools") == search_by_scan(lines, "use the tools") != []
+        assert queries.get_searchable_share() == 0.0
+        queries.close()
