@@ -13,6 +13,7 @@ else:
     gymsdk_startup.install()
 
 if TYPE_CHECKING:
+    from gymsdk import runs
     from gymsdk.client import ServerClient
     from gymsdk.environment import Environment
     from gymsdk.episode import play
@@ -70,6 +71,7 @@ __all__ = [
     "model",
     "offload",
     "play",
+    "runs",
 ]
 
 _MODULES = {
@@ -90,6 +92,9 @@ def __getattr__(name: str) -> Any:
     # Public names are imported on first access, so that `import gymsdk` stays fast.
     if name not in __all__:
         raise AttributeError(f"module 'gymsdk' has no attribute {name!r}")
+    if name == "runs":
+        # The import sets the attribute.
+        return importlib.import_module("gymsdk.runs")
     value = getattr(importlib.import_module(f"gymsdk.{_MODULES.get(name, 'types')}"), name)
     globals()[name] = value
     return value

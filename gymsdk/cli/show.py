@@ -65,7 +65,7 @@ def show(
     ] = 20,
     json: options.Json = False,
 ) -> None:
-    """Print a stored run and its lowest rewards, or the transcript of one rollout.
+    """Print a stored run with its lowest rewards, or one transcript.
 
     Examples:
         gymsdk show rollouts/math-20260101-120000
