@@ -204,7 +204,12 @@ def test_each_server_is_a_separate_process_on_request(workspace: Workspace) -> N
     workspace.write("a.yaml", f"config_paths: [{paths[0]}]\n")
     workspace.write("b.yaml", f"config_paths: [{paths[1]}]\n")
     with workspace.serve(workspace.with_head_port(gymsdk_command(2))):
-        found = httpx.get(f"{workspace.head}/server_instances").json()
+        until = time.monotonic() + 30
+        found: list[dict[str, object]] = []
+        # The processes register one after the other.
+        while len(found) < 4 and time.monotonic() < until:
+            found = httpx.get(f"{workspace.head}/server_instances").json()
+            time.sleep(0.1)
     assert len({each["pid"] for each in found}) == len(found) == 4
 
 

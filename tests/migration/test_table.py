@@ -37,5 +37,6 @@ def test_every_row_has_a_counterpart() -> None:
 @pytest.mark.skipif(not (ROOT / "compat").is_dir(), reason="the sources are not in reach of tests of the wheels")
 def test_the_commands_are_those_of_the_distribution() -> None:
     scripts = tomllib.loads((ROOT / "compat" / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts) == {"ng_run", "ng_status", "ng_collect_rollouts"}
+    old = {"run", "status", "collect_rollouts"}
+    assert set(scripts) == {"gym", "ng"} | {f"ng_{name}" for name in old} | {f"nemo_gym_{name}" for name in old}
     assert [name for name in scripts if not (COMMANDS / name).exists()] == [], "install the checkout anew"
