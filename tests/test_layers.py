@@ -25,7 +25,7 @@ LAYERS = (
     {"gym", "rollouts"},
     {"runs"},
     {"observability", "servers", "testing"},
-    {"bench", "checks", "deploy", "ray", "trl"},
+    {"bench", "checks", "deploy", "ray", "studio", "trl"},
     {"", "__main__", "bench.child", "checks.pytest_plugin", "cli"},
 )
 """The layers, lowest first. A module imports from its own layer and the layers below it, inside functions too.
@@ -57,11 +57,11 @@ THIRD_PARTIES = {
     "pyarrow": {"runs", "runs.tables"},
     "ray": {"ray"},
     "rich": {"cli"},
-    "starlette": {"servers", "observability", "testing"},
+    "starlette": {"servers", "observability", "studio", "testing"},
     "trl": {"trl"},
     "typer": {"cli"},
     "typing_extensions": {"*"},
-    "uvicorn": {"servers"},
+    "uvicorn": {"cli.view", "servers"},
     "yaml": {"client", "config", "models.options", "servers", "cli"},
 }
 """Which packages and modules may import a third-party package; `*` allows it everywhere."""

@@ -31,6 +31,7 @@ from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
 from gymsdk.cli.tokens import app as tokens
 from gymsdk.cli.trainer import app as trainer
+from gymsdk.cli.view import view
 from gymsdk.errors import GymsdkError, UsageError
 
 ENVIRONMENTS, EPISODES, RUNS, SERVERS = "Environments", "Episodes", "Runs", "Servers"
@@ -54,6 +55,7 @@ app.command(cls=Command, rich_help_panel=EPISODES)(play)
 app.command(cls=Command, rich_help_panel=EPISODES)(rollout)
 app.command(cls=Command, rich_help_panel=EPISODES)(reverify)
 app.command(cls=Command, rich_help_panel=EPISODES)(profile)
+app.command(cls=Command, rich_help_panel=RUNS)(view)
 app.command(cls=Command, rich_help_panel=RUNS)(show)
 app.command(cls=Command, rich_help_panel=RUNS)(compare)
 app.command(cls=Command, rich_help_panel=RUNS)(export)

@@ -59,7 +59,7 @@ class RunSource:
             metrics = jsonl.parse_json((self.path / "metrics.json").read_bytes())
         except (OSError, ValueError):
             return []
-        return metrics if isinstance(metrics, list) else []
+        return [each for each in metrics if isinstance(each, dict)] if isinstance(metrics, list) else []
 
     def count_inputs(self) -> int | None:
         """Return the number of rollouts that the run asked for, or `None` if the run has no rows as sent."""

@@ -1,0 +1,67 @@
+"""`gymsdk view`: show runs in the browser."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gymsdk.errors import UsageError
+
+VIEWER = "Viewer"
+
+
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN...]",
+            help="The folders of runs, or JSONL files of rollouts. By default, all runs in rollouts/.",
+        ),
+    ] = None,
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.", rich_help_panel=VIEWER)
+    ] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the browser.", rich_help_panel=VIEWER)] = True,
+) -> None:
+    """Show runs in the browser: transcripts, tables, comparisons.
+
+    The viewer listens on this machine only, and needs the token in the printed address. It follows runs that are being
+    written.
+
+    Examples:
+        gymsdk view
+        gymsdk view rollouts/base rollouts/tuned --port 8800
+    """
+    import uvicorn
+    from pydantic import SecretStr
+
+    from gymsdk.runs.source import DEFAULT_FOLDER, find_run
+    from gymsdk.studio.app import create_app
+    from gymsdk.studio.library import Library
+
+    for run in runs or ():
+        find_run(run)
+    if not runs and not DEFAULT_FOLDER.is_dir():
+        raise UsageError(f"there is no folder {DEFAULT_FOLDER}; name the folder of a run, or write one: gymsdk rollout")
+    token = secrets.token_urlsafe(24)
+    app = create_app(Library(runs or (), None if runs else DEFAULT_FOLDER), SecretStr(token))
+    with _bind(port) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+        typer.echo(url)
+        if browser:
+            webbrowser.open(url)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _bind(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UsageError(f"port {port} cannot be used ({error.strerror}); choose another --port") from error

@@ -1,0 +1,98 @@
+"""Annotations of rollouts: tags and texts, appended to a file of the run."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gymsdk import jsonl
+from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.runs.index import get_default_path
+from gymsdk.runs.source import NOTES, RunSource
+from gymsdk.types import Row
+
+
+class Note(BaseModel):
+    """The annotation of a rollout or of one of its items. A later note about the same thing replaces an earlier one.
+
+    Attributes:
+        id: The rollout, `TASK:REPEAT`.
+        item: The index of the item in the conversation; `None` for the whole rollout.
+        tags: Short words to filter by.
+        text: Free text.
+        author: Who wrote it.
+        time: When, in seconds since the epoch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^\d+:\d+$", max_length=40)
+    item: int | None = Field(default=None, ge=0)
+    tags: list[str] = Field(default=[], max_length=50)
+    text: str = Field(default="", max_length=20_000)
+    author: str = Field(default="", max_length=100)
+    time: float = 0.0
+
+
+class RunNotes:
+    """The annotations of one run.
+
+    Args:
+        source: The run. Its folder holds the file, or the user's cache folder if it is read-only.
+    """
+
+    def __init__(self, source: RunSource) -> None:
+        own = source.folder / (NOTES if source.path.is_dir() else f"{source.path.stem}_{NOTES}")
+        self.is_beside_run = os.access(own if own.exists() else own.parent, os.W_OK)
+        self.path = own if self.is_beside_run or own.exists() else _get_cached_path(source)
+        self._additional = None if self.is_beside_run else _get_cached_path(source)
+
+    def read(self) -> list[Note]:
+        """Return the latest note about each rollout and item, in the order of their times; empty notes are left out."""
+        latest: dict[tuple[str, int | None], Note] = {}
+        for path in filter(None, (self.path, self._additional)):
+            for _, row in jsonl.read_rows(path) if path.exists() else ():
+                try:
+                    note = Note.model_validate(row)
+                except ValidationError:
+                    # A later version may have written more fields.
+                    continue
+                latest[note.id, note.item] = note
+        return sorted((note for note in latest.values() if note.tags or note.text), key=lambda note: note.time)
+
+    def add(self, row: Row) -> Note:
+        """Append a note, with the time and the user's name, and return it.
+
+        Raises:
+            UsageError: A field is not valid.
+            GymsdkError: The file cannot be written.
+        """
+        try:
+            note = Note.model_validate({"author": _get_user(), **row, "time": round(time.time(), 3)})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"the note's {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        path = self.path if self.is_beside_run else self._additional or self.path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(jsonl.dump_row(note.model_dump()))
+        except OSError as error:
+            raise GymsdkError(f"{path} cannot be written: {error.strerror}") from error
+        return note
+
+
+def _get_cached_path(source: RunSource) -> Path:
+    return get_default_path(source).with_suffix(".notes.jsonl")
+
+
+def _get_user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        # A container may run with a user id without a name.
+        return ""

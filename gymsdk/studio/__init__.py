@@ -1,0 +1,1 @@
+"""The viewer of runs: an HTTP server on loopback, and the pages that it serves."""

@@ -1,0 +1,345 @@
+"""The HTTP API of the viewer, and its pages. `gymsdk view` serves it on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gymsdk import jsonl
+from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.runs.queries import MAX_ROWS, Filter, RunQueries, check_condition
+from gymsdk.runs.records import get_opening, get_output
+from gymsdk.servers.middleware import LOOPBACK_NAMES, HostCheck
+from gymsdk.studio.library import Library, OpenRun
+from gymsdk.studio.security import SecurityMiddleware, build_policy, find_inline_scripts
+from gymsdk.types import Item, Row
+
+STATIC = Path(__file__).parent / "static"
+
+MAX_ITEM_BYTES = 1_000_000
+"""The most bytes of items that an answer has; the page asks for more of a longer transcript."""
+
+MAX_BODY_BYTES = 100_000
+"""The largest body of a request."""
+
+EVENT_SECONDS = 15.0
+"""How often a stream of events sends a comment, by which both sides notice a lost connection."""
+
+ROLLOUT_KEYS = ("responses_create_params", "response")
+"""The keys of a line whose items are sent apart from the rest."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(library: Library, token: SecretStr) -> Starlette:
+    """Return the viewer.
+
+    Args:
+        library: The runs. The app starts and stops its background thread.
+        token: The token that each request needs.
+    """
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        library.start()
+        yield
+        await run_in_threadpool(library.stop)
+
+    async def show_page(_: Request) -> Response:
+        return HTMLResponse(page)
+
+    async def show_icon(_: Request) -> Response:
+        return FileResponse(STATIC / "icon.svg", media_type="image/svg+xml")
+
+    api = StudioApi(library)
+    routes = [
+        Route("/", show_page),
+        Route("/favicon.ico", show_icon),
+        *(Route(f"/api/{path}", endpoint, methods=[method]) for method, path, endpoint in api.list_endpoints()),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    middleware = [
+        Middleware(HostCheck, LOOPBACK_NAMES),
+        Middleware(SecurityMiddleware, token, build_policy(find_inline_scripts(page))),
+    ]
+    handlers = {GymsdkError: _handle_error, HTTPException: _handle_http_error}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+class StudioApi:
+    """The endpoints below `/api`. Errors are `{"detail": …}`.
+
+    Args:
+        library: The runs.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def list_endpoints(self) -> list[tuple[str, str, Endpoint]]:
+        """Return the method, the path and the function of each endpoint."""
+        return [
+            ("GET", "runs", self._build_endpoint(self.list_runs)),
+            ("GET", "runs/{run}", self._build_endpoint(self.get_run)),
+            ("GET", "runs/{run}/rows", self._build_endpoint(self.list_rows)),
+            ("GET", "runs/{run}/facets", self._build_endpoint(self.count_facets)),
+            ("GET", "runs/{run}/tasks", self._build_endpoint(self.list_tasks)),
+            ("GET", "runs/{run}/tools", self._build_endpoint(self.list_tools)),
+            ("GET", "runs/{run}/failures", self._build_endpoint(self.list_failures)),
+            ("GET", "runs/{run}/rollouts/{id}", self._build_endpoint(self.get_rollout)),
+            ("GET", "runs/{run}/rollouts/{id}/items", self._build_endpoint(self.list_items)),
+            ("GET", "runs/{run}/notes", self._build_endpoint(self.list_notes)),
+            ("POST", "runs/{run}/notes", self.add_note),
+            ("GET", "compare", self._build_endpoint(self.compare)),
+            ("GET", "events", self.stream_events),
+        ]
+
+    def list_runs(self, _: Request) -> list[Row]:
+        """Return the runs with what is known about them without an index of their lines."""
+        return [_describe_run(run) for run in self._library.list_runs()]
+
+    def get_run(self, request: Request) -> Row:
+        """Return a run with its summary and settings."""
+        run = self._get_run(request)
+        with run.use() as queries:
+            bad = queries.list_bad_lines()
+            figures = queries.list_figures()
+        about = run.source.read_about()
+        details = {key: about.get(key) for key in ("command", "python", "platform", "settings", "resumed")}
+        return (
+            _describe_run(run)
+            | details
+            | {
+                "state": run.build_state(),
+                "summary": run.compute("summary", RunQueries.summarize),
+                "figures": figures,
+                "bad_lines": bad,
+                "notes_beside_run": run.notes.is_beside_run,
+            }
+        )
+
+    def list_rows(self, request: Request) -> Row:
+        """Return a page of rollouts, and the number of all that are chosen."""
+        run, chosen = self._get_run(request), _parse_filter(request)
+        query = request.query_params
+        offset, limit = _parse_integer(query.get("offset"), 0), _parse_integer(query.get("limit"), 100)
+        sort, descending = query.get("sort") or "id", query.get("desc") in {"1", "true"}
+        total = run.compute(f"count {chosen}", lambda queries: queries.count(chosen))
+        with run.use() as queries:
+            rows = queries.list_rows(
+                chosen, sort=sort, descending=descending, offset=offset, limit=min(limit, MAX_ROWS)
+            )
+        return {"total": total, "offset": offset, "rows": rows}
+
+    def count_facets(self, request: Request) -> Any:
+        """Return the values of the facets with their counts, and the histogram of rewards."""
+        return self._compute(request, "facets", RunQueries.count_facets)
+
+    def list_tasks(self, request: Request) -> Any:
+        """Return the tasks with their rewards, the hardest first."""
+        offset, limit = (_parse_integer(request.query_params.get(name), 0) for name in ("offset", "limit"))
+        groups = self._compute(request, "tasks", RunQueries.list_groups)
+        return {"total": len(groups), "offset": offset, "tasks": groups[offset : offset + (limit or MAX_ROWS)]}
+
+    def list_tools(self, request: Request) -> Any:
+        """Return the tools."""
+        return self._compute(request, "tools", RunQueries.list_tools)
+
+    def list_failures(self, request: Request) -> Any:
+        """Return the kinds of failures."""
+        return self._compute(request, "failures", RunQueries.list_failures)
+
+    def get_rollout(self, request: Request) -> Row:
+        """Return a rollout: its row, its line without the conversation, and the first items."""
+        row, line, figures = self._read_rollout(request)
+        items, total = _cut_items(_list_items(line), 0, None)
+        rest = {key: value for key, value in line.items() if key not in ROLLOUT_KEYS}
+        response = line.get("response")
+        params = line.get("responses_create_params")
+        rest["response"] = _without(response, "output", "tools") if isinstance(response, dict) else None
+        rest["responses_create_params"] = _without(params, "input") if isinstance(params, dict) else None
+        return {
+            "row": row,
+            "figures": figures,
+            "line": rest,
+            "items": items,
+            "total_items": total,
+            "opening": len(get_opening(line)),
+        }
+
+    def list_items(self, request: Request) -> Row:
+        """Return further items of a rollout's conversation."""
+        _, line, _ = self._read_rollout(request)
+        start = _parse_integer(request.query_params.get("from"), 0)
+        count = _parse_integer(request.query_params.get("n"), 0)
+        items, total = _cut_items(_list_items(line), start, count or None)
+        return {"from": start, "items": items, "total_items": total}
+
+    def list_notes(self, request: Request) -> list[Row]:
+        """Return the annotations of a run."""
+        return [note.model_dump() for note in self._get_run(request).notes.read()]
+
+    async def add_note(self, request: Request) -> Response:
+        """Store an annotation."""
+        run = await run_in_threadpool(self._get_run, request)
+        row = await _read_json(request)
+        note = await run_in_threadpool(run.notes.add, row)
+        return _build_json(note.model_dump())
+
+    def compare(self, request: Request) -> Row:
+        """Return the comparison of two runs."""
+        names = (request.query_params.get(name) or "" for name in ("a", "b"))
+        first, second = (self._find_run(name) for name in names)
+        return self._library.compare(first, second)
+
+    async def stream_events(self, request: Request) -> Response:
+        """Stream the states of a run while it grows, as server-sent events."""
+        run = await run_in_threadpool(self._find_run, request.query_params.get("run") or "")
+
+        async def stream() -> AsyncIterator[bytes]:
+            version, last = -1, None
+            while not self._library.is_stopped:
+                state = await run_in_threadpool(run.build_state)
+                if state != last:
+                    last = state
+                    yield b"event: state\ndata: " + jsonl.dump_portable_json(state) + b"\n\n"
+                else:
+                    yield b": still here\n\n"
+                waiting = asyncio.to_thread(self._library.wait, version, EVENT_SECONDS)
+                version = await waiting
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def _build_endpoint(self, build: Callable[[Request], Any]) -> Endpoint:
+        """Return the endpoint that answers with the result of *build*, which runs in a thread."""
+
+        async def answer(request: Request) -> Response:
+            return _build_json(await run_in_threadpool(build, request))
+
+        return answer
+
+    def _get_run(self, request: Request) -> OpenRun:
+        return self._find_run(request.path_params["run"])
+
+    def _find_run(self, key: str) -> OpenRun:
+        run = self._library.get(key)
+        if run is None:
+            raise HTTPException(404, f"there is no run {key!r}; reload the list of runs")
+        return run
+
+    def _compute(self, request: Request, name: str, build: Callable[[RunQueries, Filter], Any]) -> Any:
+        chosen = _parse_filter(request)
+        return self._get_run(request).compute(f"{name} {chosen}", lambda queries: build(queries, chosen))
+
+    def _read_rollout(self, request: Request) -> tuple[Row, Row, dict[str, float]]:
+        run, name = self._get_run(request), request.path_params["id"]
+        with run.use() as queries:
+            row = queries.find(name)
+            if row is None:
+                raise HTTPException(404, f"the run {run.key!r} has no rollout {name!r}")
+            return row, queries.read_line(row["id"]), queries.get_figures(row["id"])
+
+
+def _describe_run(run: OpenRun) -> Row:
+    about = run.source.read_about()
+    settings = about.get("settings") if isinstance(about.get("settings"), dict) else {}
+    metrics = run.source.read_metrics()
+    scored, means = 0, []
+    for each in metrics:
+        count = (each.get("outcomes") or {}).get("scored") or 0
+        mean = (each.get("agent_metrics") or {}).get("mean/reward")
+        if count and isinstance(mean, (int, float)):
+            scored += count
+            means.append((count, mean))
+    return {
+        "run": run.key,
+        "name": run.source.name,
+        "path": str(run.source.path),
+        "model": settings.get("model") if settings else None,
+        "environments": list((settings or {}).get("environments") or {}),
+        "started": about.get("started"),
+        "asked": run.source.count_inputs(),
+        "scored": scored or None,
+        "mean": sum(count * mean for count, mean in means) / scored if scored else None,
+        "is_finished": bool(metrics),
+    }
+
+
+def _parse_filter(request: Request) -> Filter:
+    text = request.query_params.get("where") or "[]"
+    try:
+        conditions = jsonl.parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"`where` is not JSON: {error}") from None
+    if not isinstance(conditions, list) or not all(isinstance(each, list) for each in conditions):
+        raise UsageError("`where` must be a list of conditions, each a list of a field, an operator and a value")
+    return Filter(tuple(check_condition(each) for each in conditions), request.query_params.get("q") or "")
+
+
+def _parse_integer(text: str | None, default: int) -> int:
+    try:
+        return max(0, int(text)) if text else default
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number") from None
+
+
+def _list_items(line: Row) -> list[Item]:
+    return [*get_opening(line), *get_output(line)]
+
+
+def _cut_items(items: list[Item], start: int, count: int | None) -> tuple[list[Item], int]:
+    """Return items from *start*, as many as fit into `MAX_ITEM_BYTES` but at least one, and the number of all."""
+    chosen: list[Item] = []
+    size = 0
+    for item in items[start : None if count is None else start + count]:
+        size += len(jsonl.dump_portable_json(item))
+        if chosen and size > MAX_ITEM_BYTES:
+            break
+        chosen.append(item)
+    return chosen, len(items)
+
+
+def _without(value: Row, *keys: str) -> Row:
+    return {key: each for key, each in value.items() if key not in keys}
+
+
+async def _read_json(request: Request) -> Row:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    try:
+        value = jsonl.parse_json(body)
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError("the body must be a JSON object")
+    return value
+
+
+def _build_json(value: Any, status: int = 200) -> Response:
+    return Response(jsonl.dump_portable_json(value), status, media_type="application/json")
+
+
+async def _handle_error(_: Request, error: Exception) -> Response:
+    return _build_json({"detail": str(error)}, 400 if isinstance(error, UsageError) else 500)
+
+
+async def _handle_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "only HTTP errors are registered"
+    return _build_json({"detail": error.detail}, error.status_code)

@@ -1,0 +1,94 @@
+// A table of rollouts that renders only the rows on the screen, and asks for them in pages.
+import { html, source, useCallback, useEffect, useRef, useState } from "./core.js";
+
+const ROW = 28;
+const PAGE = 200;
+const MAX_HEIGHT = 15_000_000;
+
+// Keeps pages of rows; asks for those that are visible.
+export function useRows(run, parameters, version) {
+  const key = JSON.stringify([run, parameters]);
+  const [, redraw] = useState(0);
+  const store = useRef({ key: null, pages: new Map(), total: 0, error: null, loaded: false });
+  if (store.current.key !== key) {
+    store.current = { key, pages: new Map(), total: store.current.total, error: null, loaded: false };
+  }
+  const load = useCallback((page) => {
+    const current = store.current;
+    if (current.pages.has(page)) return;
+    current.pages.set(page, null);
+    source.get(`runs/${encodeURIComponent(run)}/rows`, { ...parameters, offset: page * PAGE, limit: PAGE }).then(
+      (answer) => {
+        if (store.current !== current) return;
+        current.pages.set(page, answer.rows);
+        Object.assign(current, { total: answer.total, loaded: true, error: null });
+        redraw((number) => number + 1);
+      },
+      (error) => {
+        if (store.current !== current) return;
+        Object.assign(current, { error, loaded: true, total: 0 });
+        redraw((number) => number + 1);
+      },
+    );
+  }, [key]);
+  useEffect(() => {
+    if (version) {
+      store.current = { ...store.current, pages: new Map() };
+    }
+    load(0);
+  }, [key, version]);
+  const getRow = (number) => store.current.pages.get(Math.floor(number / PAGE))?.[number % PAGE] ?? null;
+  return { total: store.current.total, error: store.current.error, isLoaded: store.current.loaded, getRow, load, pageOf: (number) => Math.floor(number / PAGE) };
+}
+
+export function Grid({ rows, columns, selected, onSelect, sort, descending, onSort, label }) {
+  const box = useRef(null);
+  const [view, setView] = useState({ top: 0, height: 600 });
+  const measure = useCallback(() => {
+    if (box.current) setView({ top: box.current.scrollTop, height: box.current.clientHeight });
+  }, []);
+  useEffect(() => {
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, []);
+  const height = Math.min(rows.total * ROW, MAX_HEIGHT);
+  const most = Math.floor(MAX_HEIGHT / ROW);
+  const first = Math.max(0, Math.floor(view.top / ROW) - 8);
+  const last = Math.min(rows.total, most, first + Math.ceil(view.height / ROW) + 16);
+  useEffect(() => {
+    for (let page = rows.pageOf(first); page <= rows.pageOf(Math.max(first, last - 1)); page++) rows.load(page);
+  }, [first, last, rows]);
+  useEffect(() => {
+    if (selected === null || !box.current) return;
+    const top = selected * ROW;
+    const { scrollTop, clientHeight } = box.current;
+    if (top < scrollTop) box.current.scrollTop = top;
+    else if (top + 2 * ROW > scrollTop + clientHeight) box.current.scrollTop = top + 2 * ROW - clientHeight;
+  }, [selected]);
+  const visible = [];
+  for (let number = first; number < last; number++) visible.push(number);
+  return html`
+    <div class="grid" role="grid" aria-label=${label} aria-rowcount=${rows.total + 1} tabindex="0" ref=${box} onScroll=${measure}>
+      <div class="grid-head" role="row" aria-rowindex="1">
+        ${columns.map((column) => html`
+          <div key=${column.name} role="columnheader" class=${`${column.width} ${column.isNumber ? "num" : ""}`} aria-sort=${sort === column.name ? (descending ? "descending" : "ascending") : "none"}>
+            <button class=${column.width} tabindex="-1" disabled=${!column.isSortable} onClick=${() => onSort(column.name)}>
+              ${column.title}${sort === column.name ? (descending ? " ↓" : " ↑") : ""}
+            </button>
+          </div>`)}
+      </div>
+      <div style=${{ height: `${height}px`, position: "relative" }} role="presentation">
+        <div style=${{ position: "absolute", top: `${first * ROW}px`, left: 0, right: 0 }} role="presentation">
+          ${visible.map((number) => {
+            const row = rows.getRow(number);
+            return html`
+              <div key=${number} class="grid-row" role="row" aria-rowindex=${number + 2} aria-selected=${number === selected} onClick=${() => row && onSelect(number, row)}>
+                ${columns.map((column) => html`<div key=${column.name} role="gridcell" class=${`cell ${column.width} ${column.isNumber ? "num" : ""}`}>${row ? column.show(row) : ""}</div>`)}
+              </div>`;
+          })}
+        </div>
+      </div>
+    </div>`;
+}

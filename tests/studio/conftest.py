@@ -1,0 +1,89 @@
+"""A running viewer, and a browser that looks at it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from gymsdk.jsonl import dump_row, read_rows
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """A running `gymsdk view`."""
+
+    base: str
+    token: str
+    process: subprocess.Popen[str]
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.base, headers={"Authorization": f"Bearer {self.token}"}, timeout=30)
+
+
+View = Callable[..., Viewer]
+
+
+@contextmanager
+def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None) -> Iterator[Viewer]:
+    command = [sys.executable, "-m", "gymsdk", "view", *map(str, runs), "--no-browser"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=cwd) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, "gymsdk view ended at once"
+        token = parse_qs(urlsplit(address).query)["token"][0]
+        try:
+            yield Viewer(address.partition("/?")[0], token, process)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def play(folder: Path, model: str, *, limit: int = 20, repeats: int = 2) -> Path:
+    options = ["tool_call", "math", "--split", "train", "--limit", str(limit), "--repeats", str(repeats)]
+    command = [sys.executable, "-m", "gymsdk", "rollout", *options, "--model", model, "--output", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose policy solves half of the tasks."""
+    return play(tmp_path_factory.mktemp("runs") / "weak", "scripted/oracle:0.5")
+
+
+@pytest.fixture(scope="session")
+def strong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the same tasks whose policy solves most of them."""
+    return play(tmp_path_factory.mktemp("runs") / "strong", "scripted/oracle:0.9")
+
+
+@pytest.fixture
+def run(weak: Path, tmp_path: Path) -> Path:
+    """Return a copy of the weak run, which the test may change, with one failed rollout."""
+    folder = shutil.copytree(weak, tmp_path / "run")
+    _, line = next(iter(read_rows(weak / "rollouts.jsonl")))
+    for key in ("reward", "reward_components"):
+        line.pop(key, None)
+    failure = {"class": "model_timeout", "stage": "model", "message": "no answer within 5 s", "terminal": True}
+    line |= {f"_ng_failure_{name}": value for name, value in failure.items()} | {"_ng_rollout_index": 7}
+    line["gymsdk"] |= {"outcome": "failed", "id": "0:7"}
+    (folder / "failures.jsonl").write_bytes(dump_row(line))
+    return folder
+
+
+@pytest.fixture
+def viewer(run: Path, strong: Path, tmp_path: Path) -> Iterator[Viewer]:
+    """Return a viewer of two runs, `run` and `strong`."""
+    with start_viewer(run, strong, cache=tmp_path / "cache") as started:
+        yield started

@@ -1,0 +1,298 @@
+"""The viewer's API gives what the run's files hold, and only to those who have the token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk.jsonl import dump_row, read_rows
+from gymsdk.studio.app import STATIC
+
+from .conftest import Viewer, start_viewer
+
+
+@pytest.fixture
+def client(viewer: Viewer) -> Iterator[httpx.Client]:
+    with viewer.client() as opened:
+        yield opened
+
+
+def get(client: httpx.Client, path: str, **parameters: Any) -> Any:
+    given = {name: json.dumps(value) if isinstance(value, list) else value for name, value in parameters.items()}
+    answer = client.get(f"/api/{path}", params=given)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_runs_are_listed(client: httpx.Client, run: Path, strong: Path) -> None:
+    listed = {each["run"]: each for each in get(client, "runs")}
+    assert set(listed) == {"run", "strong"}
+    assert listed["strong"]["model"] == "scripted/oracle:0.9"
+    assert listed["strong"]["environments"] == ["tool_call", "math"]
+    assert (listed["strong"]["asked"], listed["strong"]["scored"]) == (80, 80)
+    assert get(client, "runs/strong")["summary"]["mean"] == pytest.approx(listed["strong"]["mean"])
+
+
+def test_rows_are_paged_filtered_and_sorted(client: httpx.Client, run: Path) -> None:
+    lines = [line for _, line in read_rows(run / "rollouts.jsonl")]
+    answer = get(client, "runs/run/rows", limit=10, offset=5)
+    assert answer["total"] == 81
+    assert [row["id"] for row in answer["rows"]] == list(range(6, 16))
+    wrong = get(
+        client, "runs/run/rows", where=[["reward", "<", 1], ["environment", "=", "math"]], sort="seconds", desc="1"
+    )
+    assert wrong["total"] == sum(line["reward"] < 1 and line["gymsdk"]["environment"] == "math" for line in lines)
+    seconds = [row["seconds"] for row in wrong["rows"]]
+    assert seconds == sorted(seconds, reverse=True)
+    found = get(client, "runs/run/rows", q="I do not know.")
+    assert 0 < found["total"] < 81
+
+
+def test_a_rollout_is_the_stored_line(client: httpx.Client, run: Path) -> None:
+    _, line = next(iter(read_rows(run / "rollouts.jsonl")))
+    answer = get(client, f"runs/run/rollouts/{line['gymsdk']['id']}")
+    assert answer["items"] == [*line["responses_create_params"]["input"], *line["response"]["output"]]
+    assert answer["line"]["gymsdk"] == line["gymsdk"]
+    assert answer["opening"] == len(line["responses_create_params"]["input"])
+
+
+def test_a_long_transcript_comes_in_parts(viewer: Viewer, client: httpx.Client, run: Path) -> None:
+    _, line = next(iter(read_rows(run / "rollouts.jsonl")))
+    items = [{"type": "message", "role": "assistant", "content": f"{number} " + "x" * 100_000} for number in range(40)]
+    line["response"]["output"] = items
+    line |= {"_ng_task_index": 900, "_ng_rollout_index": 0}
+    with (run / "rollouts.jsonl").open("ab") as file:
+        file.write(dump_row(line))
+    wait_for_rollouts(client, 82)
+    answer = get(client, "runs/run/rollouts/900:0")
+    loaded = answer["items"]
+    assert len(loaded) < answer["total_items"] == 40 + answer["opening"]
+    while len(loaded) < answer["total_items"]:
+        part = get(client, "runs/run/rollouts/900:0/items", **{"from": len(loaded)})
+        assert part["items"]
+        loaded += part["items"]
+    assert loaded[answer["opening"] :] == items
+
+
+def wait_for_rollouts(client: httpx.Client, count: int) -> None:
+    until = time.monotonic() + 30
+    while get(client, "runs/run/rows", limit=1)["total"] < count:
+        assert time.monotonic() < until, "the new line was not indexed"
+        time.sleep(0.05)
+
+
+def test_groups_tools_failures_and_facets(client: httpx.Client, run: Path) -> None:
+    tasks = get(client, "runs/run/tasks", limit=5)
+    assert (tasks["total"], len(tasks["tasks"])) == (40, 5)
+    assert {tool["tool"] for tool in get(client, "runs/run/tools")} >= {"get_weather", "find_contact"}
+    [failure] = get(client, "runs/run/failures")
+    assert (failure["kind"], failure["stage"], failure["count"]) == ("model_timeout", "model", 1)
+    facets = get(client, "runs/run/facets")
+    assert {each["value"]: each["count"] for each in facets["outcome"]} == {"scored": 80, "failed": 1}
+
+
+def test_two_runs_are_compared(client: httpx.Client) -> None:
+    comparison = get(client, "compare", a="run", b="strong")
+    assert comparison["overall"]["tasks"] == 40
+    assert comparison["overall"]["difference"] > 0
+
+
+def test_a_note_is_stored_beside_the_run(client: httpx.Client, run: Path) -> None:
+    note = {"id": "0:0", "item": 2, "tags": ["wrong tool"], "text": "should ask first"}
+    assert client.post("/api/runs/run/notes", json=note).status_code == 200
+    assert client.post("/api/runs/run/notes", json=note | {"text": "later"}).status_code == 200
+    [stored] = get(client, "runs/run/notes")
+    assert (stored["text"], stored["tags"], stored["item"]) == ("later", ["wrong tool"], 2)
+    assert len((run / "notes.jsonl").read_text().splitlines()) == 2
+    assert client.post("/api/runs/run/notes", json={"id": "0:0", "tags": [], "item": 2}).status_code == 200
+    assert get(client, "runs/run/notes") == []
+
+
+def test_notes_on_a_read_only_run_are_kept_elsewhere(strong: Path, tmp_path: Path) -> None:
+    strong.chmod(0o555)
+    try:
+        with start_viewer(strong, cache=tmp_path / "cache") as viewer, viewer.client() as client:
+            beside = get(client, "runs/strong")["notes_beside_run"]
+            assert client.post("/api/runs/strong/notes", json={"id": "0:0", "tags": ["a"]}).status_code == 200
+            assert len(get(client, "runs/strong/notes")) == 1
+    finally:
+        strong.chmod(0o755)
+        (strong / "notes.jsonl").unlink(missing_ok=True)
+    # root may write everywhere.
+    assert not beside or (tmp_path / "cache").exists()
+
+
+def test_events_follow_a_growing_run(viewer: Viewer, client: httpx.Client, run: Path) -> None:
+    _, line = next(iter(read_rows(run / "rollouts.jsonl")))
+    counts = []
+    with client.stream("GET", "/api/events", params={"run": "run"}) as stream:
+        for text in stream.iter_lines():
+            if text.startswith("data: "):
+                state = json.loads(text.removeprefix("data: "))
+                counts.append(state["rollouts"])
+                if state["rollouts"] == 81 and counts.count(81) == 1:
+                    with (run / "rollouts.jsonl").open("ab") as file:
+                        file.write(dump_row(line | {"_ng_task_index": 950}))
+                if state["rollouts"] == 82 and state["indexed"] == 1.0:
+                    break
+    assert counts[0] == 81
+    assert counts[-1] == 82
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("runs/nothing", 404, "there is no run"),
+        ("runs/run/rollouts/99:0", 404, "no rollout"),
+        ("runs/run/rollouts/nonsense", 404, "no rollout"),
+        ("runs/run/rows?where=nonsense", 400, "not JSON"),
+        ("runs/run/rows?where=[1]", 400, "a list of conditions"),
+        ('runs/run/rows?where=[["x","=",1]]', 400, "no field"),
+        ('runs/run/rows?where=[["reward","=",{}]]', 400, "text or a number"),
+        ('runs/run/rows?where=[["reward","OR 1=1",1]]', 400, "no operator"),
+        ("runs/run/rows?sort=reward;drop", 400, "no field"),
+        ("runs/run/rows?limit=x", 400, "whole number"),
+        ("compare?a=run", 404, "there is no run"),
+        ("nothing", 404, "Not Found"),
+    ],
+)
+def test_wrong_requests_are_explained(client: httpx.Client, path: str, status: int, message: str) -> None:
+    answer = client.get(f"/api/{path}")
+    assert answer.status_code == status, answer.text
+    assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"nonsense",
+        b'{"id": "x"}',
+        b'{"id": "0:0", "more": 1}',
+        b'{"id": "0:0", "text": "%s"}' % (b"x" * 30_000),
+    ],
+)
+def test_a_note_that_is_not_valid_is_refused(client: httpx.Client, run: Path, body: bytes) -> None:
+    answer = client.post("/api/runs/run/notes", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert not (run / "notes.jsonl").exists()
+
+
+def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
+    assert (
+        client.post(
+            "/api/runs/run/notes", content=b"x" * 200_000, headers={"Content-Type": "application/json"}
+        ).status_code
+        == 413
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/static/app.js", "/api/runs", "/api/events?run=run", "/?token=wrong", "/favicon.ico"]
+)
+def test_nothing_is_shown_without_the_token(viewer: Viewer, path: str) -> None:
+    answer = httpx.get(viewer.base + path)
+    assert answer.status_code == 401
+    assert "token" in answer.json()["detail"]
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(viewer: Viewer) -> None:
+    answer = httpx.get(f"{viewer.base}/?token={viewer.token}&x=1")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?x=1")
+    cookie = answer.headers["set-cookie"]
+    assert f"gymsdk-view-{viewer.base.rpartition(':')[2]}=" in cookie
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    name, _, value = cookie.partition(";")[0].partition("=")
+    page = httpx.get(viewer.base, cookies={name: value})
+    assert page.status_code == 200
+    assert httpx.get(viewer.base, cookies={name: value + "x"}).status_code == 401
+
+
+def test_a_redirect_stays_on_the_viewer(viewer: Viewer) -> None:
+    answer = httpx.get(f"{viewer.base}//evil.example/?token={viewer.token}")
+    assert not answer.headers.get("location", "").startswith("//")
+
+
+def test_every_answer_has_the_security_headers(viewer: Viewer, client: httpx.Client) -> None:
+    for answer in (
+        httpx.get(viewer.base),
+        client.get("/"),
+        client.get("/api/runs"),
+        client.get("/static/app.js"),
+        client.get("/api/x"),
+    ):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+
+
+def test_other_hosts_and_other_sites_are_refused(viewer: Viewer, client: httpx.Client) -> None:
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
+    note = {"id": "0:0", "tags": ["x"]}
+    assert client.post("/api/runs/run/notes", json=note, headers={"Origin": "https://evil.example"}).status_code == 403
+    plain = {"Origin": viewer.base, "Content-Type": "text/plain"}
+    assert client.post("/api/runs/run/notes", content=json.dumps(note), headers=plain).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/..%2f..%2fcli/view.py"]
+)
+def test_only_the_files_of_the_pages_are_served(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code in {400, 404}
+
+
+def test_the_viewer_listens_on_loopback_only(viewer: Viewer) -> None:
+    port = int(viewer.base.rpartition(":")[2])
+    addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)}
+    for address in addresses - {"127.0.0.1"}:
+        with socket.socket() as attempt:
+            attempt.settimeout(2)
+            assert attempt.connect_ex((address, port)) != 0 or address.startswith("127.")
+
+
+def test_ctrl_c_ends_the_viewer_although_a_page_follows_a_run(viewer: Viewer, client: httpx.Client) -> None:
+    with client.stream("GET", "/api/events", params={"run": "run"}) as stream:
+        next(stream.iter_lines())
+        viewer.process.send_signal(signal.SIGINT)
+        assert viewer.process.wait(20) in {0, 1, 130, -signal.SIGINT}
+
+
+def test_all_runs_below_the_folder_are_listed_and_new_ones_are_found(strong: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "a").symlink_to(strong)
+    with start_viewer(cache=tmp_path / "cache", cwd=tmp_path) as viewer, viewer.client() as client:
+        (folder / "b").mkdir()
+        (folder / "b" / "rollouts.jsonl").write_bytes((strong / "rollouts.jsonl").read_bytes())
+        names = {each["run"] for each in get(client, "runs")}
+        assert "b" in names
+        assert get(client, "runs/b/rows")["total"] == 80
+
+
+def test_the_libraries_are_those_that_were_checked_in() -> None:
+    folder = STATIC / "vendor"
+    listed = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*js")}
+    assert found == listed
+    licences = (folder / "LICENSES.txt").read_text()
+    assert [name for name in listed if name not in licences] == []
+
+
+def test_the_pages_load_nothing_from_elsewhere() -> None:
+    for path in STATIC.glob("*.*"):
+        assert "//cdn" not in path.read_text()
+        assert "http://" not in path.read_text().replace("http://www.w3.org/2000/svg", "")
