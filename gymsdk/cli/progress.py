@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +55,18 @@ SMALLEST_SHOWN = 0.0001
 """The smallest number of seconds that the table shows exactly."""
 
 
-def run_rollouts(run: Run, replicas: Deployment | None = None) -> list[Row]:
+def run_rollouts(
+    run: Run, replicas: Deployment | None = None, on_start: Callable[[], None] = lambda: None
+) -> list[Row]:
     """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command.
 
     Args:
         run: The run.
         replicas: The deployment whose replicas on a Ray cluster play the run; by default this process plays it.
+        on_start: Called when the folder holds the run and before it begins.
     """
     folder = run.output
-    with ProgressReporter() as watch, show_warnings():
+    with ProgressReporter(on_start) as watch, show_warnings():
         words = (
             f"stopped; the finished rollouts are in {folder}; resume with:\n"
             f"  {format_resume_command(sys.argv[1:], folder)}"
@@ -152,7 +155,8 @@ class _WarningHandler(logging.Handler):
 class ProgressReporter:
     """Counts the finished rollouts of a run, their mean reward and their failures, and prints them."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_start: Callable[[], None] = lambda: None) -> None:
+        self._on_start = on_start
         self._total = 0
         self._progress = RunProgress()
         self._bar = _Bar() if sys.stderr.isatty() else None
@@ -174,6 +178,7 @@ class ProgressReporter:
     def start(self, *, total: int, progress: RunProgress) -> None:
         """Show the state of the run when it starts or resumes."""
         self._total, self._progress = total, progress
+        self._on_start()
         if progress.done:
             self.log(f"resumed: {len(progress.done)} of {total} rollouts were finished before")
         if self._bar:

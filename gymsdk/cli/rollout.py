@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,6 +57,10 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     timeout: options.Timeout = 300.0,
     skip_bad_rows: options.SkipBadRows = False,
     trajectories: options.Trajectories = False,
+    view: Annotated[
+        bool,
+        typer.Option("--view", help="Show the run in the browser while it plays.", rich_help_panel=options.OUTPUT),
+    ] = False,
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -145,7 +150,9 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "gpus_per_replica": gpus_per_replica,
     }
     _check_replicas(ray_options, head=head, configured=configured_model is not None, trajectories=trajectories)
-    _run_plan(plan, pace, output, policy, folder_options, ray_options, plays_default=plays_default, json=json)
+    _run_plan(
+        plan, pace, output, policy, folder_options, ray_options, plays_default=plays_default, view=view, json=json
+    )
 
 
 def _check_model_options(model_options: dict[str, str | None]) -> None:
@@ -158,7 +165,7 @@ def _check_model_options(model_options: dict[str, str | None]) -> None:
             )
 
 
-def _run_plan(
+def _run_plan(  # noqa: PLR0913  # each is an option of the command
     plan: Plan,
     pace: RunLimits,
     output: Path | None,
@@ -167,10 +174,12 @@ def _run_plan(
     ray_options: dict[str, Any],
     *,
     plays_default: bool,
+    view: bool,
     json: bool,
 ) -> None:
     from gymsdk.cli import ray
     from gymsdk.cli.progress import choose_folder, run_rollouts
+    from gymsdk.cli.view import run_viewer
     from gymsdk.rollouts.run import Run
 
     folder = choose_folder(
@@ -180,8 +189,10 @@ def _run_plan(
     address = None if address == ray.NO_CLUSTER else address
     with ray.connect_ray(address, ray_options["offload"]):
         run = Run(plan, folder, limits=pace, model=model, **folder_options)
-        metrics = run_rollouts(run, _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None)
-    _print(folder, metrics, plays_default=plays_default, json=json)
+        replicas = _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None
+        with run_viewer(folder) if view else nullcontext(lambda: None) as start_viewer:
+            metrics = run_rollouts(run, replicas, start_viewer)
+            _print(folder, metrics, plays_default=plays_default, json=json)
     if plan.tasks is None and plan.limit is not None:
         _warn_missing_tasks(metrics, plan.limit)
     if any(each["failures"] or each["complaint"] for each in metrics):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import secrets
 import socket
+import subprocess
+import sys
 import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +32,7 @@ def view(
         int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.", rich_help_panel=VIEWER)
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the browser.", rich_help_panel=VIEWER)] = True,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Show runs in the browser: transcripts, tables, comparisons.
 
@@ -41,10 +46,14 @@ def view(
     import uvicorn
     from pydantic import SecretStr
 
+    from gymsdk.deploy.process_guard import watch_parent
     from gymsdk.runs.source import DEFAULT_FOLDER, find_run
     from gymsdk.studio.app import create_app
     from gymsdk.studio.library import Library
 
+    if with_parent:
+        # `gymsdk rollout --view` has started this process, and holds its standard input open.
+        watch_parent()
     for run in runs or ():
         find_run(run)
     if not runs and not DEFAULT_FOLDER.is_dir():
@@ -58,6 +67,37 @@ def view(
             webbrowser.open(url)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         uvicorn.Server(config).run(sockets=[listening])
+
+
+@contextmanager
+def run_viewer(folder: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that starts the viewer of the run in *folder* as a process of its own.
+
+    At the end of the context, the viewer stays open until Ctrl-C if a person sees it, and ends otherwise. It ends with
+    this process in any case.
+    """
+    process: subprocess.Popen[bytes] | None = None
+
+    def start() -> None:
+        nonlocal process
+        is_seen = sys.stderr.isatty()
+        command = [sys.executable, "-m", "gymsdk", "view", str(folder), "--with-parent"]
+        command += [] if is_seen else ["--no-browser"]
+        # The address must not mix with the metrics on standard output. Ctrl-C stops the run, but not the viewer.
+        process = subprocess.Popen(  # noqa: S603  # our own command
+            command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True
+        )
+
+    try:
+        yield start
+        if process is not None and sys.stderr.isatty():
+            typer.echo("the viewer stays open; press Ctrl-C to close it", err=True)
+            with suppress(KeyboardInterrupt):
+                process.wait()
+    finally:
+        if process is not None:
+            process.terminate()
+            process.wait()
 
 
 def _bind(port: int) -> socket.socket:

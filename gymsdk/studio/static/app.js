@@ -86,7 +86,7 @@ function App() {
       <button onClick=${() => setTheme(theme === "dark" ? "light" : "dark")}>${theme === "dark" ? "light" : "dark"}</button>
       <button aria-label="keys" onClick=${() => setShowsKeys(true)}>?</button>
     </header>
-    <main class="main">${body}</main>
+    <main class="main"><h1 class="visually-hidden">${parts.length ? parts.join(" ") : "runs"}</h1>${body}</main>
     ${showsKeys && html`
       <div class="dialog" onClick=${() => setShowsKeys(false)}>
         <div role="dialog" aria-modal="true" aria-label="keys"><h2>Keys</h2>

@@ -18,10 +18,10 @@ export function ComparePage({ a, b, query }) {
   const link = (pair) => buildAddress(["diff", `${a}:${pair.task_a}:0`, `${b}:${pair.task_b}:0`]);
   return html`
     <div class="page">
-      <h1>A: <a href=${buildAddress(["run", a])}>${comparison.a}</a>, B: <a href=${buildAddress(["run", b])}>${comparison.b}</a></h1>
+      <h2>A: <a href=${buildAddress(["run", a])}>${comparison.a}</a>, B: <a href=${buildAddress(["run", b])}>${comparison.b}</a></h2>
       ${warnings.map((warning) => html`<p class="warn" role="status">${warning}</p>`)}
       ${!overall ? html`<div class="empty">The runs have no task in common.</div>` : html`
-        <table class="plain"><thead><tr><th></th><th class="num">tasks</th><th class="num">A</th><th class="num">B</th><th class="num">B − A</th><th>95 % interval</th><th class="num">better</th><th class="num">worse</th><th class="num">flips up</th><th class="num">flips down</th></tr></thead>
+        <table class="plain"><thead><tr><th>environment</th><th class="num">tasks</th><th class="num">A</th><th class="num">B</th><th class="num">B − A</th><th>95 % interval</th><th class="num">better</th><th class="num">worse</th><th class="num">flips up</th><th class="num">flips down</th></tr></thead>
           <tbody>${[...environments, overall].map((each) => html`
             <tr key=${each.environment}><td>${each.environment || "all"}</td><td class="num">${each.tasks}</td><td class="num">${each.a.toFixed(3)}</td><td class="num">${each.b.toFixed(3)}</td>
               <td class="num"><b>${signed(each.difference)}</b></td><td>${each.low === null ? "" : `${signed(each.low)} to ${signed(each.high)}`}${each.low > 0 || each.high < 0 ? " (excludes 0)" : ""}</td>
@@ -62,10 +62,10 @@ function compareTexts(one, other) {
 function Side({ item, parts, isFirst }) {
   if (!item) return html`<div></div>`;
   return html`
-    <section class=${`item ${roleOf(item)}`} aria-label=${`${isFirst ? "A" : "B"}: ${kindOf(item)}`}>
+    <div role="group" class=${`item ${roleOf(item)}`} aria-label=${`${isFirst ? "A" : "B"}: ${kindOf(item)}`}>
       <header><b>${kindOf(item) === "message" ? roleOf(item) : kindOf(item).replaceAll("_", " ")}</b></header>
       <div class="body text">${parts ? parts.filter((part) => (isFirst ? !part.added : !part.removed)).map((part, number) => (part.added ? html`<ins key=${number}>${part.value}</ins>` : part.removed ? html`<del key=${number}>${part.value}</del>` : part.value)) : itemText(item)}</div>
-    </section>`;
+    </div>`;
 }
 
 export function DiffPage({ a, b }) {
@@ -86,7 +86,7 @@ export function DiffPage({ a, b }) {
   return html`
     <div>
       <div class="page">
-        <h1>${at < 0 ? "The transcripts are equal." : `The transcripts differ from item ${at} on.`}</h1>
+        <h2>${at < 0 ? "The transcripts are equal." : `The transcripts differ from item ${at} on.`}</h2>
       </div>
       <div class="diff">
         ${[[first, runA, idA, "A"], [second, runB, idB, "B"]].map(([each, run, id, name]) => html`<div key=${name}><h2>${name}: <a href=${buildAddress(["run", run, id])}>${run} ${id}</a></h2><span class="reward">${describeReward(each.row)}</span> <span class="muted">${each.row.turns} turns, ${each.row.tool_calls} tool calls</span></div>`)}

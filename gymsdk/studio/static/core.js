@@ -76,7 +76,7 @@ function decode(part) {
 export function buildAddress(parts, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const text = new URLSearchParams(given).toString();
-  return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+  return `#/${parts.map((part) => encodeURIComponent(part).replaceAll("%3A", ":")).join("/")}${text ? `?${text}` : ""}`;
 }
 
 export function changeQuery(changes, { replace = true } = {}) {
@@ -105,6 +105,8 @@ export function useAddress() {
 
 export const formatNumber = (value, digits = 3) =>
   value === null || value === undefined ? "" : Number.isInteger(value) ? value.toLocaleString("en-US") : Number(value.toFixed(digits)).toString();
+
+export const formatCount = (number, noun) => `${formatNumber(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 export const formatReward = (value) => (value === null || value === undefined ? "–" : Number(value.toFixed(4)).toString());
 

@@ -96,7 +96,7 @@ async function renderFormulas(element, formulas) {
     const formula = formulas[Number(span.dataset.math)];
     if (!formula) continue;
     try {
-      const markup = katex.renderToString(formula.text, { output: "mathml", displayMode: formula.display, trust: false, maxExpand: 100, maxSize: 20, throwOnError: true });
+      const markup = katex.renderToString(formula.text, { output: "mathml", displayMode: formula.display, trust: false, maxExpand: 100, maxSize: 20, throwOnError: true, strict: "ignore" });
       span.replaceChildren(purify.sanitize(markup, MATH_RULES));
     } catch {
       span.textContent = formula.text;

@@ -1,5 +1,5 @@
 // One rollout: its result, the conversation, the times, the tokens and the stored line.
-import { Failure, Loading, buildAddress, changeQuery, describeReward, formatNumber, formatSeconds, html, rewardBand, rolloutName, source, useEffect, useKeys, useMemo, useRequest, useState } from "./core.js";
+import { Failure, Loading, buildAddress, changeQuery, describeReward, formatCount, formatNumber, formatSeconds, html, rewardBand, rolloutName, source, useEffect, useKeys, useMemo, useRequest, useState } from "./core.js";
 import { Waterfall } from "./charts.js";
 import { Item, arrangeItems, useItems } from "./transcript.js";
 
@@ -52,7 +52,7 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
           ${parts.length > 0 && html` <span class="muted">= ${parts.map(([name, value]) => `${name} ${formatNumber(value)}`).join(" + ")}</span>`}
         </p>
         <p class="muted" style=${{ margin: "2px 0" }}>
-          ${[row.ended && `ended: ${row.ended}`, `${row.turns} turns`, `${row.tool_calls} tool calls`, row.tokens && `${formatNumber(row.tokens)} tokens`, row.seconds !== null && formatSeconds(row.seconds), line.gymsdk?.seed !== undefined && `seed ${line.gymsdk.seed}`].filter(Boolean).join(" · ")}
+          ${[row.ended && `ended: ${row.ended}`, formatCount(row.turns, "turn"), formatCount(row.tool_calls, "tool call"), row.tokens && formatCount(row.tokens, "token"), row.seconds !== null && formatSeconds(row.seconds), line.gymsdk?.seed !== undefined && `seed ${line.gymsdk.seed}`].filter(Boolean).join(" · ")}
         </p>
         ${row.message && html`<p class="bad">${row.failure} at ${row.stage}: ${row.message}</p>`}
         <p style=${{ margin: "4px 0" }}>${own.filter((note) => note.item === null).map((note) => html`${note.tags.map((tag) => html`<span class="tag">${tag}</span>`)}${note.text && html`<span>${note.text}</span>`}`)}

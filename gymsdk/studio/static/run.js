@@ -1,5 +1,5 @@
 // One run: its summary, the table of rollouts with filters, the tasks, the tools and the failures.
-import { Failure, Loading, buildAddress, changeQuery, describeReward, formatDate, formatNumber, formatReward, formatSeconds, html, rewardBand, rolloutName, source, useEffect, useKeys, useMemo, useRef, useRequest, useState } from "./core.js";
+import { Failure, Loading, buildAddress, changeQuery, formatCount, formatDate, formatNumber, formatReward, formatSeconds, html, rewardBand, rolloutName, source, useEffect, useKeys, useMemo, useRef, useRequest, useState } from "./core.js";
 import { Histogram } from "./charts.js";
 import { RolloutPane, useNotes } from "./rollout.js";
 import { Grid, useRows } from "./table.js";
@@ -173,11 +173,11 @@ function Rollouts({ run, query, version }) {
   }, [notes]);
   const columns = useMemo(() => [...COLUMNS.slice(0, -1), ...(tagged.size ? [{ name: "tags", title: "tags", width: "w2", show: (row) => (tagged.get(rolloutName(row)) || []).map((tag) => html`<span class="tag">${tag}</span>`) }] : []), COLUMNS.at(-1)], [tagged]);
   return html`
-    ${fresh > 0 && html`<div class="notice" role="status">${formatNumber(fresh)} new rollouts <button onClick=${() => setShownVersion(version)}>show them</button></div>`}
+    ${fresh > 0 && html`<div class="notice" role="status">${formatCount(fresh, "new rollout")} <button onClick=${() => setShownVersion(version)}>show them</button></div>`}
     <div class="split">
       <${Facets} run=${run} query=${query} version=${shownVersion} />
       <div class="list" style=${query.id ? { flexBasis: `${100 - width}%` } : {}}>
-        <p class="muted" style=${{ margin: "4px 10px" }} role="status">${rows.isLoaded ? `${formatNumber(rows.total)} rollouts` : "…"}</p>
+        <p class="muted" style=${{ margin: "4px 10px" }} role="status">${rows.isLoaded ? formatCount(rows.total, "rollout") : "…"}</p>
         <${Failure} error=${rows.error} />
         <${Grid} rows=${rows} columns=${columns} selected=${selected} onSelect=${select} sort=${sort} descending=${descending} label="rollouts"
           onSort=${(name) => changeQuery(sort !== name ? { sort: name, desc: "", at: "" } : descending ? { sort: "", desc: "", at: "" } : { desc: "1", at: "" })} />
@@ -207,7 +207,7 @@ function Groups({ run, query, version }) {
   return html`
     <div class="page">
       <p class="muted">${formatNumber(answer.total)} tasks, the hardest first. A task whose rewards are all alike teaches a group-based trainer nothing.</p>
-      <table class="plain"><thead><tr><th>task</th><th class="num">n</th><th class="num">mean</th><th class="num">spread</th><th>repeats</th><th></th><th>prompt</th></tr></thead>
+      <table class="plain"><thead><tr><th>task</th><th class="num">n</th><th class="num">mean</th><th class="num">spread</th><th>repeats</th><th>rewards</th><th>prompt</th></tr></thead>
         <tbody>${answer.tasks.map((group) => html`
           <tr key=${`${group.environment} ${group.task}`}>
             <td><a href=${buildAddress(["run", run], { where: JSON.stringify([["task", "=", group.task]]) })}>${group.environment} ${group.task}</a></td>

@@ -8,10 +8,9 @@ export function RunsPage() {
   if (!runs) return html`<${Loading} />`;
   if (!runs.length) return html`<div class="empty">There are no runs yet. <code>gymsdk rollout</code> writes one.</div>`;
   const toggle = (run) => setChosen(chosen.includes(run) ? chosen.filter((each) => each !== run) : [...chosen, run].slice(-2));
-  const ordered = runs.map((each) => each.run).filter((run) => chosen.includes(run)).reverse();
   return html`
     <div class="page">
-      <p><button class="primary" disabled=${chosen.length !== 2} onClick=${() => (location.hash = buildAddress(["compare", ...ordered]))}>compare two runs</button> <span class="muted">${chosen.length === 2 ? `A is ${ordered[0]}, B is ${ordered[1]}` : "choose two"}</span></p>
+      <p><button class="primary" disabled=${chosen.length !== 2} onClick=${() => (location.hash = buildAddress(["compare", ...chosen]))}>compare two runs</button> <span class="muted">${chosen.length === 2 ? `A is ${chosen[0]}, B is ${chosen[1]}` : "choose two; the first is A"}</span></p>
       <table class="plain"><thead><tr><th><span class="visually-hidden">choose</span></th><th>run</th><th>model</th><th>environments</th><th class="num">scored of asked</th><th class="num">mean reward</th><th>started</th></tr></thead>
         <tbody>${runs.map((run) => html`
           <tr key=${run.run}><td><input type="checkbox" aria-label=${`choose ${run.name}`} checked=${chosen.includes(run.run)} onChange=${() => toggle(run.run)} /></td>

@@ -113,7 +113,7 @@ export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNot
     body = html`<div><${Markdown} text=${getText(item.content)} /><${Images} content=${item.content} /></div>`;
   }
   return html`
-    <section id=${`item-${index}`} class=${`item ${role} ${isCurrent ? "current" : ""}`} aria-label=${`item ${index}: ${title}`}>
+    <div role="group" id=${`item-${index}`} class=${`item ${role} ${isCurrent ? "current" : ""}`} aria-label=${`item ${index}: ${title}`}>
       <header><b>${title}</b><span>${index}</span>${hasTokens && html`<span>${item.generation_token_ids.length} tokens</span>`}
         ${(notes || []).map((note) => html`<span class="tag" title=${note.text}>${note.tags.join(", ") || "note"}</span>`)}
         <span class="grow"></span>
@@ -122,7 +122,7 @@ export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNot
         ${link && html`<a href=${link} aria-label=${`link to item ${index}`}>#</a>`}
       </header>
       <div class="body">${body}</div>
-    </section>`;
+    </div>`;
 }
 
 // Pairs the outputs of tools with their calls: returns the items to show, each with its index and its output.

@@ -1,0 +1,401 @@
+"""The pages in a real browser: what they show, how they react, that hostile transcripts do nothing, accessibility."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from gymsdk.jsonl import dump_row, read_rows
+
+from .conftest import Viewer, start_viewer
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 'gymsdk[browser]'")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'gymsdk[browser]'")
+
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; `apt-get install chromium`"),
+]
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+SCREENSHOTS = os.environ.get("GYMSDK_SCREENSHOTS")
+"""The folder for the pictures of the documentation, `docs/images/view`; without it, none are written."""
+
+
+class Browser:
+    """A page of the viewer, which records what must not happen."""
+
+    def __init__(self, page: Any, viewer: Viewer) -> None:
+        self.page = page
+        self.viewer = viewer
+        self.problems: list[str] = []
+        page.on("console", lambda message: message.type in {"error", "warning"} and self.problems.append(message.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("request", self._check_request)
+        page.goto(f"{viewer.base}/?token={viewer.token}")
+
+    def _check_request(self, request: Any) -> None:
+        if not request.url.startswith((self.viewer.base, "data:", "blob:")):
+            self.problems.append(f"request to {request.url}")
+
+    def open(self, address: str, text: str = "") -> Any:
+        self.page.goto(f"{self.viewer.base}/{address}")
+        if text:
+            self.page.get_by_text(text).first.wait_for()
+        return self.page
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_viewer(chromium: Any) -> Iterator[Callable[..., Browser]]:
+    contexts, opened = [], []
+
+    def build(viewer: Viewer, **options: Any) -> Browser:
+        context = chromium.new_context(viewport={"width": 1400, "height": 850}, **options)
+        contexts.append(context)
+        opened.append(Browser(context.new_page(), viewer))
+        return opened[-1]
+
+    yield build
+    for context in contexts:
+        context.close()
+    assert [problem for each in opened for problem in each.problems] == []
+
+
+@pytest.fixture
+def browser(viewer: Viewer, open_viewer: Callable[..., Browser]) -> Browser:
+    return open_viewer(viewer)
+
+
+def filter_address(*conditions: list[Any]) -> str:
+    return "#/run/run?where=" + quote(json.dumps(list(conditions)))
+
+
+def count_shown(page: Any) -> int:
+    text = page.locator(".list [role=status]").inner_text()
+    return int(text.split()[0].replace(",", ""))
+
+
+def read_ids(page: Any) -> list[str]:
+    found: list[str] = page.locator(".grid-row .cell:first-child").all_inner_texts()
+    return found
+
+
+def find_line(run: Path, environment: str, *, solved: bool = True, tools: bool = False) -> dict[str, Any]:
+    lines = (line for _, line in read_rows(run / "rollouts.jsonl"))
+    return next(
+        line
+        for line in lines
+        if line["gymsdk"]["environment"] == environment
+        and (line["reward"] == 1) == solved
+        and tools == any(item["type"] == "function_call" for item in line["response"]["output"])
+    )
+
+
+PAGES = {
+    "runs": ("#/", "compare two runs"),
+    "run": ("#/run/run", "81 rollouts"),
+    "rollout": ("#/run/run/TOOLS", "tool call"),
+    "maths": ("#/run/run/MATHS", "extracted_answer"),
+    "groups": ("#/run/run/groups", "40 tasks"),
+    "tools": ("#/run/run/tools", "get_weather"),
+    "failures": ("#/run/run/failures", "model_timeout"),
+    "compare": ("#/compare/run/strong", "95 % interval"),
+    "diff": ("#/diff/run:WRONG/strong:WRONG", "transcripts"),
+}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_each_page_is_accessible_and_has_its_picture(
+    viewer: Viewer, open_viewer: Callable[..., Browser], run: Path, name: str, theme: str
+) -> None:
+    address, text = PAGES[name]
+    for mark, line in (
+        ("TOOLS", find_line(run, "tool_call", tools=True)),
+        ("MATHS", find_line(run, "math")),
+        ("WRONG", find_line(run, "tool_call", solved=False)),
+    ):
+        address = address.replace(mark, line["gymsdk"]["id"])
+    page = open_viewer(viewer, color_scheme=theme).open(address, text)
+    page.wait_for_timeout(300)
+    results = axe.Axe().run(page)
+    assert [(each["id"], each["nodes"][0]["html"]) for each in results.response["violations"]] == []
+    if SCREENSHOTS:
+        page.screenshot(path=f"{SCREENSHOTS}/{name}-{theme}.png")
+
+
+def test_a_rollout_is_chosen_filtered_and_linked(browser: Browser, run: Path) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    page.locator(".facet", has_text="get_weather").click()
+    page.wait_for_function("() => document.querySelector('.list [role=status]').innerText !== '81 rollouts'")
+    lines = [line for _, line in read_rows(run / "rollouts.jsonl")]
+    expected = [
+        line["gymsdk"]["id"]
+        for line in lines
+        if any(item.get("name") == "get_weather" for item in line["response"]["output"])
+    ]
+    assert count_shown(page) == len(expected)
+    assert read_ids(page) == expected[: len(read_ids(page))]
+    page.locator(".grid-row").first.click()
+    page.locator(".pane .item").first.wait_for()
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    page.locator(".pane .item").first.wait_for()
+    assert page.locator(".pane h2").first.inner_text() == f"tool_call {expected[0]}"
+
+
+def test_the_search_finds_texts_of_the_conversation(browser: Browser) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    page.keyboard.press("/")
+    page.keyboard.type("I do not know")
+    page.wait_for_function(
+        "() => !['81 rollouts', '…'].includes(document.querySelector('.list [role=status]').innerText)"
+    )
+    assert 0 < count_shown(page) < 81
+    assert "q=I+do+not+know" in page.url
+
+
+def test_a_condition_is_added_and_removed(browser: Browser) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    page.locator("#condition").fill("outcome=failed")
+    page.get_by_role("button", name="add", exact=True).click()
+    page.get_by_text("1 rollout", exact=True).wait_for()
+    assert read_ids(page) == ["0:7"]
+    page.get_by_role("button", name="remove outcome = failed").click()
+    page.get_by_text("81 rollouts").wait_for()
+    page.locator("#condition").fill("nonsense")
+    page.get_by_role("button", name="add", exact=True).click()
+    page.get_by_text("write FIELD=VALUE").wait_for()
+
+
+def test_columns_sort_in_both_directions(browser: Browser) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    header = page.get_by_role("columnheader", name="reward")
+    header.get_by_role("button").click()
+    page.wait_for_function("() => document.querySelector('[aria-sort=ascending]')")
+    page.wait_for_timeout(300)
+    assert page.locator(".grid-row .cell:nth-child(2)").first.inner_text() == "0"
+    header.get_by_role("button").click()
+    page.wait_for_function("() => document.querySelector('[aria-sort=descending]')")
+    page.wait_for_timeout(300)
+    assert page.locator(".grid-row .cell:nth-child(2)").first.inner_text() == "1"
+
+
+def test_the_keyboard_moves_through_rollouts_and_items(browser: Browser) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    ids = read_ids(page)
+    for key in "jjj":
+        page.keyboard.press(key)
+    page.locator(f".pane h2:has-text('{ids[2]}')").wait_for()
+    page.keyboard.press("k")
+    page.locator(f".pane h2:has-text('{ids[1]}')").wait_for()
+    page.keyboard.press("n")
+    page.keyboard.press("n")
+    assert page.locator(".item.current").get_attribute("id") == "item-1"
+    page.keyboard.press("r")
+    page.locator(".pane pre.json").first.wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(rf"#/run/run/{ids[1]}$"))
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="keys").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+
+
+def test_tool_calls_have_their_results_beneath_them(browser: Browser, run: Path) -> None:
+    line = find_line(run, "tool_call", tools=True)
+    page = browser.open(f"#/run/run/{line['gymsdk']['id']}", "tool call")
+    output = line["response"]["output"]
+    call = next(item for item in output if item["type"] == "function_call")
+    result = next(item for item in output if item.get("call_id") == call["call_id"] and "output" in item)
+    shown = page.locator(".item", has_text=f"{call['name']}(").first
+    assert json.loads(shown.locator("pre").first.inner_text()) == json.loads(result["output"])
+    assert page.locator(".item").count() == len(line["responses_create_params"]["input"]) + sum(
+        item["type"] != "function_call_output" for item in output
+    )
+
+
+def test_maths_is_rendered(browser: Browser, run: Path) -> None:
+    line = find_line(run, "math")
+    page = browser.open(f"#/run/run/{line['gymsdk']['id']}", "extracted_answer")
+    page.locator(".item.assistant math").first.wait_for()
+
+
+def test_a_note_is_written_and_shown(browser: Browser, run: Path) -> None:
+    page = browser.open("#/run/run/0:0", "tool_call 0:0")
+    page.keyboard.press("t")
+    page.get_by_label("tags, separated by commas").fill("interesting, later")
+    page.get_by_label("text", exact=True).fill("look again")
+    page.get_by_role("button", name="save").click()
+    page.locator(".tag", has_text="interesting").first.wait_for()
+    note = json.loads((run / "notes.jsonl").read_text())
+    assert (note["id"], note["tags"], note["text"]) == ("0:0", ["interesting", "later"], "look again")
+
+
+def test_new_rollouts_wait_behind_a_button(browser: Browser, run: Path) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    _, line = next(iter(read_rows(run / "rollouts.jsonl")))
+    with (run / "rollouts.jsonl").open("ab") as file:
+        for task in range(3):
+            file.write(dump_row(line | {"_ng_task_index": 1000 + task}))
+    page.get_by_text("3 new rollouts").wait_for()
+    assert count_shown(page) == 81
+    page.get_by_role("button", name="show them").click()
+    page.get_by_text("84 rollouts").wait_for()
+
+
+def test_two_runs_are_chosen_and_compared(browser: Browser) -> None:
+    page = browser.open("#/", "compare two runs")
+    page.get_by_label("choose run").check()
+    page.get_by_label("choose strong").check()
+    page.get_by_role("button", name="compare two runs").click()
+    page.get_by_text("95 % interval").wait_for()
+    page.get_by_role("button", name="B won").click()
+    page.locator("table a").first.wait_for()
+    page.locator("table.plain").last.locator("a").first.click()
+    page.get_by_text("transcripts differ from item").wait_for()
+
+
+def test_an_unknown_page_run_and_rollout_are_explained(viewer: Viewer, open_viewer: Callable[..., Browser]) -> None:
+    browser = open_viewer(viewer)
+    browser.open("#/nothing", "There is no such page")
+    for address, text in (("#/run/nothing", "there is no run"), ("#/run/run/99:9", "no rollout")):
+        browser.open(address, text)
+    # The browser reports an answer with status 404 as an error of its own.
+    assert all("404" in problem for problem in browser.problems)
+    browser.problems.clear()
+
+
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked=1'>",
+    "<img src='http://evil.example/x.png'>![x](http://evil.example/y.png)",
+    "<svg onload='window.hacked=1'><a xlink:href='javascript:window.hacked=1'>x</a></svg>",
+    "[link](javascript:window.hacked=1) [link2](data:text/html,<script>window.hacked=1</script>)",
+    "[x](vbscript:x) <a href='&#106;avascript:window.hacked=1'>y</a>",
+    "<iframe srcdoc='<script>parent.hacked=1</script>'></iframe><object data='x'></object><embed src='x'>",
+    "<form action='http://evil.example'><input name=a><button>send</button></form>",
+    "<style>* { display: none }</style><link rel=stylesheet href='http://evil.example/x.css'>",
+    "<base href='http://evil.example/'><meta http-equiv=refresh content='0;url=http://evil.example'>",
+    "<math><mtext></form><form><mglyph><style></math><img src onerror=window.hacked=1>",
+    '<noscript><p title="</noscript><img src=x onerror=window.hacked=1>">',
+    r"$\href{javascript:window.hacked=1}{x}$ $\url{javascript:window.hacked=1}$ $\htmlId{app}{x}$",
+    r"$$\includegraphics{http://evil.example/z.png}$$ $\def\a{\a\a}\a$ $\rule{100000em}{100000em}$",
+    "<span data-math='0'>x</span> <p id=app class=dialog style='position:fixed;inset:0'>y</p>",
+    "```html\n<script>window.hacked=1</script>\n```",
+    "\u202e\u0000\ud800 \x1b[31m",
+    '"><script>window.hacked=1</script>',
+    "__proto__ constructor {{7*7}} ${window.hacked=1}",
+    "<details open ontoggle=window.hacked=1><summary>x</summary></details>",
+    "<video><source onerror=window.hacked=1></video>",
+]
+
+
+def build_hostile_run(folder: Path, line: dict[str, Any]) -> Path:
+    """Write a run whose every text is hostile."""
+    folder.mkdir()
+    rows = []
+    for number, text in enumerate(HOSTILE):
+        output = [
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]},
+            {"type": "function_call", "call_id": text, "name": text, "arguments": text},
+            {"type": "function_call_output", "call_id": text, "output": text},
+            {"type": "function_call", "call_id": "2", "name": "f", "arguments": json.dumps({text: text})},
+            {
+                "type": text,
+                "role": text,
+                "content": [{"type": "input_image", "image_url": text}, {"type": text, "text": text}],
+            },
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]},
+        ]
+        rows.append(
+            line
+            | {
+                "_ng_task_index": number,
+                "_ng_rollout_index": 0,
+                "responses_create_params": {"input": [{"role": "user", "content": text}]},
+                "response": {"output": output, "model": text},
+                "reward_components": {text: 1.0},
+                "kind": text,
+                text: 1.0,
+                "given_answer": text,
+                "gymsdk": line["gymsdk"]
+                | {"environment": text, "ended": text, "verdict": ["kind", text, "given_answer"]},
+            }
+        )
+    (folder / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, rows)))
+    failure = rows[0] | {f"_ng_failure_{name}": HOSTILE[0] for name in ("class", "stage", "message")}
+    (folder / "failures.jsonl").write_bytes(dump_row(failure | {"_ng_rollout_index": 1}))
+    about = {"settings": {"model": HOSTILE[1], "environments": {HOSTILE[0]: {}}}, "started": HOSTILE[2]}
+    (folder / "run.json").write_text(json.dumps(about))
+    (folder / "notes.jsonl").write_bytes(
+        dump_row({"id": "0:0", "tags": HOSTILE[:3], "text": HOSTILE[1], "author": HOSTILE[0]})
+    )
+    return folder
+
+
+def test_hostile_transcripts_do_nothing(weak: Path, tmp_path: Path, open_viewer: Callable[..., Browser]) -> None:
+    line = find_line(weak, "tool_call", tools=True)
+    run = build_hostile_run(tmp_path / "hostile", line)
+    other = build_hostile_run(tmp_path / "<b>other", line)
+    with start_viewer(run, other, cache=tmp_path / "cache") as viewer:
+        browser = open_viewer(viewer)
+        page = browser.page
+        addresses = ["#/", "#/run/hostile", "#/run/hostile?at=0&id=0:0", "#/compare/hostile/-b-other"]
+        addresses += [f"#/run/hostile/{name}" for name in ("groups", "tools", "failures", "0:1")]
+        addresses += [f"#/run/hostile/{number}:0" for number in range(len(HOSTILE))]
+        addresses += ["#/diff/hostile:0:0/-b-other:3:0", "#/run/<script>window.hacked=1</script>/x"]
+        for address in addresses:
+            browser.open(address)
+            page.wait_for_timeout(150)
+            for details in page.locator("details").all():
+                details.evaluate("element => { element.open = true }")
+            assert page.evaluate("window.hacked") is None, address
+            assert (
+                page.locator(
+                    "script:not([src]):not([type=importmap]), iframe, object, embed, base, form[action]"
+                ).count()
+                == 0
+            )
+            assert (
+                page.locator("main [onerror], main [onload], main [ontoggle], main [href^='javascript']").count() == 0
+            )
+            assert page.locator("#app").count() == 1
+        browser.problems[:] = [problem for problem in browser.problems if "404" not in problem]
+
+
+def test_the_dark_theme_is_kept(browser: Browser) -> None:
+    page = browser.open("#/", "compare two runs")
+    page.get_by_role("button", name="dark").click()
+    page.reload()
+    page.get_by_role("button", name="light").wait_for()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
