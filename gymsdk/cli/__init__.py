@@ -22,6 +22,7 @@ from gymsdk.cli.play import play
 from gymsdk.cli.policy import app as policy
 from gymsdk.cli.process import limit_exit_time
 from gymsdk.cli.profile import profile
+from gymsdk.cli.replay import replay
 from gymsdk.cli.restart import restart
 from gymsdk.cli.reverify import reverify
 from gymsdk.cli.rollout import rollout
@@ -58,6 +59,7 @@ app.command(cls=Command, rich_help_panel=EPISODES)(profile)
 app.command(cls=Command, rich_help_panel=RUNS)(view)
 app.command(cls=Command, rich_help_panel=RUNS)(show)
 app.command(cls=Command, rich_help_panel=RUNS)(compare)
+app.command(cls=Command, rich_help_panel=RUNS)(replay)
 app.command(cls=Command, rich_help_panel=RUNS)(export)
 app.command(cls=Command, rich_help_panel=SERVERS)(serve)
 app.command(cls=Command, rich_help_panel=SERVERS)(status)
