@@ -45,6 +45,7 @@ SLOW = (
     "tests/servers/test_included_environments.py",
     "tests/servers/test_load_balancing.py",
     "tests/startup/test_breakage.py",
+    "tests/studio/test_rollout_view.py",
     "tests/test_deploy.py",
     "tests/test_distributed.py",
     "tests/test_separate.py",

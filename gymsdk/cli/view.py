@@ -14,9 +14,10 @@ from typing import Annotated
 
 import typer
 
+from gymsdk.cli.show import Search, Where
 from gymsdk.errors import UsageError
 
-VIEWER = "Viewer"
+VIEWER, EXPORT = "Viewer", "Export"
 
 
 def view(
@@ -32,6 +33,27 @@ def view(
         int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.", rich_help_panel=VIEWER)
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the browser.", rich_help_panel=VIEWER)] = True,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write the pages with the runs' data to PATH, a new folder or a file that ends in .html, and exit.",
+            show_default=False,
+            rich_help_panel=EXPORT,
+        ),
+    ] = None,
+    where: Where = [],  # noqa: B006  # typer copies it
+    search: Search = "",
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Export at most N rollouts of each run, spread evenly.",
+            show_default=False,
+            rich_help_panel=EXPORT,
+        ),
+    ] = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Show runs in the browser: transcripts, tables, comparisons.
@@ -42,12 +64,13 @@ def view(
     Examples:
         gymsdk view
         gymsdk view rollouts/base rollouts/tuned --port 8800
+        gymsdk view rollouts/base --export base.html --where 'reward<1'
     """
     import uvicorn
     from pydantic import SecretStr
 
     from gymsdk.deploy.process_guard import watch_parent
-    from gymsdk.runs.source import DEFAULT_FOLDER, find_run
+    from gymsdk.runs.source import DEFAULT_FOLDER, find_run, find_runs
     from gymsdk.studio.app import create_app
     from gymsdk.studio.library import Library
 
@@ -58,6 +81,13 @@ def view(
         find_run(run)
     if not runs and not DEFAULT_FOLDER.is_dir():
         raise UsageError(f"there is no folder {DEFAULT_FOLDER}; name the folder of a run, or write one: gymsdk rollout")
+    if export is not None:
+        _export(runs or [source.path for source in find_runs(DEFAULT_FOLDER)], export, where, search, sample)
+        return
+    if where or search or sample:
+        raise UsageError(
+            "--where, --search and --sample choose what --export writes; the pages have filters of their own"
+        )
     token = secrets.token_urlsafe(24)
     app = create_app(Library(runs or (), None if runs else DEFAULT_FOLDER), SecretStr(token))
     with _bind(port) as listening:
@@ -67,6 +97,17 @@ def view(
             webbrowser.open(url)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _export(runs: list[Path], target: Path, where: list[str], search: str, sample: int | None) -> None:
+    from gymsdk.runs import build_filter
+    from gymsdk.studio.export import ExportChoice, export_runs
+
+    count = export_runs(runs, target, ExportChoice(build_filter(where, search), sample))
+    files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    page = target if target.is_file() else target / "index.html"
+    typer.echo(f"{page}: {count} rollouts, {size / 1e6:.1f} MB")
 
 
 @contextmanager

@@ -154,7 +154,7 @@ class RunQueries:
             name: [
                 {"value": value, "count": count}
                 for value, count in self._connection.execute(
-                    f"SELECT {name}, count(*) FROM rollout r WHERE {condition} GROUP BY 1 ORDER BY 2 DESC LIMIT 50",  # noqa: S608
+                    f"SELECT {name}, count(*) FROM rollout r WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 50",  # noqa: S608
                     values,
                 )
                 if value not in {None, ""}
@@ -165,7 +165,7 @@ class RunQueries:
             {"value": name, "count": count}
             for name, count in self._connection.execute(
                 "SELECT t.name, count(*) FROM tool t JOIN rollout r ON r.id = t.rollout"  # noqa: S608
-                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC LIMIT 50",
+                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 50",
                 values,
             )
         ]
@@ -187,6 +187,11 @@ class RunQueries:
         """Return the numbers of a rollout's verdict and the components of its reward."""
         rows = self._connection.execute("SELECT name, value FROM figure WHERE rollout = ?", (rollout,))
         return dict(sorted(tuple(row) for row in rows))
+
+    def get_tools(self, rollout: int) -> dict[str, tuple[int, int]]:
+        """Return the number of calls, and of calls with an error, of each tool that a rollout has called."""
+        rows = self._connection.execute("SELECT name, calls, errors FROM tool WHERE rollout = ?", (rollout,))
+        return {name: (calls, errors) for name, calls, errors in rows}
 
     def list_groups(self, chosen: Filter | None = None) -> list[dict[str, Any]]:
         """Return each task with the number, the mean and the spread of its rewards, the hardest task first.
@@ -225,7 +230,7 @@ class RunQueries:
         for row in self._connection.execute(
             "SELECT t.name AS tool, sum(t.calls) AS calls, sum(t.errors) AS errors, count(*) AS rollouts,"  # noqa: S608
             " count(r.reward) AS scored, sum(r.reward) AS earned FROM tool t JOIN rollout r ON r.id = t.rollout"
-            f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC",
+            f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1",
             values,
         ):
             tool = dict(row)
@@ -242,7 +247,7 @@ class RunQueries:
         rows = self._connection.execute(
             "SELECT failure AS kind, stage, count(*) AS count, min(id) AS example,"  # noqa: S608
             f" min(message) AS message FROM rollout r WHERE reward IS NULL AND ({condition})"
-            " GROUP BY 1, 2 ORDER BY 3 DESC",
+            " GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2",
             values,
         )
         return [dict(row) for row in rows]

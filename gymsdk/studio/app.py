@@ -110,7 +110,7 @@ class StudioApi:
 
     def list_runs(self, _: Request) -> list[Row]:
         """Return the runs with what is known about them without an index of their lines."""
-        return [_describe_run(run) for run in self._library.list_runs()]
+        return [describe_run(run) for run in self._library.list_runs()]
 
     def get_run(self, request: Request) -> Row:
         """Return a run with its summary and settings."""
@@ -121,7 +121,7 @@ class StudioApi:
         about = run.source.read_about()
         details = {key: about.get(key) for key in ("command", "python", "platform", "settings", "resumed")}
         return (
-            _describe_run(run)
+            describe_run(run)
             | details
             | {
                 "state": run.build_state(),
@@ -254,7 +254,8 @@ class StudioApi:
             return row, queries.read_line(row["id"]), queries.get_figures(row["id"])
 
 
-def _describe_run(run: OpenRun) -> Row:
+def describe_run(run: OpenRun) -> Row:
+    """Return what is known about a run without an index of its lines."""
     about = run.source.read_about()
     settings = about.get("settings") if isinstance(about.get("settings"), dict) else {}
     metrics = run.source.read_metrics()

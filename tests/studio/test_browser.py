@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,11 @@ class Browser:
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("request", self._check_request)
-        page.goto(f"{viewer.base}/?token={viewer.token}")
+        page.goto(f"{viewer.base}/?token={viewer.token}" if viewer.token else viewer.base)
 
     def _check_request(self, request: Any) -> None:
-        if not request.url.startswith((self.viewer.base, "data:", "blob:")):
+        own = self.viewer.base.rpartition("/")[0] if self.viewer.base.startswith("file:") else self.viewer.base
+        if not request.url.startswith((own, "data:", "blob:")):
             self.problems.append(f"request to {request.url}")
 
     def open(self, address: str, text: str = "") -> Any:
@@ -391,6 +394,87 @@ def test_hostile_transcripts_do_nothing(weak: Path, tmp_path: Path, open_viewer:
             )
             assert page.locator("#app").count() == 1
         browser.problems[:] = [problem for problem in browser.problems if "404" not in problem]
+
+
+def export(target: Path, *runs: Path, options: tuple[str, ...] = ()) -> Path:
+    command = [sys.executable, "-m", "gymsdk", "view", *map(str, runs), "--export", str(target), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return target if target.is_file() else target / "index.html"
+
+
+@pytest.fixture
+def open_export(chromium: Any) -> Iterator[Callable[[Path], Browser]]:
+    """Open an exported page from disk."""
+    contexts, opened = [], []
+
+    def build(page: Path) -> Browser:
+        context = chromium.new_context(viewport={"width": 1400, "height": 850}, offline=True)
+        contexts.append(context)
+        opened.append(Browser(context.new_page(), Viewer(f"file://{page}", "", None)))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield build
+    for context in contexts:
+        context.close()
+    assert [problem for each in opened for problem in each.problems] == []
+
+
+@pytest.mark.parametrize("name", ["page.html", "folder"])
+def test_an_exported_page_shows_the_same_from_disk(
+    run: Path, strong: Path, tmp_path: Path, open_export: Callable[[Path], Browser], browser: Browser, name: str
+) -> None:
+    page = export(tmp_path / "to" / name, run, strong)
+    exported = open_export(page)
+
+    def read(opened: Browser, base: str, address: str, text: str) -> str:
+        opened.page.goto(f"{base}{address}")
+        opened.page.get_by_text(text).first.wait_for()
+        opened.page.wait_for_timeout(300)
+        shown: str = opened.page.locator("main").inner_text()
+        # What only a viewer with a server has: the button for notes, and the keys beside it.
+        return re.sub(r"\s+", " ", re.sub(r"\bnote( t)?\b", "", shown))
+
+    tools, wrong = (find_line(run, "tool_call", tools=True), find_line(run, "tool_call", solved=False))
+    for address, text in (
+        ("#/run/run", "81 rollouts"),
+        (filter_address(["tool", "=", "get_weather"], ["reward", "<", 2]), "rollouts"),
+        (filter_address(["figure:calls_needed", ">", 1]) + "&sort=tokens&desc=1", "rollouts"),
+        ("#/run/run?q=I+do+not+know", "rollouts"),
+        (f"#/run/run/{tools['gymsdk']['id']}", "tool call"),
+        ("#/run/run/groups", "40 tasks"),
+        ("#/run/run/tools", "get_weather"),
+        ("#/run/run/failures", "model_timeout"),
+        ("#/compare/run/strong", "95 % interval"),
+        (f"#/diff/run:{wrong['gymsdk']['id']}/strong:{wrong['gymsdk']['id']}", "transcripts"),
+    ):
+        live = read(browser, f"{browser.viewer.base}/", address, text)
+        assert read(exported, f"file://{page}", address, text) == live, address
+
+
+def test_a_part_of_a_run_is_exported(run: Path, tmp_path: Path, open_export: Callable[[Path], Browser]) -> None:
+    page = export(tmp_path / "page.html", run, options=("--where", "environment=math", "--sample", "7"))
+    exported = open_export(page)
+    exported.page.goto(f"file://{page}#/run/run")
+    exported.page.get_by_text("7 of 81 rollouts are on this page").wait_for()
+    assert count_shown(exported.page) == 7
+
+
+def test_hostile_transcripts_do_nothing_in_an_exported_page(
+    weak: Path, tmp_path: Path, open_export: Callable[[Path], Browser]
+) -> None:
+    run = build_hostile_run(tmp_path / "hostile", find_line(weak, "tool_call", tools=True))
+    page = export(tmp_path / "page.html", run)
+    browser = open_export(page)
+    for address in (
+        "#/",
+        "#/run/hostile",
+        "#/run/hostile/tools",
+        *(f"#/run/hostile/{n}:0" for n in range(len(HOSTILE))),
+    ):
+        browser.page.goto(f"file://{page}{address}")
+        browser.page.wait_for_timeout(100)
+        assert browser.page.evaluate("window.hacked") is None, address
+        assert browser.page.locator("#app").count() == 1
 
 
 def test_the_dark_theme_is_kept(browser: Browser) -> None:

@@ -71,6 +71,7 @@ function Summary({ info, state }) {
   ];
   return html`
     <dl class="summary">${entries.filter(([, value]) => value).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${info.part && html`<div class="notice" role="status">${info.part}</div>`}
     ${info.bad_lines.map((bad) => html`<div class="notice warn">${bad.file}: ${bad.count} lines are not rollouts (${bad.message})</div>`)}`;
 }
 
