@@ -60,7 +60,10 @@ def replay(  # noqa: PLR0913  # each is an option of the command
         int, typer.Option(min=1, metavar="N", help="Play the branch N times.", rich_help_panel=BRANCH)
     ] = 1,
     force: Annotated[
-        bool, typer.Option("--force", help="Go on after the environment has answered differently.")
+        bool,
+        typer.Option(
+            "--force", help="Go on after the environment has answered differently.", rich_help_panel=options.RUN
+        ),
     ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     output: options.Output = None,
