@@ -135,6 +135,11 @@ class RunQueries:
         [number] = self._connection.execute(f"SELECT count(*) FROM rollout r WHERE {condition}", values).fetchone()  # noqa: S608
         return int(number)
 
+    def count_rewards(self) -> tuple[int, int, float | None]:
+        """Return the number of rollouts, the number of those with a reward, and their mean, quickly."""
+        row = self._connection.execute("SELECT count(*), count(reward), avg(reward) FROM rollout").fetchone()
+        return tuple(row)
+
     def summarize(self, chosen: Filter | None = None) -> dict[str, Any]:
         """Return the number of rollouts by outcome, the mean reward with its standard error, and the mean turns."""
         condition, values = self._build_condition(chosen or Filter())
@@ -293,10 +298,9 @@ class RunQueries:
         if not has_search(self._connection):
             return 0.0
         [done] = self._connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
-        ready, total = self._connection.execute(
-            "SELECT count(*) FILTER (WHERE id <= ?), count(*) FROM rollout", (done,)
-        ).fetchone()
-        return ready / total if total else 1.0
+        # Ids are given in the order of the lines, and none is missing but those of a replaced file.
+        [last] = self._connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
+        return done / last if last else 1.0
 
     def list_bad_lines(self) -> list[dict[str, Any]]:
         """Return the files with lines that are not rollouts, the number of these lines, and why the first is not."""

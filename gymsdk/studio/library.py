@@ -92,15 +92,15 @@ class OpenRun:
 
     def build_state(self) -> Row:
         """Return what the pages show of a running run: the number of rollouts, and the searchable share."""
-        summary = self.compute("summary", RunQueries.summarize)
         with self.use() as queries:
+            rollouts, scored, mean = queries.count_rewards()
             share = queries.get_searchable_share()
         return {
             "run": self.key,
             "generation": self._generation,
-            "rollouts": summary["rollouts"],
-            "scored": summary["scored"],
-            "mean": summary["mean"],
+            "rollouts": rollouts,
+            "scored": scored,
+            "mean": mean,
             "indexed": share,
         }
 

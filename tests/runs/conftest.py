@@ -41,7 +41,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
 def played(play: Play) -> Path:
     """Return a run of two environments, half of whose rollouts are right."""
     options = ("--model", "scripted/oracle:0.5", "--split", "train", "--limit", "10", "--repeats", "4")
-    return play("tool_call", "math", *options, name="played")
+    return play("tool_call", "multineedle", *options, name="played")
 
 
 @pytest.fixture

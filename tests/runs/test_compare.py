@@ -15,7 +15,7 @@ from gymsdk.runs.compare import bootstrap, list_best, list_worst, to_json
 
 from .conftest import Play
 
-OPTIONS = ("math", "tool_call", "--split", "train", "--repeats", "2")
+OPTIONS = ("multineedle", "tool_call", "--split", "train", "--repeats", "2")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_better_run_has_a_positive_difference_whose_interval_excludes_0(weak: 
     assert comparison.overall.is_significant
     assert comparison.overall.low > 0
     assert (comparison.only_a, comparison.only_b) == (0, 20)
-    assert {each.environment: each.tasks for each in comparison.environments} == {"math": 40, "tool_call": 40}
+    assert {each.environment: each.tasks for each in comparison.environments} == {"multineedle": 40, "tool_call": 40}
     assert any("20 tasks of strong are left out" in warning for warning in comparison.warnings)
     assert any("sampling" in warning for warning in comparison.warnings)
 
@@ -87,7 +87,7 @@ def test_runs_without_rows_as_sent_are_paired_by_their_lines(weak: Path, tmp_pat
 
 
 def test_runs_without_a_common_task_cannot_be_compared(weak: Path, play: Play) -> None:
-    other = play("math", "--seed", "5", "--split", "train", "--limit", "3", "--model", "scripted/oracle")
+    other = play("multineedle", "--seed", "5", "--split", "train", "--limit", "3", "--model", "scripted/oracle")
     comparison = read(weak).compare(read(other))
     assert comparison.overall is None
     assert comparison.warnings == ["the runs have no task in common"]

@@ -103,7 +103,7 @@ def test_failures_are_indexed_and_replaced(folder: Path) -> None:
         "_ng_failure_class": "model_timeout",
         "_ng_failure_stage": "model",
         "_ng_failure_message": "no answer within 5 s",
-        "gymsdk": {"id": "3:9", "environment": "math", "outcome": "failed", "ended": None, "turns": 0},
+        "gymsdk": {"id": "3:9", "environment": "multineedle", "outcome": "failed", "ended": None, "turns": 0},
     }
     (folder / "failures.jsonl").write_bytes(dump_row(failed))
     run = read(folder)

@@ -35,8 +35,8 @@ def count_calls(line: Line, tool: str = "") -> int:
     [
         ("reward<1", lambda line: line["reward"] < 1),
         ("reward>=1", lambda line: line["reward"] >= 1),
-        ("environment=math", lambda line: line["gymsdk"]["environment"] == "math"),
-        ("environment!=math", lambda line: line["gymsdk"]["environment"] != "math"),
+        ("environment=multineedle", lambda line: line["gymsdk"]["environment"] == "multineedle"),
+        ("environment!=multineedle", lambda line: line["gymsdk"]["environment"] != "multineedle"),
         ("tool=find_contact", lambda line: count_calls(line, "find_contact")),
         ("tool!=find_contact", lambda line: not count_calls(line, "find_contact")),
         ("tool_calls>1", lambda line: count_calls(line) > 1),

@@ -23,9 +23,9 @@ def test_the_rollouts_are_a_data_frame_with_the_numbers_of_the_verdicts(run: Run
     assert frame["reward"].tolist() == [line["reward"] for line in lines]
     asked = frame[frame["environment"] == "tool_call"]
     assert asked["calls_needed"].tolist() == [line["calls_needed"] for line in lines if "calls_needed" in line]
-    assert frame[frame["environment"] == "math"]["calls_needed"].isna().all()
+    assert frame[frame["environment"] == "multineedle"]["calls_needed"].isna().all()
     mean = frame.groupby("environment")["reward"].mean()
-    assert mean["math"] == pytest.approx(asked_mean(lines, "math"))
+    assert mean["multineedle"] == pytest.approx(asked_mean(lines, "multineedle"))
 
 
 def asked_mean(lines: list[dict[str, object]], environment: str) -> float:
@@ -111,7 +111,7 @@ def test_lines_are_read_by_their_name(run: Run) -> None:
 
 def test_the_settings_and_the_metrics_of_the_run_are_there(run: Run, folder: Path) -> None:
     assert run.settings["model"] == "scripted/oracle:0.5"
-    assert {each["environment"] for each in run.metrics} == {"math", "tool_call"}
+    assert {each["environment"] for each in run.metrics} == {"multineedle", "tool_call"}
     (folder / "metrics.json").write_text("{")
     (folder / "run.json").unlink()
     assert (read(folder).metrics, read(folder).settings) == ([], {})

@@ -50,7 +50,7 @@ def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None) -> Iterator[
 
 
 def play(folder: Path, model: str, *, limit: int = 20, repeats: int = 2) -> Path:
-    options = ["tool_call", "math", "--split", "train", "--limit", str(limit), "--repeats", str(repeats)]
+    options = ["tool_call", "multineedle", "--split", "train", "--limit", str(limit), "--repeats", str(repeats)]
     command = [sys.executable, "-m", "gymsdk", "rollout", *options, "--model", model, "--output", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
@@ -71,8 +71,21 @@ def strong(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(weak: Path, tmp_path: Path) -> Path:
     """Return a copy of the weak run, which the test may change, with one failed rollout."""
-    folder = shutil.copytree(weak, tmp_path / "run")
-    _, line = next(iter(read_rows(weak / "rollouts.jsonl")))
+    return copy_run(weak, tmp_path / "run")
+
+
+def copy_run(weak: Path, folder: Path) -> Path:
+    """Return a copy of a run in which one rollout is about mathematics, and one has failed."""
+    shutil.copytree(weak, folder)
+    lines = [line for _, line in read_rows(weak / "rollouts.jsonl")]
+    maths = next(line for line in lines if line["gymsdk"]["environment"] == "multineedle" and line["reward"] == 1)
+    formulas = r"If \(x^2 = 4\) and $x > 0$, then $$x = \sqrt{4} = 2.$$ \boxed{2}"
+    maths["response"]["output"] = [{"type": "message", "role": "assistant", "content": formulas}]
+    maths["gymsdk"] |= {"environment": "math", "verdict": ["extracted_answer"]}
+    maths["extracted_answer"] = "2"
+    (folder / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, lines)))
+    line = dict(lines[0])
+    line["gymsdk"] = dict(line["gymsdk"])
     for key in ("reward", "reward_components"):
         line.pop(key, None)
     failure = {"class": "model_timeout", "stage": "model", "message": "no answer within 5 s", "terminal": True}
@@ -80,6 +93,14 @@ def run(weak: Path, tmp_path: Path) -> Path:
     line["gymsdk"] |= {"outcome": "failed", "id": "0:7"}
     (folder / "failures.jsonl").write_bytes(dump_row(line))
     return folder
+
+
+@pytest.fixture(scope="module")
+def shared_viewer(weak: Path, strong: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    """Return a viewer of two runs, `run` and `strong`, for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("shared")
+    with start_viewer(copy_run(weak, folder / "run"), strong, cache=folder / "cache") as started:
+        yield started
 
 
 @pytest.fixture

@@ -21,7 +21,15 @@ from .conftest import Viewer, start_viewer
 
 
 @pytest.fixture
-def client(viewer: Viewer) -> Iterator[httpx.Client]:
+def client(shared_viewer: Viewer) -> Iterator[httpx.Client]:
+    """Return a client of the viewer of all tests that change nothing."""
+    with shared_viewer.client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def own_client(viewer: Viewer) -> Iterator[httpx.Client]:
+    """Return a client of the test's own viewer."""
     with viewer.client() as opened:
         yield opened
 
@@ -37,7 +45,7 @@ def test_the_runs_are_listed(client: httpx.Client, run: Path, strong: Path) -> N
     listed = {each["run"]: each for each in get(client, "runs")}
     assert set(listed) == {"run", "strong"}
     assert listed["strong"]["model"] == "scripted/oracle:0.9"
-    assert listed["strong"]["environments"] == ["tool_call", "math"]
+    assert listed["strong"]["environments"] == ["tool_call", "multineedle"]
     assert (listed["strong"]["asked"], listed["strong"]["scored"]) == (80, 80)
     assert get(client, "runs/strong")["summary"]["mean"] == pytest.approx(listed["strong"]["mean"])
 
@@ -48,9 +56,15 @@ def test_rows_are_paged_filtered_and_sorted(client: httpx.Client, run: Path) -> 
     assert answer["total"] == 81
     assert [row["id"] for row in answer["rows"]] == list(range(6, 16))
     wrong = get(
-        client, "runs/run/rows", where=[["reward", "<", 1], ["environment", "=", "math"]], sort="seconds", desc="1"
+        client,
+        "runs/run/rows",
+        where=[["reward", "<", 1], ["environment", "=", "multineedle"]],
+        sort="seconds",
+        desc="1",
     )
-    assert wrong["total"] == sum(line["reward"] < 1 and line["gymsdk"]["environment"] == "math" for line in lines)
+    assert wrong["total"] == sum(
+        line["reward"] < 1 and line["gymsdk"]["environment"] == "multineedle" for line in lines
+    )
     seconds = [row["seconds"] for row in wrong["rows"]]
     assert seconds == sorted(seconds, reverse=True)
     found = get(client, "runs/run/rows", q="I do not know.")
@@ -65,19 +79,19 @@ def test_a_rollout_is_the_stored_line(client: httpx.Client, run: Path) -> None:
     assert answer["opening"] == len(line["responses_create_params"]["input"])
 
 
-def test_a_long_transcript_comes_in_parts(viewer: Viewer, client: httpx.Client, run: Path) -> None:
+def test_a_long_transcript_comes_in_parts(viewer: Viewer, own_client: httpx.Client, run: Path) -> None:
     _, line = next(iter(read_rows(run / "rollouts.jsonl")))
     items = [{"type": "message", "role": "assistant", "content": f"{number} " + "x" * 100_000} for number in range(40)]
     line["response"]["output"] = items
     line |= {"_ng_task_index": 900, "_ng_rollout_index": 0}
     with (run / "rollouts.jsonl").open("ab") as file:
         file.write(dump_row(line))
-    wait_for_rollouts(client, 82)
-    answer = get(client, "runs/run/rollouts/900:0")
+    wait_for_rollouts(own_client, 82)
+    answer = get(own_client, "runs/run/rollouts/900:0")
     loaded = answer["items"]
     assert len(loaded) < answer["total_items"] == 40 + answer["opening"]
     while len(loaded) < answer["total_items"]:
-        part = get(client, "runs/run/rollouts/900:0/items", **{"from": len(loaded)})
+        part = get(own_client, "runs/run/rollouts/900:0/items", **{"from": len(loaded)})
         assert part["items"]
         loaded += part["items"]
     assert loaded[answer["opening"] :] == items
@@ -92,7 +106,7 @@ def wait_for_rollouts(client: httpx.Client, count: int) -> None:
 
 def test_groups_tools_failures_and_facets(client: httpx.Client, run: Path) -> None:
     tasks = get(client, "runs/run/tasks", limit=5)
-    assert (tasks["total"], len(tasks["tasks"])) == (40, 5)
+    assert (tasks["total"], len(tasks["tasks"])) == (41, 5)
     assert {tool["tool"] for tool in get(client, "runs/run/tools")} >= {"get_weather", "find_contact"}
     [failure] = get(client, "runs/run/failures")
     assert (failure["kind"], failure["stage"], failure["count"]) == ("model_timeout", "model", 1)
@@ -106,15 +120,15 @@ def test_two_runs_are_compared(client: httpx.Client) -> None:
     assert comparison["overall"]["difference"] > 0
 
 
-def test_a_note_is_stored_beside_the_run(client: httpx.Client, run: Path) -> None:
+def test_a_note_is_stored_beside_the_run(own_client: httpx.Client, run: Path) -> None:
     note = {"id": "0:0", "item": 2, "tags": ["wrong tool"], "text": "should ask first"}
-    assert client.post("/api/runs/run/notes", json=note).status_code == 200
-    assert client.post("/api/runs/run/notes", json=note | {"text": "later"}).status_code == 200
-    [stored] = get(client, "runs/run/notes")
+    assert own_client.post("/api/runs/run/notes", json=note).status_code == 200
+    assert own_client.post("/api/runs/run/notes", json=note | {"text": "later"}).status_code == 200
+    [stored] = get(own_client, "runs/run/notes")
     assert (stored["text"], stored["tags"], stored["item"]) == ("later", ["wrong tool"], 2)
     assert len((run / "notes.jsonl").read_text().splitlines()) == 2
-    assert client.post("/api/runs/run/notes", json={"id": "0:0", "tags": [], "item": 2}).status_code == 200
-    assert get(client, "runs/run/notes") == []
+    assert own_client.post("/api/runs/run/notes", json={"id": "0:0", "tags": [], "item": 2}).status_code == 200
+    assert get(own_client, "runs/run/notes") == []
 
 
 def test_notes_on_a_read_only_run_are_kept_elsewhere(strong: Path, tmp_path: Path) -> None:
@@ -131,10 +145,10 @@ def test_notes_on_a_read_only_run_are_kept_elsewhere(strong: Path, tmp_path: Pat
     assert not beside or (tmp_path / "cache").exists()
 
 
-def test_events_follow_a_growing_run(viewer: Viewer, client: httpx.Client, run: Path) -> None:
+def test_events_follow_a_growing_run(viewer: Viewer, own_client: httpx.Client, run: Path) -> None:
     _, line = next(iter(read_rows(run / "rollouts.jsonl")))
     counts = []
-    with client.stream("GET", "/api/events", params={"run": "run"}) as stream:
+    with own_client.stream("GET", "/api/events", params={"run": "run"}) as stream:
         for text in stream.iter_lines():
             if text.startswith("data: "):
                 state = json.loads(text.removeprefix("data: "))
@@ -182,8 +196,8 @@ def test_wrong_requests_are_explained(client: httpx.Client, path: str, status: i
         b'{"id": "0:0", "text": "%s"}' % (b"x" * 30_000),
     ],
 )
-def test_a_note_that_is_not_valid_is_refused(client: httpx.Client, run: Path, body: bytes) -> None:
-    answer = client.post("/api/runs/run/notes", content=body, headers={"Content-Type": "application/json"})
+def test_a_note_that_is_not_valid_is_refused(own_client: httpx.Client, run: Path, body: bytes) -> None:
+    answer = own_client.post("/api/runs/run/notes", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert not (run / "notes.jsonl").exists()
 
@@ -200,33 +214,33 @@ def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/static/app.js", "/api/runs", "/api/events?run=run", "/?token=wrong", "/favicon.ico"]
 )
-def test_nothing_is_shown_without_the_token(viewer: Viewer, path: str) -> None:
-    answer = httpx.get(viewer.base + path)
+def test_nothing_is_shown_without_the_token(shared_viewer: Viewer, path: str) -> None:
+    answer = httpx.get(shared_viewer.base + path)
     assert answer.status_code == 401
     assert "token" in answer.json()["detail"]
 
 
-def test_the_token_becomes_a_cookie_and_leaves_the_address(viewer: Viewer) -> None:
-    answer = httpx.get(f"{viewer.base}/?token={viewer.token}&x=1")
+def test_the_token_becomes_a_cookie_and_leaves_the_address(shared_viewer: Viewer) -> None:
+    answer = httpx.get(f"{shared_viewer.base}/?token={shared_viewer.token}&x=1")
     assert (answer.status_code, answer.headers["location"]) == (303, "/?x=1")
     cookie = answer.headers["set-cookie"]
-    assert f"gymsdk-view-{viewer.base.rpartition(':')[2]}=" in cookie
+    assert f"gymsdk-view-{shared_viewer.base.rpartition(':')[2]}=" in cookie
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     name, _, value = cookie.partition(";")[0].partition("=")
-    page = httpx.get(viewer.base, cookies={name: value})
+    page = httpx.get(shared_viewer.base, cookies={name: value})
     assert page.status_code == 200
-    assert httpx.get(viewer.base, cookies={name: value + "x"}).status_code == 401
+    assert httpx.get(shared_viewer.base, cookies={name: value + "x"}).status_code == 401
 
 
-def test_a_redirect_stays_on_the_viewer(viewer: Viewer) -> None:
-    answer = httpx.get(f"{viewer.base}//evil.example/?token={viewer.token}")
+def test_a_redirect_stays_on_the_viewer(shared_viewer: Viewer) -> None:
+    answer = httpx.get(f"{shared_viewer.base}//evil.example/?token={shared_viewer.token}")
     assert not answer.headers.get("location", "").startswith("//")
 
 
-def test_every_answer_has_the_security_headers(viewer: Viewer, client: httpx.Client) -> None:
+def test_every_answer_has_the_security_headers(shared_viewer: Viewer, client: httpx.Client) -> None:
     for answer in (
-        httpx.get(viewer.base),
+        httpx.get(shared_viewer.base),
         client.get("/"),
         client.get("/api/runs"),
         client.get("/static/app.js"),
@@ -240,11 +254,11 @@ def test_every_answer_has_the_security_headers(viewer: Viewer, client: httpx.Cli
         assert answer.headers["cache-control"] == "no-store"
 
 
-def test_other_hosts_and_other_sites_are_refused(viewer: Viewer, client: httpx.Client) -> None:
+def test_other_hosts_and_other_sites_are_refused(shared_viewer: Viewer, client: httpx.Client) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
     note = {"id": "0:0", "tags": ["x"]}
     assert client.post("/api/runs/run/notes", json=note, headers={"Origin": "https://evil.example"}).status_code == 403
-    plain = {"Origin": viewer.base, "Content-Type": "text/plain"}
+    plain = {"Origin": shared_viewer.base, "Content-Type": "text/plain"}
     assert client.post("/api/runs/run/notes", content=json.dumps(note), headers=plain).status_code == 403
 
 
@@ -255,8 +269,8 @@ def test_only_the_files_of_the_pages_are_served(client: httpx.Client, path: str)
     assert client.get(path).status_code in {400, 404}
 
 
-def test_the_viewer_listens_on_loopback_only(viewer: Viewer) -> None:
-    port = int(viewer.base.rpartition(":")[2])
+def test_the_viewer_listens_on_loopback_only(shared_viewer: Viewer) -> None:
+    port = int(shared_viewer.base.rpartition(":")[2])
     addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)}
     for address in addresses - {"127.0.0.1"}:
         with socket.socket() as attempt:
@@ -264,8 +278,8 @@ def test_the_viewer_listens_on_loopback_only(viewer: Viewer) -> None:
             assert attempt.connect_ex((address, port)) != 0 or address.startswith("127.")
 
 
-def test_ctrl_c_ends_the_viewer_although_a_page_follows_a_run(viewer: Viewer, client: httpx.Client) -> None:
-    with client.stream("GET", "/api/events", params={"run": "run"}) as stream:
+def test_ctrl_c_ends_the_viewer_although_a_page_follows_a_run(viewer: Viewer, own_client: httpx.Client) -> None:
+    with own_client.stream("GET", "/api/events", params={"run": "run"}) as stream:
         next(stream.iter_lines())
         viewer.process.send_signal(signal.SIGINT)
         assert viewer.process.wait(20) in {0, 1, 130, -signal.SIGINT}

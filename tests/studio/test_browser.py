@@ -127,7 +127,7 @@ PAGES = {
     "run": ("#/run/run", "81 rollouts"),
     "rollout": ("#/run/run/TOOLS", "tool call"),
     "maths": ("#/run/run/MATHS", "extracted_answer"),
-    "groups": ("#/run/run/groups", "40 tasks"),
+    "groups": ("#/run/run/groups", "41 tasks"),
     "tools": ("#/run/run/tools", "get_weather"),
     "failures": ("#/run/run/failures", "model_timeout"),
     "compare": ("#/compare/run/strong", "95 % interval"),
@@ -441,7 +441,7 @@ def test_an_exported_page_shows_the_same_from_disk(
         (filter_address(["figure:calls_needed", ">", 1]) + "&sort=tokens&desc=1", "rollouts"),
         ("#/run/run?q=I+do+not+know", "rollouts"),
         (f"#/run/run/{tools['gymsdk']['id']}", "tool call"),
-        ("#/run/run/groups", "40 tasks"),
+        ("#/run/run/groups", "41 tasks"),
         ("#/run/run/tools", "get_weather"),
         ("#/run/run/failures", "model_timeout"),
         ("#/compare/run/strong", "95 % interval"),
@@ -452,7 +452,7 @@ def test_an_exported_page_shows_the_same_from_disk(
 
 
 def test_a_part_of_a_run_is_exported(run: Path, tmp_path: Path, open_export: Callable[[Path], Browser]) -> None:
-    page = export(tmp_path / "page.html", run, options=("--where", "environment=math", "--sample", "7"))
+    page = export(tmp_path / "page.html", run, options=("--where", "environment=multineedle", "--sample", "7"))
     exported = open_export(page)
     exported.page.goto(f"file://{page}#/run/run")
     exported.page.get_by_text("7 of 81 rollouts are on this page").wait_for()

@@ -13,12 +13,9 @@ import pytest
 
 from gymsdk.jsonl import dump_row, read_rows
 
+from .conftest import Command
+
 Line = dict[str, Any]
-
-
-def gymsdk(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +28,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "played"
     options = ("--split", "train", "--limit", "15", "--repeats", "2", "--model", "scripted/oracle:0.7", "--turns", "4")
-    done = gymsdk("rollout", "tool_call", "multineedle", *options, "--set", "tool_call.calls=0,4", "--output", folder)
-    assert done.returncode == 0, done.stderr
+    names = ("tool_call", "multineedle", "--set", "tool_call.calls=0,4")
+    command = [sys.executable, "-m", "gymsdk", "rollout", *names, *options, "--output", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
     return folder
 
 
@@ -63,17 +61,17 @@ def change(folder: Path, name: str, edit: Any) -> None:
     (folder / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, lines)))
 
 
-def test_every_rollout_is_equal_to_the_stored_one(run: Path) -> None:
+def test_every_rollout_is_equal_to_the_stored_one(gymsdk: Command, run: Path) -> None:
     done = gymsdk("replay", run, "--json")
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    results = json.loads(done.out)
     assert len(results) == 60
     assert all(each["equal"] and each["reward"] == each["stored_reward"] for each in results)
     # The episodes that a budget ended are among them.
     assert {line["gymsdk"]["ended"] for line in read(run)} == {"done", "turns"}
 
 
-def test_an_environment_that_answers_differently_is_named_with_the_item(run: Path) -> None:
+def test_an_environment_that_answers_differently_is_named_with_the_item(gymsdk: Command, run: Path) -> None:
     line = find_line(run, 1)
     name, opening = line["gymsdk"]["id"], line["responses_create_params"]["input"]
     index = next(n for n, item in enumerate(line["response"]["output"]) if item["type"] == "function_call_output")
@@ -83,22 +81,22 @@ def test_an_environment_that_answers_differently_is_named_with_the_item(run: Pat
 
     change(run, name, edit)
     done = gymsdk("replay", run, name)
-    assert done.returncode == 1
-    assert f"diverged at item {len(opening) + index}" in done.stdout
-    assert "something else" in done.stdout
+    assert done.code == 1
+    assert f"diverged at item {len(opening) + index}" in done.out
+    assert "something else" in done.out
     forced = gymsdk("replay", run, name, "--force", "--json")
-    [result] = json.loads(forced.stdout)
+    [result] = json.loads(forced.out)
     assert (result["diverged"], result["reward"], result["equal"]) == (len(opening) + index, 1.0, False)
 
 
-def test_another_reward_is_named(run: Path) -> None:
+def test_another_reward_is_named(gymsdk: Command, run: Path) -> None:
     name = find_line(run, 1)["gymsdk"]["id"]
     change(run, name, lambda stored: stored.update(reward=0.25))
     done = gymsdk("replay", run, name)
-    assert (done.returncode, "reward 1, stored 0.25" in done.stdout) == (1, True)
+    assert (done.code, "reward 1, stored 0.25" in done.out) == (1, True)
 
 
-def test_a_branch_says_something_else_and_a_model_plays_on(run: Path, tmp_path: Path) -> None:
+def test_a_branch_says_something_else_and_a_model_plays_on(gymsdk: Command, run: Path, tmp_path: Path) -> None:
     line = find_line(run, 2)
     name, output = line["gymsdk"]["id"], tmp_path / "branch"
     call = {"type": "function_call", "call_id": "mine", "name": "find_notes", "arguments": '{"words": "nothing"}'}
@@ -107,8 +105,8 @@ def test_a_branch_says_something_else_and_a_model_plays_on(run: Path, tmp_path: 
     model = f"scripted/script:{tmp_path / 'script.jsonl'}"
     options = ("--to-turn", 1, "--say", tmp_path / "turn.json", "--then", model, "--repeats", 3)
     done = gymsdk("replay", run, name, *options, "--output", output, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["folder"] == str(output)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["folder"] == str(output)
     branches = read(output)
     assert len(branches) == 3
     for repeat, branch in enumerate(branches):
@@ -122,29 +120,29 @@ def test_a_branch_says_something_else_and_a_model_plays_on(run: Path, tmp_path: 
         assert branch["gymsdk"]["seed"] == line["gymsdk"]["seed"]
         assert branch["gymsdk"]["id"] == f"{line['_ng_task_index']}:{repeat}"
     shown = gymsdk("show", output, f"{line['_ng_task_index']}:0")
-    assert "I give up." in shown.stdout
+    assert "I give up." in shown.out
     compared = gymsdk("compare", run, output, "--json")
-    assert json.loads(compared.stdout)["overall"]["tasks"] == 1
+    assert json.loads(compared.out)["overall"]["tasks"] == 1
 
 
-def test_a_reply_in_a_text_file_ends_the_episode(run: Path, tmp_path: Path) -> None:
+def test_a_reply_in_a_text_file_ends_the_episode(gymsdk: Command, run: Path, tmp_path: Path) -> None:
     line = find_line(run, 1)
     (tmp_path / "reply.txt").write_text("Done.\nAnswer: 42\n")
     output = tmp_path / "branch"
     done = gymsdk("replay", run, line["gymsdk"]["id"], "--to-turn", 0, "--say", tmp_path / "reply.txt", "-o", output)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     [branch] = read(output)
     assert (branch["given_answer"], branch["gymsdk"]["turns"]) == ("42", 1)
 
 
-def test_a_branch_without_more_to_say_fails_with_the_reason(run: Path, tmp_path: Path) -> None:
+def test_a_branch_without_more_to_say_fails_with_the_reason(gymsdk: Command, run: Path, tmp_path: Path) -> None:
     line = find_line(run, 2)
     call = {"type": "function_call", "call_id": "mine", "name": "find_notes", "arguments": '{"words": "nothing"}'}
     (tmp_path / "turn.json").write_text(json.dumps(call))
     options = ("--to-turn", 1, "--say", tmp_path / "turn.json", "-o", tmp_path / "branch")
     done = gymsdk("replay", run, line["gymsdk"]["id"], *options)
-    assert done.returncode == 1
-    assert "the environment goes on" in done.stdout
+    assert done.code == 1
+    assert "the environment goes on" in done.out
     [failure] = [line for _, line in read_rows(tmp_path / "branch" / "failures.jsonl")]
     assert failure["_ng_failure_class"] == "replay_diverged"
 
@@ -163,26 +161,28 @@ def test_a_branch_without_more_to_say_fails_with_the_reason(run: Path, tmp_path:
         (["0:0", "--say", "MISSING"], "No such file"),
     ],
 )
-def test_wrong_input_is_explained(run: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_wrong_input_is_explained(
+    gymsdk: Command, run: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     (tmp_path / "OUTPUT").write_text('{"type": "function_call_output", "call_id": "1", "output": "x"}')
     (tmp_path / "NUMBER").write_text("12")
     given = [str(tmp_path / each) if each.isupper() else each for each in arguments]
     done = gymsdk("replay", run, *given)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
 
 
-def test_a_folder_with_a_run_is_not_overwritten(run: Path) -> None:
+def test_a_folder_with_a_run_is_not_overwritten(gymsdk: Command, run: Path) -> None:
     before = (run / "rollouts.jsonl").read_bytes()
     done = gymsdk("replay", run, "0:0", "--then", "scripted/oracle", "--output", run)
-    assert done.returncode == 2
-    assert "holds a run" in done.stderr
+    assert done.code == 2
+    assert "holds a run" in done.err
     assert (run / "rollouts.jsonl").read_bytes() == before
 
 
-def test_rollouts_of_another_program_cannot_be_replayed(tmp_path: Path) -> None:
+def test_rollouts_of_another_program_cannot_be_replayed(gymsdk: Command, tmp_path: Path) -> None:
     line = {"responses_create_params": {"input": "Hello"}, "response": {"output": []}, "reward": 1.0}
     (tmp_path / "other.jsonl").write_bytes(dump_row(line))
     done = gymsdk("replay", tmp_path / "other.jsonl")
-    assert done.returncode == 2
-    assert "only rollouts that gymsdk has played" in done.stderr
+    assert done.code == 2
+    assert "only rollouts that gymsdk has played" in done.err
