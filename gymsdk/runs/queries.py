@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import mmap
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, pstdev
 from typing import Any
 
+from gymsdk import jsonl
 from gymsdk.errors import UsageError
 from gymsdk.runs.index import COLUMNS, FAILURE_COLUMNS, RunIndex, has_search
 from gymsdk.runs.records import iter_texts
@@ -32,7 +35,13 @@ MAX_ROWS = 1000
 MAX_HITS = 10_000
 """The largest number of rollouts that a search finds."""
 
+MAX_PHRASE_HITS = 1000
+"""The largest number of rollouts that a search finds for several words, which it verifies in the stored lines."""
+
 HISTOGRAM_BINS = 20
+
+MAX_FACET_VALUES = 50
+"""The number of values of a facet that are listed."""
 
 _CONDITION = re.compile(r"\s*([\w:/.-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 
@@ -155,22 +164,24 @@ class RunQueries:
     def count_facets(self, chosen: Filter | None = None) -> dict[str, Any]:
         """Return the number of rollouts of each outcome, end, environment, failure and tool, and a reward histogram."""
         condition, values = self._build_condition(chosen or Filter())
-        facets: dict[str, Any] = {
-            name: [
-                {"value": value, "count": count}
-                for value, count in self._connection.execute(
-                    f"SELECT {name}, count(*) FROM rollout r WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 50",  # noqa: S608
-                    values,
-                )
-                if value not in {None, ""}
-            ]
-            for name in ("environment", "outcome", "ended", "failure")
-        }
+        names = ("environment", "outcome", "ended", "failure")
+        counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        # Without a filter, each column is read from its index; with one, the rollouts are read once for all columns.
+        is_filtered = bool(chosen and (chosen.where or chosen.search))
+        for columns in [names] if is_filtered else [(name,) for name in names]:
+            grouped = ", ".join(columns)
+            for *found, count in self._connection.execute(
+                f"SELECT {grouped}, count(*) FROM rollout r WHERE {condition} GROUP BY {grouped}",  # noqa: S608
+                values,
+            ):
+                for name, value in zip(columns, found, strict=True):
+                    counts[name][value] += count
+        facets: dict[str, Any] = {name: _list_counts(counts[name]) for name in names}
         facets["tool"] = [
             {"value": name, "count": count}
             for name, count in self._connection.execute(
                 "SELECT t.name, count(*) FROM tool t JOIN rollout r ON r.id = t.rollout"  # noqa: S608
-                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 50",
+                f" WHERE {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {MAX_FACET_VALUES}",
                 values,
             )
         ]
@@ -291,7 +302,7 @@ class RunQueries:
         ids = (rollout for (rollout,) in rows)
         if len(words) == 1 and words[0] == wanted:
             return list(_take(ids, MAX_HITS))
-        return list(_take((rollout for rollout in ids if self._has_text(rollout, wanted)), MAX_HITS))
+        return list(_take((rollout for rollout in ids if self._has_text(rollout, wanted)), MAX_PHRASE_HITS))
 
     def get_searchable_share(self) -> float:
         """Return the share of the rollouts whose texts are indexed."""
@@ -314,16 +325,17 @@ class RunQueries:
         return self.get_searchable_share() == 1.0
 
     def _has_text(self, rollout: int, wanted: str) -> bool:
-        folded = wanted.casefold()
-        return any(folded in " ".join(text.split()).casefold() for text in iter_texts(self.read_line(rollout)))
+        """Return whether the conversation has the text *wanted*, whatever its case and white space."""
+        data = self.read_bytes(rollout)
+        if wanted.isascii() and not _build_pattern(wanted.lower()).search(data.lower()):
+            # Most candidates are excluded without parsing them.
+            return False
+        folded, line = wanted.casefold(), jsonl.parse_row(data, where=str(self.index.source.path))
+        return any(folded in " ".join(text.split()).casefold() for text in iter_texts(line))
 
     def _search_files(self, wanted: str) -> Iterator[int]:
         """Yield the rollouts whose lines have *wanted*, by reading the files; slower than the index."""
-        from gymsdk import jsonl
-
-        # In the files, the text is escaped as in JSON.
-        escaped = jsonl.dump_portable_json(wanted)[1:-1]
-        pattern = re.compile(re.escape(escaped), re.IGNORECASE)
+        pattern = _build_pattern(wanted, ignore_case=True)
         hits = (
             rollout for number in range(len(self.index.source.files)) for rollout in self._search_file(number, pattern)
         )
@@ -422,6 +434,19 @@ class RunQueries:
         mean = math.fsum(total for total, _ in rows) / count
         squares = math.fsum((total - mean * number) ** 2 for total, number in rows)
         return float(math.sqrt(squares * len(rows) / (len(rows) - 1)) / count)
+
+
+@lru_cache(maxsize=16)
+def _build_pattern(wanted: str, *, ignore_case: bool = False) -> re.Pattern[bytes]:
+    """Return a pattern that finds a text in stored lines, where JSON escapes some of its characters."""
+    words = (re.escape(jsonl.dump_portable_json(word)[1:-1]) for word in wanted.split())
+    return re.compile(rb"(?:\s|\\[nrt])+".join(words), re.IGNORECASE if ignore_case else 0)
+
+
+def _list_counts(counts: Counter[str]) -> list[dict[str, Any]]:
+    """Return the most frequent values with their counts, equally frequent ones in alphabetical order."""
+    found = sorted(((value, count) for value, count in counts.items() if value), key=lambda each: (-each[1], each[0]))
+    return [{"value": value, "count": count} for value, count in found[:MAX_FACET_VALUES]]
 
 
 def _compare(column: str, operator: str, value: Any) -> tuple[str, list[Any]]:

@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.runs.queries import MAX_ROWS, Filter, RunQueries, check_condition
+from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, Filter, RunQueries, check_condition
 from gymsdk.runs.records import get_opening, get_output
 from gymsdk.servers.middleware import LOOPBACK_NAMES, HostCheck
 from gymsdk.studio.library import Library, OpenRun
@@ -143,7 +143,8 @@ class StudioApi:
             rows = queries.list_rows(
                 chosen, sort=sort, descending=descending, offset=offset, limit=min(limit, MAX_ROWS)
             )
-        return {"total": total, "offset": offset, "rows": rows}
+        is_cut = bool(chosen.search) and run.compute(f"cut {chosen.search}", lambda queries: _is_cut(queries, chosen))
+        return {"total": total, "offset": offset, "rows": rows, "is_cut": is_cut}
 
     def count_facets(self, request: Request) -> Any:
         """Return the values of the facets with their counts, and the histogram of rewards."""
@@ -278,6 +279,11 @@ def describe_run(run: OpenRun) -> Row:
         "mean": sum(count * mean for count, mean in means) / scored if scored else None,
         "is_finished": bool(metrics),
     }
+
+
+def _is_cut(queries: RunQueries, chosen: Filter) -> bool:
+    """Return whether a search found so many rollouts that it stopped."""
+    return len(queries.search(chosen.search)) in {MAX_HITS, MAX_PHRASE_HITS}
 
 
 def _parse_filter(request: Request) -> Filter:

@@ -84,7 +84,7 @@ def copy_run(weak: Path, folder: Path) -> Path:
     maths["gymsdk"] |= {"environment": "math", "verdict": ["extracted_answer"]}
     maths["extracted_answer"] = "2"
     (folder / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, lines)))
-    line = dict(lines[0])
+    line = next(dict(line) for line in lines if line["gymsdk"]["id"] == "0:0")
     line["gymsdk"] = dict(line["gymsdk"])
     for key in ("reward", "reward_components"):
         line.pop(key, None)

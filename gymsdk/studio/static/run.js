@@ -178,7 +178,7 @@ function Rollouts({ run, query, version }) {
     <div class="split">
       <${Facets} run=${run} query=${query} version=${shownVersion} />
       <div class="list" style=${query.id ? { flexBasis: `${100 - width}%` } : {}}>
-        <p class="muted" style=${{ margin: "4px 10px" }} role="status">${rows.isLoaded ? formatCount(rows.total, "rollout") : "…"}</p>
+        <p class="muted" style=${{ margin: "4px 10px" }} role="status">${rows.isLoaded ? formatCount(rows.total, "rollout") : "…"}${rows.isCut ? ": the search stops here, write more words" : ""}</p>
         <${Failure} error=${rows.error} />
         <${Grid} rows=${rows} columns=${columns} selected=${selected} onSelect=${select} sort=${sort} descending=${descending} label="rollouts"
           onSort=${(name) => changeQuery(sort !== name ? { sort: name, desc: "", at: "" } : descending ? { sort: "", desc: "", at: "" } : { desc: "1", at: "" })} />

@@ -21,7 +21,7 @@ export function useRows(run, parameters, version) {
       (answer) => {
         if (store.current !== current) return;
         current.pages.set(page, answer.rows);
-        Object.assign(current, { total: answer.total, loaded: true, error: null });
+        Object.assign(current, { total: answer.total, isCut: answer.is_cut, loaded: true, error: null });
         redraw((number) => number + 1);
       },
       (error) => {
@@ -38,7 +38,7 @@ export function useRows(run, parameters, version) {
     load(0);
   }, [key, version]);
   const getRow = (number) => store.current.pages.get(Math.floor(number / PAGE))?.[number % PAGE] ?? null;
-  return { total: store.current.total, error: store.current.error, isLoaded: store.current.loaded, getRow, load, pageOf: (number) => Math.floor(number / PAGE) };
+  return { total: store.current.total, error: store.current.error, isCut: store.current.isCut, isLoaded: store.current.loaded, getRow, load, pageOf: (number) => Math.floor(number / PAGE) };
 }
 
 export function Grid({ rows, columns, selected, onSelect, sort, descending, onSort, label }) {
