@@ -178,7 +178,7 @@ def measure_api(viewer: Viewer, count: int) -> Iterator[Figure]:
     )
     yield Figure("text search, p95", get_p95(times), "ms", 300)
     times = time_requests(lambda number: viewer.get("/facets", where=[["reward", "<=", 0.2 + number / 50]]))
-    yield Figure("facets that are not cached, median", statistics.median(times), "ms", 200)
+    yield Figure("facets that are not cached, median", statistics.median(times), "ms", 150)
 
 
 def measure_following(viewer: Viewer, run: Path, count: int) -> Figure:
@@ -194,7 +194,7 @@ def measure_following(viewer: Viewer, run: Path, count: int) -> Figure:
             file.flush()
             time.sleep(max(0.0, began + second + 1 - time.perf_counter()))
     seconds = time.perf_counter() - began
-    return Figure("following 1,000 rollouts per second", 100 * (viewer.read_cpu() - cpu) / seconds, "% of a core", 35)
+    return Figure("following 1,000 rollouts per second", 100 * (viewer.read_cpu() - cpu) / seconds, "% of a core", 25)
 
 
 def measure_page(viewer: Viewer) -> Iterator[Figure]:

@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -28,7 +28,7 @@ from gymsdk.runs.records import Record, compute_task_digest, iter_texts, parse_r
 from gymsdk.runs.source import RunSource
 from gymsdk.types import Row
 
-VERSION = 1
+VERSION = 2
 """The version of the schema. An index with another version is built again."""
 
 BLOCK_BYTES = 4096
@@ -66,7 +66,7 @@ SORTABLE = (*(name for name in COLUMNS if name not in {"prompt", "flags"}), "fai
 
 SCHEMA = """
 CREATE TABLE file (number INTEGER PRIMARY KEY, inode INTEGER, offset INTEGER, lines INTEGER, first TEXT, last TEXT,
-    bad INTEGER, bad_message TEXT);
+    bad INTEGER, bad_message TEXT, rollouts INTEGER, scored INTEGER, earned REAL);
 CREATE TABLE rollout (id INTEGER PRIMARY KEY, file INTEGER, offset INTEGER, length INTEGER,
     environment TEXT, task INTEGER, repeat INTEGER, reward REAL, outcome TEXT, ended TEXT, turns INTEGER,
     tool_calls INTEGER, tokens INTEGER, seconds REAL, model_seconds REAL, started REAL, answer TEXT, prompt TEXT,
@@ -88,6 +88,8 @@ CREATE VIRTUAL TABLE text USING fts5 (content, content='', detail=none, columnsi
 CREATE TABLE texts_done (id INTEGER);
 """
 
+INSERT_TEXT = "INSERT INTO text (rowid, content) VALUES (?, ?)"
+
 
 @dataclass(frozen=True, slots=True)
 class FileState:
@@ -101,6 +103,9 @@ class FileState:
         last: A digest of the last `BLOCK_BYTES` of the indexed part.
         bad: The number of lines that are not rollouts.
         bad_message: Why the first of them is not.
+        rollouts: The number of rollouts.
+        scored: The number of rollouts with a reward.
+        earned: The sum of their rewards.
     """
 
     inode: int
@@ -110,6 +115,9 @@ class FileState:
     last: str = ""
     bad: int = 0
     bad_message: str = ""
+    rollouts: int = 0
+    scored: int = 0
+    earned: float = 0.0
 
 
 class RunIndex:
@@ -193,14 +201,15 @@ class RunIndex:
         if found is None:
             raise GymsdkError(f"{self.source.path} has no rollout with the id {rollout} any more; reload")
         number, offset, length = found
+        with self.open_file(number) as file:
+            return os.pread(file.fileno(), length, offset)
+
+    def open_file(self, number: int) -> IO[bytes]:
+        """Return a file of the run, opened for reading; raises `GymsdkError` if it cannot be read."""
         try:
-            descriptor = os.open(self.source.files[number], os.O_RDONLY)
+            return self.source.files[number].open("rb", buffering=0)
         except OSError as error:
             raise GymsdkError(f"{self.source.files[number]}: {error.strerror}") from error
-        try:
-            return os.pread(descriptor, length, offset)
-        finally:
-            os.close(descriptor)
 
     def _prepare(self) -> None:
         with closing(self.connect()) as connection:
@@ -256,7 +265,8 @@ class RunIndex:
         """Index complete lines after the state's offset for a short time; return whether there are any."""
         until = time.monotonic() + COMMIT_SECONDS
         started = state.offset
-        batch = _Batch(connection)
+        # A viewer that follows a run parses each new line once for both passes.
+        batch = _Batch(connection, with_texts=started > 0 and _are_texts_indexed(connection))
         file.seek(started)
         for line in file:
             if not line.endswith(b"\n"):
@@ -268,9 +278,11 @@ class RunIndex:
         if state.offset == started:
             return False
         batch.write()
-        state = _sign(file.fileno(), state)
-        values = (state.inode, state.offset, state.lines, state.first, state.last, state.bad, state.bad_message)
-        connection.execute("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
+        values = astuple(_sign(file.fileno(), state))
+        connection.execute(
+            f"INSERT OR REPLACE INTO file VALUES (?{', ?' * len(values)})",  # noqa: S608  # only question marks
+            (number, *values),
+        )
         return True
 
     def _index_line(self, batch: _Batch, line: bytes, number: int, state: FileState) -> FileState:
@@ -279,13 +291,19 @@ class RunIndex:
         if not line.strip():
             return after
         try:
-            row = _parse_line(line, where=f"{self.source.files[number]}:{after.lines}")
+            row = parse_line(line, where=f"{self.source.files[number]}:{after.lines}")
             record = parse_record(row, number=state.lines, failed=number == 1)
         except (GymsdkError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # Another program may have written anything into the file; the viewer says how many lines it cannot read.
             return replace(after, bad=state.bad + 1, bad_message=state.bad_message or str(error))
-        batch.add(record, (number, state.offset, len(line)))
-        return after
+        batch.add(record, row, (number, state.offset, len(line)))
+        has_reward = record.reward is not None
+        return replace(
+            after,
+            rollouts=state.rollouts + 1,
+            scored=state.scored + has_reward,
+            earned=state.earned + (record.reward or 0.0),
+        )
 
     def _index_texts(self, connection: sqlite3.Connection) -> bool:
         """Make some rollouts searchable; return whether there were any."""
@@ -298,18 +316,15 @@ class RunIndex:
             for rollout, number, offset, length in waiting:
                 line = _read_at(self.source.files[number], offset, length)
                 try:
-                    content = "\n".join(iter_texts(_parse_line(line, where="")))
+                    content = _join_texts(parse_line(line, where=""))
                 except GymsdkError:
                     # The file is being replaced; the first pass will notice.
                     content = ""
-                # SQLite stores UTF-8, which has no unpaired surrogates.
-                clean = content.encode("utf-8", "replace").decode()
-                connection.execute("INSERT INTO text (rowid, content) VALUES (?, ?)", (rollout, clean))
+                connection.execute(INSERT_TEXT, (rollout, content))
                 last = rollout
                 if time.monotonic() > until:
                     break
-            connection.execute("DELETE FROM texts_done")
-            connection.execute("INSERT INTO texts_done VALUES (?)", (last,))
+            _write_texts_done(connection, last)
         return bool(waiting)
 
     def _read_inputs(self, wanted: set[tuple[str, int]]) -> dict[int, Row]:
@@ -374,8 +389,16 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _parse_line(line: bytes, *, where: str) -> Row:
-    """Return the JSON object in *line*; integers beyond 64 bits become floats, which suffices for an index."""
+def parse_line(line: bytes, *, where: str) -> Row:
+    """Return the JSON object in *line*; integers beyond 64 bits become floats, which suffices for an index.
+
+    Args:
+        line: The line.
+        where: The file and the line's number, for the error.
+
+    Raises:
+        GymsdkError: The line is not a JSON object.
+    """
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -389,10 +412,28 @@ def _read_at(path: Path, offset: int, length: int) -> bytes:
 
 
 def _read_state(connection: sqlite3.Connection, number: int) -> FileState | None:
-    row = connection.execute(
-        "SELECT inode, offset, lines, first, last, bad, bad_message FROM file WHERE number = ?", (number,)
-    ).fetchone()
-    return FileState(*row) if row else None
+    row = connection.execute("SELECT * FROM file WHERE number = ?", (number,)).fetchone()
+    return FileState(*row[1:]) if row else None
+
+
+def _are_texts_indexed(connection: sqlite3.Connection) -> bool:
+    """Return whether the texts of all indexed rollouts are searchable."""
+    if not has_search(connection):
+        return False
+    [done] = connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
+    [last] = connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
+    return bool(done == last)
+
+
+def _write_texts_done(connection: sqlite3.Connection, last: int) -> None:
+    """Store that the texts of the rollouts up to the id *last* are searchable."""
+    connection.execute("DELETE FROM texts_done")
+    connection.execute("INSERT INTO texts_done VALUES (?)", (last,))
+
+
+def _join_texts(row: Row) -> str:
+    """Return the texts of a rollout as SQLite stores them: UTF-8 has no unpaired surrogates."""
+    return "\n".join(iter_texts(row)).encode("utf-8", "replace").decode()
 
 
 def _forget(connection: sqlite3.Connection, number: int) -> bool:
@@ -418,22 +459,31 @@ def _forget(connection: sqlite3.Connection, number: int) -> bool:
 
 
 class _Batch:
-    """Rows that are written together."""
+    """Rows that are written together.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    Args:
+        connection: The connection to the index.
+        with_texts: Whether the texts are written too, instead of by the second pass.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, with_texts: bool) -> None:
         self._connection = connection
+        self._with_texts = with_texts
         [self._last] = connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
         self._rollouts: list[tuple[object, ...]] = []
         self._figures: list[tuple[object, ...]] = []
         self._tools: list[tuple[object, ...]] = []
+        self._texts: list[tuple[int, str]] = []
 
-    def add(self, record: Record, place: tuple[int, int, int]) -> None:
-        """Add *record*, whose line is at *place*: the number of the file, the offset and the length."""
+    def add(self, record: Record, row: Row, place: tuple[int, int, int]) -> None:
+        """Add the *record* of the line *row*, which is at *place*: the number of the file, the offset, the length."""
         self._last += 1
         values = (getattr(record, name) for name in COLUMNS)
         self._rollouts.append((self._last, *place, *map(_to_sql, values), *map(_to_sql, record.failure)))
         self._figures += [(self._last, _to_sql(name), value) for name, value in record.figures.items()]
         self._tools += [(self._last, _to_sql(name), *counts) for name, counts in record.tools.items()]
+        if self._with_texts:
+            self._texts.append((self._last, _join_texts(row)))
 
     def write(self) -> None:
         """Write the rows."""
@@ -442,6 +492,9 @@ class _Batch:
         self._connection.executemany(statement, self._rollouts)
         self._connection.executemany("INSERT OR REPLACE INTO figure VALUES (?, ?, ?)", self._figures)
         self._connection.executemany("INSERT OR REPLACE INTO tool VALUES (?, ?, ?, ?)", self._tools)
+        if self._with_texts:
+            self._connection.executemany(INSERT_TEXT, self._texts)
+            _write_texts_done(self._connection, self._last)
 
 
 def _to_sql(value: object) -> object:

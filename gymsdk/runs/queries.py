@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from statistics import fmean, pstdev
 from typing import Any
 
 from gymsdk import jsonl
 from gymsdk.errors import UsageError
-from gymsdk.runs.index import COLUMNS, FAILURE_COLUMNS, RunIndex, has_search
+from gymsdk.runs.index import COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
 from gymsdk.runs.records import iter_texts
 
 Condition = tuple[str, str, Any]
 """A field, an operator and a value."""
+
+Place = tuple[int, int, int, int]
+"""The id of a rollout, the number of its file, and the offset and the length of its line."""
 
 OPERATORS = {"=": "=", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "in": "IN", "contains": "LIKE"}
 
@@ -37,6 +42,9 @@ MAX_HITS = 10_000
 
 MAX_PHRASE_HITS = 1000
 """The largest number of rollouts that a search finds for several words, which it verifies in the stored lines."""
+
+MAX_KEPT_SEARCHES = 16
+"""The number of searches whose results are kept until the run grows."""
 
 HISTOGRAM_BINS = 20
 
@@ -101,6 +109,7 @@ class RunQueries:
     def __init__(self, index: RunIndex) -> None:
         self.index = index
         self._connection = index.connect()
+        self._searches: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def close(self) -> None:
         """Close the connection to the index."""
@@ -146,8 +155,10 @@ class RunQueries:
 
     def count_rewards(self) -> tuple[int, int, float | None]:
         """Return the number of rollouts, the number of those with a reward, and their mean, quickly."""
-        row = self._connection.execute("SELECT count(*), count(reward), avg(reward) FROM rollout").fetchone()
-        return tuple(row)
+        rollouts, scored, earned = self._connection.execute(
+            "SELECT coalesce(sum(rollouts), 0), coalesce(sum(scored), 0), sum(earned) FROM file"
+        ).fetchone()
+        return rollouts, scored, earned / scored if scored else None
 
     def summarize(self, chosen: Filter | None = None) -> dict[str, Any]:
         """Return the number of rollouts by outcome, the mean reward with its standard error, and the mean turns."""
@@ -165,16 +176,20 @@ class RunQueries:
         """Return the number of rollouts of each outcome, end, environment, failure and tool, and a reward histogram."""
         condition, values = self._build_condition(chosen or Filter())
         names = ("environment", "outcome", "ended", "failure")
-        counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        counts: dict[str, Counter[Any]] = {name: Counter() for name in (*names, "bin")}
+        low, width = self._get_bins()
+        bins = ("min(CAST((reward - ?) / ? AS INTEGER), ?)", (low, width, HISTOGRAM_BINS - 1))
+        columns = [(name, name, ()) for name in names] + [("bin", *bins)]
         # Without a filter, each column is read from its index; with one, the rollouts are read once for all columns.
         is_filtered = bool(chosen and (chosen.where or chosen.search))
-        for columns in [names] if is_filtered else [(name,) for name in names]:
-            grouped = ", ".join(columns)
+        for group in [columns] if is_filtered else [[column] for column in columns]:
+            selected = ", ".join(expression for _, expression, _ in group)
+            numbers = ", ".join(str(number + 1) for number in range(len(group)))
             for *found, count in self._connection.execute(
-                f"SELECT {grouped}, count(*) FROM rollout r WHERE {condition} GROUP BY {grouped}",  # noqa: S608
-                values,
+                f"SELECT {selected}, count(*) FROM rollout r WHERE {condition} GROUP BY {numbers}",  # noqa: S608
+                (*chain.from_iterable(given for _, _, given in group), *values),
             ):
-                for name, value in zip(columns, found, strict=True):
+                for (name, _, _), value in zip(group, found, strict=True):
                     counts[name][value] += count
         facets: dict[str, Any] = {name: _list_counts(counts[name]) for name in names}
         facets["tool"] = [
@@ -185,7 +200,11 @@ class RunQueries:
                 values,
             )
         ]
-        facets["reward"] = self._build_histogram(condition, values)
+        found_bins = any(number is not None for number in counts["bin"])
+        facets["reward"] = [
+            {"low": low + number * width, "high": low + (number + 1) * width, "count": counts["bin"][number]}
+            for number in range(HISTOGRAM_BINS if found_bins else 0)
+        ]
         facets["figures"] = self.list_figures()
         return facets
 
@@ -293,24 +312,21 @@ class RunQueries:
         wanted = " ".join(text.split())
         if not wanted:
             return []
-        words = re.findall(r"[^\W_]+", wanted)
-        if not words or not self._is_searchable():
-            return list(self._search_files(wanted))
-        # The last word may be the beginning of a longer one.
-        query = " AND ".join([*(f'"{word}"' for word in words[:-1]), f'"{words[-1]}"*'])
-        rows = self._connection.execute("SELECT rowid FROM text WHERE text MATCH ? ORDER BY rowid", (query,))
-        ids = (rollout for (rollout,) in rows)
-        if len(words) == 1 and words[0] == wanted:
-            return list(_take(ids, MAX_HITS))
-        return list(_take((rollout for rollout in ids if self._has_text(rollout, wanted)), MAX_PHRASE_HITS))
+        # One view of a run asks for the same text several times: its rows, their number, and its facets.
+        progress = self._get_progress()
+        known = self._searches.get(wanted)
+        if known is None or known[0] != progress:
+            known = self._searches[wanted] = progress, self._search(wanted)
+            while len(self._searches) > MAX_KEPT_SEARCHES:
+                del self._searches[next(iter(self._searches))]
+        return known[1]
 
     def get_searchable_share(self) -> float:
         """Return the share of the rollouts whose texts are indexed."""
         if not has_search(self._connection):
             return 0.0
-        [done] = self._connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
         # Ids are given in the order of the lines, and none is missing but those of a replaced file.
-        [last] = self._connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
+        done, last = self._get_progress()
         return done / last if last else 1.0
 
     def list_bad_lines(self) -> list[dict[str, Any]]:
@@ -321,28 +337,57 @@ class RunQueries:
             for number, bad, message in rows
         ]
 
-    def _is_searchable(self) -> bool:
-        return self.get_searchable_share() == 1.0
+    def _get_progress(self) -> tuple[int, int]:
+        """Return the id of the last rollout whose texts are indexed, and the id of the last rollout."""
+        done = 0
+        if has_search(self._connection):
+            [done] = self._connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
+        [last] = self._connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
+        return done, last
 
-    def _has_text(self, rollout: int, wanted: str) -> bool:
-        """Return whether the conversation has the text *wanted*, whatever its case and white space."""
-        data = self.read_bytes(rollout)
-        if wanted.isascii() and not _build_pattern(wanted.lower()).search(data.lower()):
-            # Most candidates are excluded without parsing them.
-            return False
-        folded, line = wanted.casefold(), jsonl.parse_row(data, where=str(self.index.source.path))
-        return any(folded in " ".join(text.split()).casefold() for text in iter_texts(line))
-
-    def _search_files(self, wanted: str) -> Iterator[int]:
-        """Yield the rollouts whose lines have *wanted*, by reading the files; slower than the index."""
-        pattern = _build_pattern(wanted, ignore_case=True)
-        hits = (
-            rollout for number in range(len(self.index.source.files)) for rollout in self._search_file(number, pattern)
+    def _search(self, wanted: str) -> list[int]:
+        words = re.findall(r"[^\W_]+", wanted)
+        if not words or self.get_searchable_share() < 1:
+            return list(_take(self._verify(self._search_files(wanted), wanted), MAX_HITS))
+        # The last word may be the beginning of a longer one.
+        query = " AND ".join([*(f'"{word}"' for word in words[:-1]), f'"{words[-1]}"*'])
+        if len(words) == 1 and words[0] == wanted:
+            rows = self._connection.execute(
+                "SELECT rowid FROM text WHERE text MATCH ? ORDER BY rowid LIMIT ?", (query, MAX_HITS)
+            )
+            return [rollout for (rollout,) in rows]
+        places = self._connection.execute(
+            "SELECT r.id, r.file, r.offset, r.length FROM text JOIN rollout r ON r.id = text.rowid"
+            " WHERE text MATCH ? ORDER BY text.rowid",
+            (query,),
         )
-        yield from _take((rollout for rollout in hits if self._has_text(rollout, wanted)), MAX_HITS)
+        return list(_take(self._verify(map(tuple, places), wanted), MAX_PHRASE_HITS))
 
-    def _search_file(self, number: int, pattern: re.Pattern[bytes]) -> Iterator[int]:
-        """Yield the rollouts of a file whose stored lines match *pattern*."""
+    def _verify(self, places: Iterable[Place], wanted: str) -> Iterator[int]:
+        """Yield the rollouts at *places* whose conversation has *wanted*, whatever its case and white space."""
+        pattern = _build_pattern(wanted.lower()) if wanted.isascii() else None
+        folded = wanted.casefold()
+        with ExitStack() as stack:
+            files: dict[int, int] = {}
+            for rollout, number, offset, length in places:
+                if number not in files:
+                    files[number] = stack.enter_context(self.index.open_file(number)).fileno()
+                data = os.pread(files[number], length, offset)
+                if pattern is not None and not pattern.search(data.lower()):
+                    # Most candidates are excluded without parsing them.
+                    continue
+                line = parse_line(data, where=str(self.index.source.path))
+                if any(folded in " ".join(text.split()).casefold() for text in iter_texts(line)):
+                    yield rollout
+
+    def _search_files(self, wanted: str) -> Iterator[Place]:
+        """Yield the places of the rollouts whose lines have *wanted*, by reading the files; slower than the index."""
+        pattern = _build_pattern(wanted, ignore_case=True)
+        for number in range(len(self.index.source.files)):
+            yield from self._search_file(number, pattern)
+
+    def _search_file(self, number: int, pattern: re.Pattern[bytes]) -> Iterator[Place]:
+        """Yield the places of the rollouts of a file whose stored lines match *pattern*."""
         try:
             with (
                 self.index.source.files[number].open("rb") as file,
@@ -351,14 +396,14 @@ class RunQueries:
                 position = 0
                 while hit := pattern.search(data, position):
                     row = self._connection.execute(
-                        "SELECT id, offset + length FROM rollout WHERE file = ? AND offset <= ?"
+                        "SELECT id, file, offset, length FROM rollout WHERE file = ? AND offset <= ?"
                         " ORDER BY offset DESC LIMIT 1",
                         (number, hit.start()),
                     ).fetchone()
                     position = hit.end()
-                    if row is not None and row[1] > hit.start():
-                        position = row[1]
-                        yield row[0]
+                    if row is not None and row["offset"] + row["length"] > hit.start():
+                        position = row["offset"] + row["length"]
+                        yield tuple(row)
         except (OSError, ValueError):
             # The file does not exist, or it is empty and cannot be mapped.
             return
@@ -399,27 +444,11 @@ class RunQueries:
             raise UsageError(f"there is no field {sort!r} to sort by; the fields: {', '.join(sorted(FIELDS))}")
         return f"r.{sort}", ()
 
-    def _build_histogram(self, condition: str, values: tuple[Any, ...]) -> list[dict[str, float]]:
-        low, high = self._connection.execute(
-            f"SELECT min(reward), max(reward) FROM rollout r WHERE {condition}",  # noqa: S608
-            values,
-        ).fetchone()
-        if low is None:
-            return []
-        low, high = min(low, 0.0), max(high, 1.0)
-        width = (high - low) / HISTOGRAM_BINS
-        counts = dict(
-            tuple(row)
-            for row in self._connection.execute(
-                f"SELECT min(CAST((reward - ?) / ? AS INTEGER), ?), count(*) FROM rollout r"  # noqa: S608
-                f" WHERE reward IS NOT NULL AND ({condition}) GROUP BY 1",
-                (low, width, HISTOGRAM_BINS - 1, *values),
-            )
-        )
-        return [
-            {"low": low + number * width, "high": low + (number + 1) * width, "count": counts.get(number, 0)}
-            for number in range(HISTOGRAM_BINS)
-        ]
+    def _get_bins(self) -> tuple[float, float]:
+        """Return the lower end of the histogram of rewards and the width of its bins, which no filter changes."""
+        low, high = self._connection.execute("SELECT min(reward), max(reward) FROM rollout").fetchone()
+        low, high = min(low or 0.0, 0.0), max(high or 0.0, 1.0)
+        return low, (high - low) / HISTOGRAM_BINS
 
     def _compute_stderr(self, condition: str, values: tuple[Any, ...]) -> float | None:
         """Return the standard error of the mean reward, clustered by task."""

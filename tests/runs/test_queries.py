@@ -209,12 +209,13 @@ def test_a_search_finds_what_a_scan_finds(run: Run, lines: list[Line], text: str
 
 def test_a_search_follows_a_growing_run(run: Run, folder: Path) -> None:
     run.index.update_texts()
+    assert run.list_rows(search="xylophone") == []
     line = run["0:0"] | {"_ng_task_index": 800}
     line["responses_create_params"]["input"] = "a most unusual xylophone"
     with (folder / "rollouts.jsonl").open("ab") as file:
         file.write(dump_row(line))
     run.update()
-    assert run.queries.get_searchable_share() < 1
+    assert run.queries.get_searchable_share() == 1
     assert [row["task"] for row in run.list_rows(search="unusual xylo")] == [800]
     assert [row["task"] for row in run.list_rows(search="xylophone")] == [800]
 

@@ -119,10 +119,11 @@ function countValues(rows, getValues) {
   return [...counts].map(([value, count]) => ({ value, count })).sort((one, other) => other.count - one.count || compareTexts(one.value, other.value)).slice(0, 50);
 }
 
-function buildHistogram(rows) {
+function buildHistogram(rows, all) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   if (!rewards.length) return [];
-  const low = Math.min(0, ...rewards), high = Math.max(1, ...rewards), width = (high - low) / BINS;
+  const [low, high] = all.reduce(([least, most], { reward }) => [Math.min(least, reward ?? 0), Math.max(most, reward ?? 0)], [0, 1]);
+  const width = (high - low) / BINS;
   const bins = Array.from({ length: BINS }, (_, number) => ({ low: low + number * width, high: low + (number + 1) * width, count: 0 }));
   for (const reward of rewards) bins[Math.min(BINS - 1, Math.floor((reward - low) / width))].count++;
   return bins;
@@ -208,7 +209,7 @@ async function answer(path, parameters) {
       return {
         ...Object.fromEntries(["environment", "outcome", "ended", "failure"].map((name) => [name, countValues(rows, (row) => [row[name]])])),
         tool: countValues(rows, (row) => Object.keys(row.tools)),
-        reward: buildHistogram(rows),
+        reward: buildHistogram(rows, run.rows),
         figures: run.info.figures,
       };
     case "tasks": {
