@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from statistics import fmean, pstdev
 from typing import Any
 
 from gymsdk import jsonl
 from gymsdk.errors import UsageError
-from gymsdk.runs.index import COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
+from gymsdk.runs.index import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
 from gymsdk.runs.records import iter_texts
 
 Condition = tuple[str, str, Any]
@@ -175,23 +174,17 @@ class RunQueries:
     def count_facets(self, chosen: Filter | None = None) -> dict[str, Any]:
         """Return the number of rollouts of each outcome, end, environment, failure and tool, and a reward histogram."""
         condition, values = self._build_condition(chosen or Filter())
-        names = ("environment", "outcome", "ended", "failure")
-        counts: dict[str, Counter[Any]] = {name: Counter() for name in (*names, "bin")}
+        counts: dict[str, Counter[Any]] = {name: Counter() for name in (*FACET_COLUMNS, "bin")}
         low, width = self._get_bins()
-        bins = ("min(CAST((reward - ?) / ? AS INTEGER), ?)", (low, width, HISTOGRAM_BINS - 1))
-        columns = [(name, name, ()) for name in names] + [("bin", *bins)]
-        # Without a filter, each column is read from its index; with one, the rollouts are read once for all columns.
-        is_filtered = bool(chosen and (chosen.where or chosen.search))
-        for group in [columns] if is_filtered else [[column] for column in columns]:
-            selected = ", ".join(expression for _, expression, _ in group)
-            numbers = ", ".join(str(number + 1) for number in range(len(group)))
-            for *found, count in self._connection.execute(
-                f"SELECT {selected}, count(*) FROM rollout r WHERE {condition} GROUP BY {numbers}",  # noqa: S608
-                (*chain.from_iterable(given for _, _, given in group), *values),
-            ):
-                for (name, _, _), value in zip(group, found, strict=True):
-                    counts[name][value] += count
-        facets: dict[str, Any] = {name: _list_counts(counts[name]) for name in names}
+        for *found, number, count in self._connection.execute(
+            f"SELECT {', '.join(f'f.{name}' for name in FACET_COLUMNS)}, bin, number FROM"  # noqa: S608
+            " (SELECT facets, min(CAST((reward - ?) / ? AS INTEGER), ?) AS bin, count(*) AS number"
+            f" FROM rollout r WHERE {condition} GROUP BY 1, 2) JOIN facets f ON f.id = facets",
+            (low, width, HISTOGRAM_BINS - 1, *values),
+        ):
+            for name, value in zip(counts, (*found, number), strict=True):
+                counts[name][value] += count
+        facets: dict[str, Any] = {name: _list_counts(counts[name]) for name in FACET_COLUMNS}
         facets["tool"] = [
             {"value": name, "count": count}
             for name, count in self._connection.execute(
