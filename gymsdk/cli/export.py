@@ -1,8 +1,13 @@
-"""`gymsdk export`: write training files from stored rollouts."""
+"""`gymsdk export`: write training files from stored rollouts, or send runs to W&B, MLflow or OpenTelemetry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +18,28 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.rollouts.export import ExportReport
+    from gymsdk.exporters import ExportOptions
+    from gymsdk.rollouts.export import ExportReport, Selection
+    from gymsdk.runs import Run
     from gymsdk.types import Row
 
-SELECTION = "Selection"
+SELECTION, SERVICE = "Selection", "Service"
+
+FOLLOW_SECONDS = 1.0
+"""How often a followed run is looked at."""
+
+FINISH_SECONDS = 120.0
+"""The time that an export beside a run gets at the end of the run."""
 
 
 def export(  # noqa: PLR0913  # each is an option of the command
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... [SERVICE]",
+            help="The folders of runs; behind them, the service that they are sent to: wandb, mlflow or otel.",
+        ),
+    ],
     *,
     sft: Annotated[
         Path | None,
@@ -76,22 +95,68 @@ def export(  # noqa: PLR0913  # each is an option of the command
     reasoning: Annotated[
         bool, typer.Option(help="Write the reasoning of the policy.", rich_help_panel=SELECTION)
     ] = True,
+    project: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The project of W&B, the experiment of MLflow, or the service name of OpenTelemetry.",
+            rich_help_panel=SERVICE,
+        ),
+    ] = "gymsdk",
+    content: Annotated[
+        bool | None,
+        typer.Option(
+            "--content/--no-content",
+            help="Send the texts of the conversations. W&B and MLflow get them by default, OpenTelemetry does not.",
+            show_default=False,
+            rich_help_panel=SERVICE,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Send new rollouts until the run has ended.", rich_help_panel=SERVICE),
+    ] = False,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
     json: options.Json = False,
 ) -> None:
-    """Write training files from the rollouts of runs.
+    """Write training files from the rollouts of runs, or send runs to a service.
 
-    The files have the formats of TRL, Axolotl and Unsloth, and `datasets` loads them.
+    The files have the formats of TRL, Axolotl and Unsloth, and `datasets` loads them. The services are Weights & Biases
+    (`gymsdk[wandb]`), MLflow (`gymsdk[mlflow]`) and collectors of OpenTelemetry (`gymsdk[otel]`).
 
     Examples:
         gymsdk export rollouts/math-20260101-120000 --sft train.jsonl
         gymsdk export first second --dpo pairs.jsonl --min-gap 0.5
+        gymsdk export rollouts/math-20260101-120000 wandb --project my-project
     """
-    from gymsdk import jsonl
-    from gymsdk.rollouts.export import ExportReport, Selection, export_dpo, export_sft
+    from gymsdk.exporters import EXTRAS, ExportOptions
+    from gymsdk.rollouts.export import Selection
 
-    if sft is None and dpo is None:
-        raise UsageError("name the file to write with --sft or --dpo")
+    *folders, last = runs
+    if last in EXTRAS:
+        if sft is not None or dpo is not None:
+            raise UsageError(f"--sft and --dpo write files; leave them out to send runs to {last}")
+        export_options = ExportOptions(project, last != "otel" if content is None else content)
+        for each in _send(
+            [Path(folder) for folder in folders], last, export_options, follow=follow, beside=with_parent
+        ):
+            typer.echo(_format_sent(each, json=json), err=with_parent)
+        return
+    if content is not None or follow or project != "gymsdk":
+        raise UsageError(
+            f"--project, --content and --follow belong to a service; name one behind the runs: {', '.join(EXTRAS)}"
+        )
     selection = Selection(best, min_reward, min_gap, environment, truncated, reasoning)
+    _write_files([Path(folder) for folder in runs], {"sft": sft, "dpo": dpo}, selection, json=json)
+
+
+def _write_files(runs: list[Path], files: dict[str, Path | None], selection: Selection, *, json: bool) -> None:
+    from gymsdk import jsonl
+    from gymsdk.rollouts.export import ExportReport, export_dpo, export_sft
+
+    sft, dpo = files["sft"], files["dpo"]
+    if sft is None and dpo is None:
+        raise UsageError("name the file to write with --sft or --dpo, or a service behind the runs")
     reports = {}
     for path, write in ((sft, export_sft), (dpo, export_dpo)):
         if path is not None:
@@ -106,6 +171,95 @@ def export(  # noqa: PLR0913  # each is an option of the command
             typer.echo("\n".join(_format_report(name, report)), err=True)
     if not all(report.written for report in reports.values()):
         raise typer.Exit(1)
+
+
+def _send(runs: list[Path], service: str, chosen: ExportOptions, *, follow: bool, beside: bool) -> Iterator[Row]:
+    """Send *runs*, and yield for each its name, the number of its rollouts and where it is to be seen."""
+    from gymsdk.exporters import build_exporter, export_run
+    from gymsdk.runs import read
+
+    if not runs:
+        raise UsageError(f"name the folder of the run to send to {service}")
+    if follow and len(runs) > 1:
+        raise UsageError("--follow sends one run; name one folder")
+    for folder in runs:
+        with read(folder) as run:
+            wait = _follow_run(run, with_parent=beside) if follow else None
+            exporter = build_exporter(service, run, chosen)
+            count = export_run(run, exporter, wait)
+            yield {"run": run.name, "rollouts": count, "destination": exporter.finish()}
+
+
+def _format_sent(sent: Row, *, json: bool) -> str:
+    if json:
+        from gymsdk import jsonl
+
+        return jsonl.dump_portable_json(sent).decode()
+    return f"{sent['run']}: {sent['rollouts']} rollouts; {sent['destination']}"
+
+
+def _follow_run(run: Run, *, with_parent: bool) -> Callable[[], bool]:
+    """Return a function that waits for new rollouts of *run*, and returns whether the run goes on.
+
+    Args:
+        run: The run.
+        with_parent: Whether the run ends with the parent process, which closes its end of the standard input then.
+            Otherwise, it ends when its metrics are written. Ctrl-C and SIGTERM end the waiting in both cases.
+    """
+    from gymsdk.deploy.process_guard import watch_parent
+
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    if with_parent:
+        watch_parent()
+
+    def wait() -> bool:
+        return not stopped.wait(FOLLOW_SECONDS) and (with_parent or not run.metrics)
+
+    return wait
+
+
+@contextmanager
+def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
+    """Yield a function that starts to send the run in *folder* to a service, in a process of its own.
+
+    At the end of the context, the process gets the time to send the rest.
+
+    Raises:
+        UsageError: The extra of the service is not installed, before anything is played.
+    """
+    from gymsdk.exporters import check_extra
+
+    check_extra(service)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start() -> None:
+        nonlocal process
+        command = [sys.executable, "-m", "gymsdk", "export", str(folder), service, "--follow", "--with-parent"]
+        # What the SDK prints must not mix with the metrics on standard output. Ctrl-C stops the run, not the export.
+        process = subprocess.Popen(  # noqa: S603  # our own command
+            command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True
+        )
+
+    try:
+        yield start
+    finally:
+        if process is not None:
+            _finish(process, f"gymsdk export {folder} {service}")
+
+
+def _finish(process: subprocess.Popen[bytes], command: str) -> None:
+    """Let *process* send the rest; print the *command* that repeats the export if that fails."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        code = process.wait(FINISH_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    if code:
+        typer.echo(f"the export has failed, the run has not; repeat the export with: {command}", err=True)
 
 
 def _read_rollouts(folder: Path) -> Iterator[Row]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,36 @@ if TYPE_CHECKING:
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import RunLimits
     from gymsdk.types import Model, Row
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What runs beside the rollouts, in processes of their own.
+
+    Attributes:
+        view: Whether the viewer shows the run.
+        export: The service that the run is sent to.
+    """
+
+    view: bool
+    export: str | None
+
+    @contextmanager
+    def prepare(self, folder: Path) -> Iterator[Callable[[], None]]:
+        """Yield a function that starts the processes for the run in *folder*, which end with the context."""
+        from gymsdk.cli.export import run_exporter
+        from gymsdk.cli.view import run_viewer
+
+        with ExitStack() as stack:
+            starts = [stack.enter_context(run_viewer(folder))] if self.view else []
+            # The export ends first; the viewer may stay open.
+            starts += [stack.enter_context(run_exporter(folder, self.export))] if self.export else []
+
+            def start() -> None:
+                for each in starts:
+                    each()
+
+            yield start
 
 
 def rollout(  # noqa: PLR0913  # each is an option of the command
@@ -61,6 +93,15 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         bool,
         typer.Option("--view", help="Show the run in the browser while it plays.", rich_help_panel=options.OUTPUT),
     ] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SERVICE",
+            help="Send the run to wandb, mlflow or otel while it plays, as `gymsdk export` does afterwards.",
+            show_default=False,
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -150,8 +191,9 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "gpus_per_replica": gpus_per_replica,
     }
     _check_replicas(ray_options, head=head, configured=configured_model is not None, trajectories=trajectories)
+    beside = Beside(view, export)
     _run_plan(
-        plan, pace, output, policy, folder_options, ray_options, plays_default=plays_default, view=view, json=json
+        plan, pace, output, policy, folder_options, ray_options, plays_default=plays_default, beside=beside, json=json
     )
 
 
@@ -174,12 +216,11 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
     ray_options: dict[str, Any],
     *,
     plays_default: bool,
-    view: bool,
+    beside: Beside,
     json: bool,
 ) -> None:
     from gymsdk.cli import ray
     from gymsdk.cli.progress import choose_folder, run_rollouts
-    from gymsdk.cli.view import run_viewer
     from gymsdk.rollouts.run import Run
 
     folder = choose_folder(
@@ -190,8 +231,8 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
     with ray.connect_ray(address, ray_options["offload"]):
         run = Run(plan, folder, limits=pace, model=model, **folder_options)
         replicas = _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None
-        with run_viewer(folder) if view else nullcontext(lambda: None) as start_viewer:
-            metrics = run_rollouts(run, replicas, start_viewer)
+        with beside.prepare(folder) as start:
+            metrics = run_rollouts(run, replicas, start)
             _print(folder, metrics, plays_default=plays_default, json=json)
     if plan.tasks is None and plan.limit is not None:
         _warn_missing_tasks(metrics, plan.limit)

@@ -16,7 +16,7 @@ from gymsdk.errors import UsageError
 from gymsdk.runs import tables
 from gymsdk.runs.compare import Comparison, compare
 from gymsdk.runs.index import RunIndex
-from gymsdk.runs.queries import Condition, Filter, RunQueries, check_condition, parse_condition
+from gymsdk.runs.queries import MAX_ROWS, Condition, Filter, RunQueries, check_condition, parse_condition
 from gymsdk.runs.source import RunSource, find_run, find_runs
 from gymsdk.runs.tables import Table
 from gymsdk.types import Row
@@ -62,7 +62,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the stored lines of the rollouts."""
-        return (self.queries.read_line(row["id"]) for row in self._iter_rows())
+        return (self.queries.read_line(row["id"]) for row in self.iter_rows())
 
     def __getitem__(self, name: str) -> Row:
         """Return the stored line of the rollout `TASK:REPEAT`.
@@ -127,6 +127,12 @@ class Run:
         chosen = build_filter(where, search)
         return self.queries.list_rows(chosen, sort=sort, descending=descending, offset=offset, limit=limit)
 
+    def iter_rows(self, *, after: int = 0) -> Iterator[Row]:
+        """Yield the rows of rollouts as `list_rows` returns them, in the order of the lines, behind the id *after*."""
+        while rows := self.queries.list_rows(Filter((("id", ">", after),)), limit=MAX_ROWS):
+            yield from rows
+            after = rows[-1]["id"]
+
     def compare(self, other: Run, *, seed: int = 0) -> Comparison:
         """Compare this run with *other*, task by task; a positive difference means that *other* is better."""
         return compare(self.index, other.index, seed=seed)
@@ -170,12 +176,6 @@ class Run:
             UsageError: pyarrow is not installed, the file cannot be written, or an argument is not valid.
         """
         return tables.write_parquet(self.queries, Path(path), table, build_filter(where))
-
-    def _iter_rows(self) -> Iterator[Row]:
-        offset = 0
-        while rows := self.queries.list_rows(offset=offset, limit=1000):
-            yield from rows
-            offset += len(rows)
 
 
 def read(path: str | Path) -> Run:

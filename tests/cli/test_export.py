@@ -168,3 +168,39 @@ def test_trl_trains_with_both_files(gymsdk: Command, run: Path, tmp_path: Path) 
         check=False,
     )
     assert trained.returncode == 0, trained.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "wandb", "--sft", "x.jsonl"], "--sft and --dpo write files; leave them out to send runs to wandb"),
+        (["wandb"], "name the folder of the run to send to wandb"),
+        (["run", "--project", "x"], "belong to a service; name one behind the runs: mlflow, otel, wandb"),
+        (["run", "run", "otel", "--follow"], "--follow sends one run; name one folder"),
+        (["nowhere", "otel"], "nowhere does not exist; name the folder of a run"),
+    ],
+)
+def test_wrong_options_of_a_service_are_named(gymsdk: Command, arguments: list[str], message: str) -> None:
+    done = gymsdk("export", *arguments)
+    assert (done.code, message in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize("service", ["mlflow", "otel", "wandb"])
+def test_a_missing_extra_is_named_before_anything_is_played(
+    gymsdk: Command, run: Path, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    package = {"otel": "opentelemetry"}.get(service, service)
+    for name in [each for each in sys.modules if each.split(".")[0] == package or each.startswith("gymsdk.exporters.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    message = f"install it: pip install 'gymsdk[{service}]'"
+    for command in (["export", run, service], ["rollout", "sums", "--export", service, "--output", "new"]):
+        done = gymsdk(*command)
+        assert (done.code, message in done.err) == (2, True), done.err
+    assert not Path("new").exists()
+
+
+def test_an_unknown_service_is_named_before_anything_is_played(gymsdk: Command) -> None:
+    done = gymsdk("rollout", "sums", "--export", "wandbb", "--output", "new")
+    assert (done.code, "there is no export to 'wandbb'; the services: mlflow, otel, wandb" in done.err) == (2, True)
+    assert not Path("new").exists()
