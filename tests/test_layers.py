@@ -25,7 +25,7 @@ LAYERS = (
     {"gym", "rollouts"},
     {"runs"},
     {"observability", "servers", "testing"},
-    {"bench", "checks", "deploy", "ray", "studio", "trl"},
+    {"bench", "checks", "deploy", "exporters", "ray", "studio", "trl"},
     {"", "__main__", "bench.child", "checks.pytest_plugin", "cli"},
 )
 """The layers, lowest first. A module imports from its own layer and the layers below it, inside functions too.
@@ -45,9 +45,11 @@ THIRD_PARTIES = {
     "h11": {"servers.listener"},
     "hypothesis": {"checks.isolation"},
     "matplotlib": {"rollouts.profile"},
+    "mlflow": {"exporters.mlflow"},
     "numpy": {"checks", "gym", "runs.compare"},
     "omegaconf": {"config", "models.options"},
     "openai": {"models.openai"},
+    "opentelemetry": {"exporters.otel"},
     "orjson": {"*"},
     "pluggy": {"plugins"},
     "prometheus_client": {"observability.metrics"},
@@ -62,6 +64,7 @@ THIRD_PARTIES = {
     "typer": {"cli"},
     "typing_extensions": {"*"},
     "uvicorn": {"cli.view", "servers"},
+    "wandb": {"exporters.wandb"},
     "yaml": {"client", "config", "models.options", "servers", "cli"},
 }
 """Which packages and modules may import a third-party package; `*` allows it everywhere."""

@@ -119,7 +119,7 @@ def export(  # noqa: PLR0913  # each is an option of the command
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
     json: options.Json = False,
 ) -> None:
-    """Write training files from the rollouts of runs, or send runs to a service.
+    """Write training files from runs, or send runs to a service.
 
     The files have the formats of TRL, Axolotl and Unsloth, and `datasets` loads them. The services are Weights & Biases
     (`gymsdk[wandb]`), MLflow (`gymsdk[mlflow]`) and collectors of OpenTelemetry (`gymsdk[otel]`).
