@@ -60,10 +60,11 @@ THIRD_PARTIES = {
     "ray": {"ray"},
     "rich": {"cli"},
     "starlette": {"servers", "observability", "studio", "testing"},
+    "tokenizers": {"tokens.tokenizer"},
     "trl": {"trl"},
     "typer": {"cli"},
     "typing_extensions": {"*"},
-    "uvicorn": {"cli.view", "servers"},
+    "uvicorn": {"servers", "studio.server"},
     "wandb": {"exporters.wandb"},
     "yaml": {"client", "config", "models.options", "servers", "cli"},
 }

@@ -19,7 +19,7 @@ import typer
 
 from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.errors import UsageError
-from gymsdk.rollouts.folder import RunProgress
+from gymsdk.rollouts.folder import RunProgress, name_dated_folder
 from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
 from gymsdk.rollouts.run import Run, execute
@@ -112,16 +112,6 @@ def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) ->
 def is_nonempty_file(path: Path) -> bool:
     """Return whether there is a file at *path* that holds something."""
     return path.exists() and path.stat().st_size > 0
-
-
-def name_dated_folder(names: Sequence[str]) -> Path:
-    """Return a path with the date and time that does not exist yet."""
-    first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number, path = 1, first
-    while path.exists():
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
-    return path
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +12,9 @@ from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.environment import Environment
-    from gymsdk.rollouts.replay import Branch, Replayed, StoredEpisode
-    from gymsdk.runs import Run
-    from gymsdk.types import Budget, Row
+    from gymsdk.rollouts.replay import Replayed
 
 BRANCH = "Branch"
-
-MAX_CONCURRENCY = 16
-"""The number of replays that are played at the same time."""
 
 
 def replay(  # noqa: PLR0913  # each is an option of the command
@@ -82,111 +74,33 @@ def replay(  # noqa: PLR0913  # each is an option of the command
         gymsdk replay rollouts/base 3:0 --to-turn 1 --say turn.json --then scripted/oracle
     """
     from gymsdk import runs
+    from gymsdk.cli.process import run_in_new_loop
+    from gymsdk.rollouts.replay import read_turn
+    from gymsdk.runs.replay import BranchOptions, Replayer
 
+    is_branch = say is not None or then is not None
     with runs.read(run) as stored:
-        episodes = list(_choose_episodes(stored, ids))
-        environments = _load_environments(stored, episodes, settings)
-        budget = _get_budget(stored)
-        if say is None and then is None:
+        replayer = Replayer(stored, force=force)
+        episodes = [replayer.read_episode(name) for name in ids] if ids else list(replayer.read_scored_episodes())
+        replayer.settings = options.parse_settings(list(dict.fromkeys(each.environment for each in episodes)), settings)
+        if not is_branch:
             if to_turn is not None or repeats != 1 or output is not None:
                 raise UsageError("--to-turn, --repeats and --output belong to a branch; add --say FILE or --then MODEL")
-            _compare(episodes, environments, budget, force=force, json=json)
+            _print_comparison(run_in_new_loop(replayer.replay(episodes)), json=json)
             return
         if len(episodes) != 1 or not ids:
             raise UsageError("a branch continues one rollout; name its ID, such as 3:0")
-        branch = _build_branch(episodes[0], to_turn, say, then, base_url)
-        replays = _play(episodes * repeats, environments, budget, branch, force=force)
-        _write(stored, replays, branch, output or Path(), then, overwrite=overwrite, is_dated=output is None, json=json)
+        turn = read_turn(say) if say else ()
+        chosen = BranchOptions(to_turn, turn, then, options.join_base_urls(base_url), repeats)
+        branch, replays = run_in_new_loop(replayer.branch(episodes[0], chosen))
+        folder = output or replayer.name_folder()
+        replayer.write(branch, replays, folder, then=then, overwrite=overwrite)
+    _print_branch(replays, folder, json=json)
 
 
-def _choose_episodes(stored: Run, ids: list[str] | None) -> Iterator[StoredEpisode]:
-    from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-    from gymsdk.rollouts.folder import RunFolder
-    from gymsdk.rollouts.replay import parse_episode
-
-    inputs: dict[tuple[int, int], Row] = {}
-    if stored.source.inputs.exists():
-        inputs = {(row[TASK_INDEX], row[ROLLOUT_INDEX]): row for row in RunFolder(stored.source.folder).read_inputs()}
-    if ids:
-        for name in ids:
-            row = stored.queries.find(name)
-            if row is None:
-                raise UsageError(f"{stored.source.path} has no rollout {name!r}; `gymsdk show` lists some")
-            yield parse_episode(stored.queries.read_line(row["id"]), inputs)
-        return
-    found = [parse_episode(line, inputs) for line in stored if line.get("reward") is not None]
-    if not found:
-        raise UsageError(f"{stored.source.path} has no rollout with a reward")
-    yield from found
-
-
-def _load_environments(stored: Run, episodes: list[StoredEpisode], settings: list[str]) -> dict[str, Environment]:
-    from gymsdk.plugins import registry
-
-    names = list(dict.fromkeys(each.environment for each in episodes))
-    given = options.parse_settings(names, settings)
-    described = stored.settings.get("environments") or {}
-    return {
-        name: registry.load(name, **{**((described.get(name) or {}).get("settings") or {}), **given[name]})
-        for name in names
-    }
-
-
-def _get_budget(stored: Run) -> Budget:
-    from gymsdk.types import Budget
-
-    return Budget.model_validate(stored.settings.get("budget") or {})
-
-
-def _build_branch(
-    stored: StoredEpisode, to_turn: int | None, say: Path | None, then: str | None, base_url: list[str]
-) -> Branch:
-    from gymsdk.models.registry import model
-    from gymsdk.rollouts.replay import Branch, read_turn
-
-    most = len(stored.turns)
-    turn = most if to_turn is None else to_turn
-    if turn > most:
-        raise UsageError(f"--to-turn {turn}: rollout {stored.id} has {most} turns")
-    player = model(then, base_url=options.join_base_urls(base_url)) if then else None
-    return Branch(turn, read_turn(say) if say else (), player)
-
-
-def _play(
-    episodes: list[StoredEpisode],
-    environments: dict[str, Environment],
-    budget: Budget,
-    branch: Branch | None,
-    *,
-    force: bool,
-) -> list[Replayed]:
-    from gymsdk.cli.process import run_in_new_loop
-    from gymsdk.http import client
-    from gymsdk.rollouts.replay import open_environments
-    from gymsdk.rollouts.replay import replay as play_again
-
-    async def play_all() -> list[Replayed]:
-        limit = asyncio.Semaphore(MAX_CONCURRENCY)
-
-        async def play_one(each: StoredEpisode) -> Replayed:
-            async with limit:
-                return await play_again(environments[each.environment], each, branch, budget=budget, force=force)
-
-        try:
-            async with open_environments(list(environments.values())):
-                return await asyncio.gather(*map(play_one, episodes))
-        finally:
-            await client.aclose()
-
-    return run_in_new_loop(play_all())
-
-
-def _compare(
-    episodes: list[StoredEpisode], environments: dict[str, Environment], budget: Budget, *, force: bool, json: bool
-) -> None:
+def _print_comparison(replays: list[Replayed], *, json: bool) -> None:
     from gymsdk import jsonl
 
-    replays = _play(episodes, environments, budget, None, force=force)
     different = [each for each in replays if not each.is_equal]
     if json:
         content = [
@@ -218,31 +132,9 @@ def _describe(each: Replayed) -> str:
     return f"{name}: reward {each.rollout.reward:g}, stored {each.stored.reward}"
 
 
-def _write(  # each decides where or how the branch is written
-    stored: Run,
-    replays: list[Replayed],
-    branch: Branch,
-    output: Path,
-    then: str | None,
-    *,
-    overwrite: bool,
-    is_dated: bool,
-    json: bool,
-) -> None:
+def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
     from gymsdk import jsonl
-    from gymsdk.cli.progress import name_dated_folder
-    from gymsdk.errors import BadOutput
-    from gymsdk.rollouts.folder import RunFolder
-    from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.replay import write_branches
 
-    folder = name_dated_folder(["branch", stored.name]) if is_dated else output
-    name = replays[0].stored.environment
-    plan = Plan(environments={name: {}}, model=then or "edited")
-    with RunFolder(folder) as opened:
-        if opened.holds_run and not overwrite:
-            raise BadOutput(f"{folder} holds a run; replace it with --overwrite, or choose another --output")
-        write_branches(opened, plan, replays, stored.name, branch)
     rewards = [each.rollout.reward for each in replays]
     if json:
         content = {"folder": str(folder), "rewards": rewards, "stored_reward": replays[0].stored.reward}

@@ -14,13 +14,14 @@ from typing import Annotated
 
 import typer
 
+from gymsdk.cli import options
 from gymsdk.cli.show import Search, Where
 from gymsdk.errors import UsageError
 
 VIEWER, EXPORT = "Viewer", "Export"
 
 
-def view(
+def view(  # noqa: PLR0913  # each is an option of the command
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -33,6 +34,24 @@ def view(
         int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.", rich_help_panel=VIEWER)
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the browser.", rich_help_panel=VIEWER)] = True,
+    play: Annotated[
+        bool,
+        typer.Option(
+            "--play",
+            help="Let the pages play rollouts again and continue them differently, with your environments and models.",
+            rich_help_panel=VIEWER,
+        ),
+    ] = False,
+    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show the text of tokens: a file tokenizer.json, or a name or a folder for transformers.",
+            show_default=False,
+            rich_help_panel=VIEWER,
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -66,13 +85,15 @@ def view(
         gymsdk view rollouts/base rollouts/tuned --port 8800
         gymsdk view rollouts/base --export base.html --where 'reward<1'
     """
-    import uvicorn
     from pydantic import SecretStr
 
     from gymsdk.deploy.process_guard import watch_parent
     from gymsdk.runs.source import DEFAULT_FOLDER, find_run, find_runs
     from gymsdk.studio.app import create_app
     from gymsdk.studio.library import Library
+    from gymsdk.studio.player import Player
+    from gymsdk.studio.server import ViewerServer
+    from gymsdk.tokens.tokenizer import load_token_decoder
 
     if with_parent:
         # `gymsdk rollout --view` has started this process, and holds its standard input open.
@@ -88,15 +109,19 @@ def view(
         raise UsageError(
             "--where, --search and --sample choose what --export writes; the pages have filters of their own"
         )
+    if base_url and not play:
+        raise UsageError("--base-url names the models that play on; add --play")
+    player = Player(options.join_base_urls(base_url)) if play else None
+    decode = load_token_decoder(tokenizer) if tokenizer else None
     token = secrets.token_urlsafe(24)
-    app = create_app(Library(runs or (), None if runs else DEFAULT_FOLDER), SecretStr(token))
+    library = Library(runs or (), None if runs else DEFAULT_FOLDER)
+    app = create_app(library, SecretStr(token), player=player, decode=decode)
     with _bind(port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
         typer.echo(url)
         if browser:
             webbrowser.open(url)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listening])
+        ViewerServer(app, library).run(sockets=[listening])
 
 
 def _export(runs: list[Path], target: Path, where: list[str], search: str, sample: int | None) -> None:

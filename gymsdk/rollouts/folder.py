@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-from collections.abc import Container, Iterable, Iterator
+import time
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -481,3 +482,13 @@ def _part_path(path: Path) -> Path:
 
 def _read_lines(path: Path) -> Iterator[Row]:
     return (row for _, row in jsonl.read_rows(path)) if path.exists() else iter(())
+
+
+def name_dated_folder(names: Sequence[str]) -> Path:
+    """Return a path below `rollouts/` with the date and time that does not exist yet."""
+    first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number, path = 1, first
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path

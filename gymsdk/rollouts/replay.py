@@ -238,7 +238,7 @@ async def open_environments(environments: Sequence[Environment]) -> AsyncIterato
 
 
 def read_turn(path: Path) -> list[Item]:
-    """Return the turn in a file: JSON with an item or a list of items, otherwise the text of a reply.
+    """Return the turn in a file; see `parse_turn`.
 
     Raises:
         UsageError: The file cannot be read, or its items are not those of a policy.
@@ -247,16 +247,30 @@ def read_turn(path: Path) -> list[Item]:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file with the turn to say") from error
+    return parse_turn(data, where=str(path))
+
+
+def parse_turn(data: bytes, *, where: str) -> list[Item]:
+    """Return the turn in *data*: JSON with an item or a list of items, otherwise the text of a reply.
+
+    Args:
+        data: JSON or text.
+        where: What *data* is, for errors.
+
+    Raises:
+        UsageError: The items are not those of a policy.
+    """
     try:
         value = jsonl.parse_json(data)
     except ValueError:
         return [build_message(data.decode("utf-8", "replace").rstrip("\n"))]
     items = [value] if isinstance(value, dict) else value
     if not isinstance(items, list) or not items or not all(isinstance(each, dict) for each in items):
-        raise UsageError(f"{path}: expected the items of a turn: an object, or a list of objects")
+        raise UsageError(f"{where}: expected the items of a turn: an object, or a list of objects")
     if any(not is_policy_item(each) for each in items):
         raise UsageError(
-            f"{path}: a turn has replies, reasoning and tool calls only; the outputs of tools come from the environment"
+            f"{where}: a turn has replies, reasoning and tool calls only; the outputs of tools come from the"
+            " environment"
         )
     return items
 

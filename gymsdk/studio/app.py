@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 from starlette.applications import Starlette
@@ -27,6 +27,9 @@ from gymsdk.studio.library import Library, OpenRun
 from gymsdk.studio.security import SecurityMiddleware, build_policy, find_inline_scripts
 from gymsdk.types import Item, Row
 
+if TYPE_CHECKING:
+    from gymsdk.studio.player import Player
+
 STATIC = Path(__file__).parent / "static"
 
 MAX_ITEM_BYTES = 1_000_000
@@ -41,15 +44,24 @@ EVENT_SECONDS = 15.0
 ROLLOUT_KEYS = ("responses_create_params", "response")
 """The keys of a line whose items are sent apart from the rest."""
 
+MAX_TOKENS = 2000
+"""The number of tokens of an answer, unless the request asks for fewer or more."""
+
+DecodeToken = Callable[[int], str]
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(library: Library, token: SecretStr) -> Starlette:
+def create_app(
+    library: Library, token: SecretStr, *, player: Player | None = None, decode: DecodeToken | None = None
+) -> Starlette:
     """Return the viewer.
 
     Args:
         library: The runs. The app starts and stops its background thread.
         token: The token that each request needs.
+        player: Plays rollouts again when a page asks for it; without one, nothing is played.
+        decode: Returns the text of a token id; without it, the pages show the ids.
     """
     page = (STATIC / "index.html").read_text(encoding="utf-8")
 
@@ -65,7 +77,7 @@ def create_app(library: Library, token: SecretStr) -> Starlette:
     async def show_icon(_: Request) -> Response:
         return FileResponse(STATIC / "icon.svg", media_type="image/svg+xml")
 
-    api = StudioApi(library)
+    api = StudioApi(library, player, decode)
     routes = [
         Route("/", show_page),
         Route("/favicon.ico", show_icon),
@@ -85,10 +97,14 @@ class StudioApi:
 
     Args:
         library: The runs.
+        player: Plays rollouts again.
+        decode: Returns the text of a token id.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, player: Player | None = None, decode: DecodeToken | None = None) -> None:
         self._library = library
+        self._player = player
+        self._decode = decode
 
     def list_endpoints(self) -> list[tuple[str, str, Endpoint]]:
         """Return the method, the path and the function of each endpoint."""
@@ -102,8 +118,11 @@ class StudioApi:
             ("GET", "runs/{run}/failures", self._build_endpoint(self.list_failures)),
             ("GET", "runs/{run}/rollouts/{id}", self._build_endpoint(self.get_rollout)),
             ("GET", "runs/{run}/rollouts/{id}/items", self._build_endpoint(self.list_items)),
+            ("GET", "runs/{run}/rollouts/{id}/tokens", self._build_endpoint(self.list_tokens)),
             ("GET", "runs/{run}/notes", self._build_endpoint(self.list_notes)),
             ("POST", "runs/{run}/notes", self.add_note),
+            ("POST", "runs/{run}/rollouts/{id}/replay", self.replay),
+            ("POST", "runs/{run}/rollouts/{id}/branch", self.branch),
             ("GET", "compare", self._build_endpoint(self.compare)),
             ("GET", "events", self.stream_events),
         ]
@@ -180,6 +199,8 @@ class StudioApi:
             "items": items,
             "total_items": total,
             "opening": len(get_opening(line)),
+            "can_play": self._player is not None,
+            "has_tokenizer": self._decode is not None,
         }
 
     def list_items(self, request: Request) -> Row:
@@ -189,6 +210,18 @@ class StudioApi:
         count = _parse_integer(request.query_params.get("n"), 0)
         items, total = _cut_items(_list_items(line), start, count or None)
         return {"from": start, "items": items, "total_items": total}
+
+    def list_tokens(self, request: Request) -> list[str]:
+        """Return the texts of the tokens that the policy sampled for an item."""
+        if self._decode is None:
+            raise HTTPException(404, "this viewer has no tokenizer; start it with `gymsdk view --tokenizer NAME`")
+        _, line, _ = self._read_rollout(request)
+        number, start, count = (_parse_integer(request.query_params.get(name), 0) for name in ("item", "from", "n"))
+        items = _list_items(line)
+        ids = items[number].get("generation_token_ids") if number < len(items) else None
+        if not ids:
+            raise HTTPException(404, f"item {number} has no token ids")
+        return [self._decode(each) for each in ids[start : start + (count or MAX_TOKENS)]]
 
     def list_notes(self, request: Request) -> list[Row]:
         """Return the annotations of a run."""
@@ -200,6 +233,20 @@ class StudioApi:
         row = await _read_json(request)
         note = await run_in_threadpool(run.notes.add, row)
         return _build_json(note.model_dump())
+
+    async def replay(self, request: Request) -> Response:
+        """Play a rollout again, and compare it with the stored one."""
+        player, run = self._get_player(), await run_in_threadpool(self._get_run, request)
+        body = await _read_json(request)
+        force = bool(body.get("force"))
+        return _build_json(await player.replay(run.source.path, request.path_params["id"], force=force))
+
+    async def branch(self, request: Request) -> Response:
+        """Continue a rollout differently; the answer names the new run."""
+        player, run = self._get_player(), await run_in_threadpool(self._get_run, request)
+        folder, results = await player.branch(run.source.path, request.path_params["id"], await _read_json(request))
+        written = await run_in_threadpool(self._library.add, folder)
+        return _build_json({"run": written.key, "folder": str(folder), "rollouts": results})
 
     def compare(self, request: Request) -> Row:
         """Return the comparison of two runs."""
@@ -241,6 +288,11 @@ class StudioApi:
         if run is None:
             raise HTTPException(404, f"there is no run {key!r}; reload the list of runs")
         return run
+
+    def _get_player(self) -> Player:
+        if self._player is None:
+            raise HTTPException(403, "this viewer plays nothing; start it with `gymsdk view --play`")
+        return self._player
 
     def _compute(self, request: Request, name: str, build: Callable[[RunQueries, Filter], Any]) -> Any:
         chosen = _parse_filter(request)

@@ -132,11 +132,9 @@ class Library:
 
     def list_runs(self) -> list[OpenRun]:
         """Return the runs, the newest first; runs that were started meanwhile are found."""
-        if self._paths:
-            sources = [find_run(path) for path in self._paths]
-        else:
-            assert self._folder is not None, "a library has runs or a folder"
-            sources = [source for _, source in zip(range(MAX_RUNS), find_runs(self._folder), strict=False)]
+        sources = [find_run(path) for path in self._paths]
+        if self._folder is not None:
+            sources += [source for _, source in zip(range(MAX_RUNS), find_runs(self._folder), strict=False)]
         with self._lock:
             known = {run.source.path.resolve(): run for run in self._runs.values()}
             found = []
@@ -154,6 +152,18 @@ class Library:
             self.list_runs()
         return self._runs.get(key)
 
+    def add(self, path: Path) -> OpenRun:
+        """Return the run at *path*, which is listed from now on."""
+        source = find_run(path)
+        for run in self.list_runs():
+            if run.source.path.resolve() == source.path.resolve():
+                return run
+        self._paths.append(path)
+        with self._lock:
+            run = OpenRun(self._choose_key(source), source)
+            self._runs[run.key] = run
+        return run
+
     def compare(self, first: OpenRun, second: OpenRun) -> Row:
         """Return the comparison of two runs as JSON, with the ids of the first rollouts of each task."""
         for run in (first, second):
@@ -166,11 +176,15 @@ class Library:
         self._thread = threading.Thread(target=self._work, name="gymsdk-view-index", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop the background thread, and close the runs."""
+    def interrupt(self) -> None:
+        """End what waits for changes, such as the streams of events, and the background thread soon."""
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Stop the background thread, and close the runs."""
+        self.interrupt()
         if self._thread is not None:
             self._thread.join()
         for run in self._runs.values():

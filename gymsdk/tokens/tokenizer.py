@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
 from itertools import chain, groupby
 from numbers import Integral
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens import chatml
@@ -58,6 +58,38 @@ def load_tokenizer(tokenizer: Tokenizer | str | None = None) -> Tokenizer:
             " pass a tokenizer, the name of a model, or None for the built-in tokenizer of bytes"
         )
     return loaded
+
+
+def load_token_decoder(name: str) -> Callable[[int], str]:
+    """Return a function that returns the text of one token id, for people who look at tokens.
+
+    Args:
+        name: A file `tokenizer.json`, which is loaded with tokenizers; the name of a model or a folder, whose tokenizer
+            is loaded with transformers; or `bytes` for the built-in tokenizer of bytes.
+
+    Raises:
+        UsageError: The tokenizer cannot be loaded, or the package that loads it is not installed.
+    """
+    if not name.endswith(".json"):
+        tokenizer = load_tokenizer(None if name == "bytes" else name)
+        return lru_cache(100_000)(lambda token: tokenizer.decode([token]))
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UsageError(
+            f"loading {name} needs tokenizers, which is not installed; run `pip install tokenizers`"
+        ) from error
+    try:
+        loaded = tokenizers.Tokenizer.from_file(name)
+    except Exception as error:  # the library raises `Exception` itself
+        raise UsageError(f"cannot load a tokenizer from {name}: {error}") from error
+    # A part of a character has no text of its own; the vocabulary's form shows its bytes.
+    return lru_cache(100_000)(lambda token: _decode_token(loaded, token))
+
+
+def _decode_token(tokenizer: Any, token: int) -> str:
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    return (tokenizer.id_to_token(token) or text) if "\ufffd" in text else text
 
 
 def render_messages(

@@ -155,7 +155,7 @@ def test_a_branch_without_more_to_say_fails_with_the_reason(gymsdk: Command, run
         (["0:0", "--repeats", "2"], "belong to a branch"),
         (["0:0", "1:0", "--then", "scripted/oracle"], "continues one rollout"),
         (["--then", "scripted/oracle"], "continues one rollout"),
-        (["0:0", "--to-turn", "99", "--then", "scripted/oracle"], "--to-turn 99: rollout 0:0 has"),
+        (["0:0", "--to-turn", "99", "--then", "scripted/oracle"], "rollout 0:0 has fewer turns than 99: 1"),
         (["0:0", "--say", "OUTPUT"], "come from the environment"),
         (["0:0", "--say", "NUMBER"], "expected the items of a turn"),
         (["0:0", "--say", "MISSING"], "No such file"),

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from cli.conftest import Command, Start
-from gymsdk.cli.progress import format_resume_command, name_dated_folder
-from gymsdk.rollouts.folder import FILES
+from gymsdk.cli.progress import format_resume_command
+from gymsdk.rollouts.folder import FILES, name_dated_folder
 
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +34,17 @@ View = Callable[..., Viewer]
 
 
 @contextmanager
-def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None) -> Iterator[Viewer]:
-    command = [sys.executable, "-m", "gymsdk", "view", *map(str, runs), "--no-browser"]
+def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None, options: Sequence[str] = ()) -> Iterator[Viewer]:
+    command = [sys.executable, "-m", "gymsdk", "view", *map(str, runs), "--no-browser", *options]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=cwd) as process:
+    log = cache.parent / "viewer.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("a") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=cwd
+        ) as process,
+    ):
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address, "gymsdk view ended at once"
@@ -47,6 +54,8 @@ def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None) -> Iterator[
         finally:
             process.terminate()
             process.wait(20)
+            # Open pages follow their runs by streams, whose end is no error.
+            assert log.read_text() == ""
 
 
 def play(folder: Path, model: str, *, limit: int = 20, repeats: int = 2) -> Path:
@@ -108,3 +117,29 @@ def viewer(run: Path, strong: Path, tmp_path: Path) -> Iterator[Viewer]:
     """Return a viewer of two runs, `run` and `strong`."""
     with start_viewer(run, strong, cache=tmp_path / "cache") as started:
         yield started
+
+
+@pytest.fixture
+def playing_viewer(weak: Path, tmp_path: Path) -> Iterator[Viewer]:
+    """Return a viewer of the run `weak` that plays rollouts again and writes branches below the test's folder."""
+    with start_viewer(weak, cache=tmp_path / "cache", cwd=tmp_path, options=["--play"]) as started:
+        yield started
+
+
+TOKENS = "Hé [end]"
+"""The text whose bytes are the token ids of an item."""
+
+
+@pytest.fixture
+def sampled(weak: Path, tmp_path: Path) -> Path:
+    """Return a run with one rollout, whose reply has token ids and log-probabilities."""
+    [line] = [line for _, line in read_rows(weak / "rollouts.jsonl") if line["gymsdk"]["id"] == "0:0"][:1]
+    ids = list(TOKENS.encode())
+    line["response"]["output"][-1] |= {
+        "generation_token_ids": ids,
+        "generation_log_probs": [-0.5 * n for n in range(len(ids))],
+    }
+    folder = tmp_path / "sampled"
+    folder.mkdir()
+    (folder / "rollouts.jsonl").write_bytes(dump_row(line))
+    return folder

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from gymsdk.errors import UsageError
 from gymsdk.jsonl import dump_row, read_rows
 from gymsdk.studio.app import STATIC
 
-from .conftest import Viewer, start_viewer
+from .conftest import TOKENS, Viewer, start_viewer
 
 
 @pytest.fixture
@@ -310,3 +311,109 @@ def test_the_pages_load_nothing_from_elsewhere() -> None:
     for path in STATIC.glob("*.*"):
         assert "//cdn" not in path.read_text()
         assert "http://" not in path.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def find_tool_line(run: Path) -> dict[str, Any]:
+    lines = (line for _, line in read_rows(run / "rollouts.jsonl"))
+    return next(line for line in lines if line["reward"] == 1 and line["gymsdk"]["turns"] > 1)
+
+
+@pytest.mark.parametrize("action", ["replay", "branch"])
+def test_nothing_is_played_without_the_option(client: httpx.Client, action: str) -> None:
+    answer = client.post(f"/api/runs/run/rollouts/0:0/{action}", json={"turn": 0, "say": "x"})
+    assert (answer.status_code, "gymsdk view --play" in answer.json()["detail"]) == (403, True)
+    assert client.get("/api/runs/run/rollouts/0:0").json()["can_play"] is False
+
+
+def test_a_rollout_is_played_again(playing_viewer: Viewer, weak: Path) -> None:
+    line = find_tool_line(weak)
+    with playing_viewer.client() as client:
+        path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}"
+        assert client.get(path).json()["can_play"] is True
+        answer = client.post(f"{path}/replay", json={})
+    assert answer.json() == {
+        "is_equal": True,
+        "reward": 1.0,
+        "stored_reward": 1.0,
+        "turns": line["gymsdk"]["turns"],
+        "diverged": None,
+        "failure": None,
+    }
+
+
+def test_a_rollout_is_continued_differently(playing_viewer: Viewer, weak: Path, tmp_path: Path) -> None:
+    line = find_tool_line(weak)
+    with playing_viewer.client() as client:
+        path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}"
+        answer = client.post(f"{path}/branch", json={"turn": 1, "say": "I give up.", "repeats": 2}).json()
+        assert [each["reward"] for each in answer["rollouts"]] == [0.0, 0.0]
+        run = answer["run"]
+        assert run in {each["run"] for each in client.get("/api/runs").json()}
+        rows = client.get(f"/api/runs/{run}/rows").json()["rows"]
+        branched = client.get(f"/api/runs/{run}/rollouts/{rows[0]['task']}:0").json()
+    assert len(rows) == 2
+    assert branched["items"][-1]["content"][0]["text"] == "I give up."
+    assert branched["line"]["gymsdk"]["branch"] == {
+        "run": "weak",
+        "id": line["gymsdk"]["id"],
+        "turn": 1,
+        "edited": True,
+    }
+    assert (tmp_path / answer["folder"] / "rollouts.jsonl").exists()
+
+
+def test_another_model_plays_on(playing_viewer: Viewer, weak: Path) -> None:
+    lines = (line for _, line in read_rows(weak / "rollouts.jsonl"))
+    line = next(line for line in lines if line["reward"] == 0)
+    with playing_viewer.client() as client:
+        path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}/branch"
+        answer = client.post(path, json={"turn": 0, "say": "", "model": "scripted/oracle"}).json()
+    assert [each["reward"] for each in answer["rollouts"]] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"turn": 99, "say": "x"}, "has fewer turns than 99"),
+        ({"turn": -1, "say": "x"}, "`turn` must be a number of turns"),
+        ({"turn": 0}, "write the next turn, or name a model"),
+        ({"turn": 0, "say": "x", "repeats": 17}, "`repeats` must be a number from 1 to 16"),
+        ({"turn": 0, "say": ["x"]}, "`say` and `model` must be texts"),
+        ({"turn": 0, "say": '{"type": "function_call_output"}'}, "come from the environment"),
+        ({"turn": 0, "model": "nothing/at-all"}, "nothing"),
+    ],
+)
+def test_a_wrong_branch_is_explained(playing_viewer: Viewer, body: dict[str, Any], message: str) -> None:
+    with playing_viewer.client() as client:
+        answer = client.post("/api/runs/weak/rollouts/0:0/branch", json=body)
+    assert (answer.status_code // 100, message in answer.json()["detail"]) == (4, True), answer.text
+
+
+def test_the_texts_of_tokens_are_shown_on_demand(sampled: Path, tmp_path: Path) -> None:
+    ids = list(TOKENS.encode())
+    options = ["--tokenizer", "bytes"]
+    with start_viewer(sampled, cache=tmp_path / "cache", options=options) as viewer, viewer.client() as client:
+        rollout = client.get("/api/runs/sampled/rollouts/0:0").json()
+        item = rollout["total_items"] - 1
+        path = "/api/runs/sampled/rollouts/0:0/tokens"
+        texts = [bytes([each]).decode("utf-8", "replace") for each in ids]
+        assert client.get(path, params={"item": item}).json() == texts
+        assert client.get(path, params={"item": item, "from": 3, "n": 2}).json() == [" ", "["]
+        assert client.get(path, params={"item": 0}).status_code == 404
+    assert rollout["has_tokenizer"] is True
+
+
+def test_a_tokenizer_file_gives_the_texts_of_tokens(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install 'gymsdk[tokenizers]'")
+    from gymsdk.tokens.tokenizer import load_token_decoder
+
+    # A byte-level vocabulary, in which the two bytes of "é" are two tokens.
+    vocabulary = {"Hello": 0, "Ġworld": 1, "Ã": 2, "©": 3}
+    model = tokenizers.models.BPE(vocabulary, [])
+    made = tokenizers.Tokenizer(model)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(tmp_path / "tokenizer.json"))
+    decode = load_token_decoder(str(tmp_path / "tokenizer.json"))
+    assert [decode(token) for token in range(4)] == ["Hello", " world", "Ã", "©"]
+    with pytest.raises(UsageError, match="cannot load a tokenizer"):
+        load_token_decoder(str(tmp_path / "none.json"))

@@ -477,6 +477,51 @@ def test_hostile_transcripts_do_nothing_in_an_exported_page(
         assert browser.page.locator("#app").count() == 1
 
 
+def test_a_rollout_is_played_again_and_continued_differently(
+    playing_viewer: Viewer, weak: Path, open_viewer: Callable[..., Browser]
+) -> None:
+    line = find_line(weak, "tool_call", tools=True)
+    browser = open_viewer(playing_viewer)
+    page = browser.open(f"#/run/weak/{line['gymsdk']['id']}", "tool call")
+    page.get_by_role("button", name="play again").click()
+    page.get_by_text("equal: items and reward 1").wait_for()
+    last = page.locator(".item.assistant").last
+    last.get_by_role("button", name="branch").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.locator("textarea").input_value()
+    turns = line["gymsdk"]["turns"]
+    assert f"The first {turns - 1} of {turns} turns are said as stored" in dialog.inner_text()
+    results = axe.Axe().run(page)
+    assert [each["id"] for each in results.response["violations"]] == []
+    dialog.locator("textarea").fill("I do not know.")
+    if SCREENSHOTS:
+        page.screenshot(path=f"{SCREENSHOTS}/branch-light.png")
+    dialog.get_by_role("button", name="play").click()
+    dialog.get_by_role("link", name="compare").click()
+    page.get_by_text("The transcripts differ from item").wait_for()
+    assert "I do not know." in page.locator(".diff").inner_text()
+
+
+def test_nothing_is_played_without_the_option(browser: Browser, run: Path) -> None:
+    page = browser.open("#/run/run/0:0", "raw")
+    assert page.get_by_role("button", name="play again").count() == 0
+    assert page.get_by_role("button", name="branch").count() == 0
+
+
+def test_tokens_are_shown_with_their_texts(sampled: Path, tmp_path: Path, open_viewer: Callable[..., Browser]) -> None:
+    with start_viewer(sampled, cache=tmp_path / "cache", options=["--tokenizer", "bytes"]) as viewer:
+        browser = open_viewer(viewer)
+        page = browser.open("#/run/sampled/0:0", "raw")
+        page.get_by_role("button", name="tokens").click()
+        tokens = page.locator(".tokens")
+        tokens.get_by_text("H", exact=True).wait_for()
+        assert tokens.locator("span").all_inner_texts()[-5:] == list("[end]")
+        assert tokens.locator("span").first.get_attribute("title") == "id 72, log-probability 0.0000"
+        assert tokens.locator(".t3").count() == 0
+        results = axe.Axe().run(page)
+        assert [each["id"] for each in results.response["violations"]] == []
+
+
 def test_the_dark_theme_is_kept(browser: Browser) -> None:
     page = browser.open("#/", "compare two runs")
     page.get_by_role("button", name="dark").click()

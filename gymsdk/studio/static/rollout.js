@@ -1,7 +1,8 @@
 // One rollout: its result, the conversation, the times, the tokens and the stored line.
 import { Failure, Loading, buildAddress, changeQuery, describeReward, formatCount, formatNumber, formatSeconds, html, rewardBand, rolloutName, source, useEffect, useKeys, useMemo, useRequest, useState } from "./core.js";
 import { Waterfall } from "./charts.js";
-import { Item, arrangeItems, useItems } from "./transcript.js";
+import { BranchDialog, ReplayButton } from "./play.js";
+import { Item, arrangeItems, isPolicyItem, useItems } from "./transcript.js";
 
 const HIDDEN = new Set(["gymsdk", "response", "responses_create_params", "reward", "reward_components", "agent_ref", "ng_trajectory"]);
 
@@ -17,6 +18,7 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
   const [isRaw, setRaw] = useState(false);
   const [view, setView] = useState("conversation");
   const [editing, setEditing] = useState(null);
+  const [branching, setBranching] = useState(null);
   const arranged = useMemo(() => arrangeItems(items), [items.length, answer]);
   const current = query.item === undefined ? null : Number(query.item);
   const move = (step) => {
@@ -30,7 +32,7 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
     r: () => setRaw((value) => !value),
     t: () => source.live && setEditing({ item: null }),
     c: () => navigator.clipboard?.writeText(location.href),
-    Escape: () => setEditing(null),
+    Escape: () => { setEditing(null); setBranching(null); },
   });
   useEffect(() => {
     if (current !== null) document.getElementById(`item-${current}`)?.scrollIntoView({ block: "center" });
@@ -56,7 +58,8 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
         </p>
         ${row.message && html`<p class="bad">${row.failure} at ${row.stage}: ${row.message}</p>`}
         <p style=${{ margin: "4px 0" }}>${own.filter((note) => note.item === null).map((note) => html`${note.tags.map((tag) => html`<span class="tag">${tag}</span>`)}${note.text && html`<span>${note.text}</span>`}`)}
-          ${source.live && html`<button onClick=${() => setEditing({ item: null })}>note <kbd>t</kbd></button>`}</p>
+          ${source.live && html`<button onClick=${() => setEditing({ item: null })}>note <kbd>t</kbd></button>`}
+          ${answer.can_play && html` <${ReplayButton} run=${run} id=${rolloutName(row)} />`}</p>
         <details open=${isPage}><summary class="muted">verdict</summary>
           <dl class="verdict">${verdict.filter((name) => line[name] !== undefined).map((name) => html`<dt>${name}</dt><dd class="mono">${JSON.stringify(line[name])}</dd>`)}</dl>
         </details>
@@ -66,12 +69,14 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
         <button onClick=${() => setRaw(!isRaw)} aria-pressed=${isRaw}>raw <kbd>r</kbd></button>
       </div>
       ${editing && html`<${NoteDialog} run=${run} id=${rolloutName(row)} item=${editing.item} notes=${own} onClose=${(saved) => { setEditing(null); if (saved) reloadNotes(); }} />`}
+      ${branching !== null && html`<${BranchDialog} run=${run} id=${rolloutName(row)} items=${items} opening=${answer.opening} item=${branching} onClose=${() => setBranching(null)} />`}
       ${view === "json" && html`<pre class="json page" tabindex="0" role="region" aria-label="stored line">${JSON.stringify({ ...line, figures }, null, 2)}</pre>`}
       ${view === "times" && html`<div class="page">${line.gymsdk?.timing?.turns?.length ? html`<${Waterfall} timing=${line.gymsdk.timing} />` : html`<p class="muted">This rollout has no times of its turns.</p>`}</div>`}
       ${(view === "conversation" || view === "tokens") && html`
         <div class="transcript">
           ${arranged.map(({ item, index, output }) => html`<${Item} key=${index} item=${item} index=${index} output=${output} isRaw=${isRaw} isTokens=${view === "tokens"} isCurrent=${index === current}
-            notes=${own.filter((note) => note.item === index)} link=${buildAddress(["run", run, rolloutName(row)], { item: index })} onNote=${source.live ? (number) => setEditing({ item: number }) : null} />`)}
+            notes=${own.filter((note) => note.item === index)} link=${buildAddress(["run", run, rolloutName(row)], { item: index })} onNote=${source.live ? (number) => setEditing({ item: number }) : null}
+            onBranch=${answer.can_play && index >= answer.opening && isPolicyItem(item) ? setBranching : null} tokensPath=${answer.has_tokenizer ? `runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(id)}/tokens` : null} />`)}
           ${items.length < total && html`<p><button disabled=${isLoading} onClick=${load}>show more: ${items.length} of ${total} items</button></p>`}
           <${Failure} error=${itemsError} />
         </div>`}

@@ -1,5 +1,5 @@
 // The conversation of a rollout: messages, reasoning, and tool calls with their results beneath them.
-import { html, source, useEffect, useState } from "./core.js";
+import { Failure, html, source, useEffect, useRequest, useState } from "./core.js";
 import { Markdown } from "./markdown.js";
 
 const OPEN_CHARS = 1200;
@@ -67,48 +67,50 @@ function Images({ content }) {
       : html`<p key=${number} class="muted">[remote image, not loaded: <span class="mono">${url.slice(0, 200)}</span>]</p>`);
 }
 
-function Result({ output }) {
+function Result({ output, index }) {
   if (!output) return html`<div class="result muted">no output</div>`;
   const text = getText(output.output);
   const failed = isToolError(text);
   return html`<div class=${`result ${failed ? "failed" : ""}`}>
-    <${Foldable} title=${failed ? "result: error" : "result"} text=${prettyText(text)} name="result of the call" />
+    <${Foldable} title=${failed ? "result: error" : "result"} text=${prettyText(text)} name=${`result of item ${index}`} />
     <${Images} content=${output.output} />
   </div>`;
 }
 
-function Tokens({ item }) {
+function Tokens({ item, index, path }) {
   const ids = item.generation_token_ids || [], scores = item.generation_log_probs || [];
   const [from, setFrom] = useState(0);
+  const [texts, error] = useRequest(path, { item: index, from, n: TOKEN_WINDOW });
   const band = (score) => (score === undefined || score > -0.7 ? "" : score > -2.3 ? "t1" : score > -4.6 ? "t2" : "t3");
   return html`<div>
-    <p class="muted">${ids.length.toLocaleString("en-US")} token ids; a shaded token was less likely than 50 %, 10 % or 1 %. Its title has the log-probability.</p>
-    <div class="tokens">${ids.slice(from, from + TOKEN_WINDOW).map((id, number) => html`<span key=${number} class=${band(scores[from + number])} title=${scores[from + number] === undefined ? "" : `log-probability ${scores[from + number].toFixed(4)}`}>${id} </span>`)}</div>
+    <${Failure} error=${error} />
+    <p class="muted">${ids.length.toLocaleString("en-US")} ${path ? "tokens" : "token ids"}; a shaded token was less likely than 50 %, 10 % or 1 %. Its title has the log-probability.</p>
+    <div class="tokens">${ids.slice(from, from + TOKEN_WINDOW).map((id, number) => html`<span key=${number} class=${band(scores[from + number])} title=${[path ? `id ${id}` : "", scores[from + number] === undefined ? "" : `log-probability ${scores[from + number].toFixed(4)}`].filter(Boolean).join(", ")}>${path ? texts?.[number] ?? "" : `${id} `}</span>`)}</div>
     ${ids.length > TOKEN_WINDOW && html`<p>
       <button disabled=${from === 0} onClick=${() => setFrom(from - TOKEN_WINDOW)}>earlier</button> ${from + 1} to ${Math.min(ids.length, from + TOKEN_WINDOW)} <button disabled=${from + TOKEN_WINDOW >= ids.length} onClick=${() => setFrom(from + TOKEN_WINDOW)}>later</button>
     </p>`}
   </div>`;
 }
 
-export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNote, isTokens }) {
+export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNote, onBranch, isTokens, tokensPath }) {
   const kind = kindOf(item), role = roleOf(item);
   const [isOwnRaw, setOwnRaw] = useState(false);
   const hasTokens = Array.isArray(item.generation_token_ids) && item.generation_token_ids.length > 0;
   let title = role, body;
   if (isRaw || isOwnRaw) {
-    body = html`<pre class="json" tabindex="0" role="region" aria-label="JSON of the item">${pretty(item)}${output ? `\n${pretty(output)}` : ""}</pre>`;
+    body = html`<pre class="json" tabindex="0" role="region" aria-label=${`JSON of item ${index}`}>${pretty(item)}${output ? `\n${pretty(output)}` : ""}</pre>`;
   } else if (isTokens && hasTokens) {
-    body = html`<${Tokens} item=${item} />`;
+    body = html`<${Tokens} item=${item} index=${index} path=${tokensPath} />`;
   } else if (kind === "function_call") {
     title = "tool call";
-    body = html`<div><code class="mono"><b>${item.name}</b>(${formatArguments(item.arguments)})</code><${Result} output=${output} /></div>`;
+    body = html`<div><code class="mono"><b>${item.name}</b>(${formatArguments(item.arguments)})</code><${Result} output=${output} index=${index} /></div>`;
   } else if (kind === "function_call_output") {
     title = "tool output without a call";
-    body = html`<${Result} output=${item} />`;
+    body = html`<${Result} output=${item} index=${index} />`;
   } else if (kind === "reasoning") {
     title = "reasoning";
     const text = getText(item.content) || getText(item.summary);
-    body = html`<${Foldable} title="reasoning" text=${text} open=${false} name="reasoning" />`;
+    body = html`<${Foldable} title="reasoning" text=${text} open=${false} name=${`reasoning of item ${index}`} />`;
   } else {
     body = html`<div><${Markdown} text=${getText(item.content)} /><${Images} content=${item.content} /></div>`;
   }
@@ -119,6 +121,7 @@ export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNot
         <span class="grow"></span>
         <button onClick=${() => setOwnRaw(!isOwnRaw)} aria-pressed=${isOwnRaw}>${isOwnRaw ? "rendered" : "raw"}</button>
         ${onNote && html`<button onClick=${() => onNote(index)}>note</button>`}
+        ${onBranch && html`<button onClick=${() => onBranch(index)}>branch</button>`}
         ${link && html`<a href=${link} aria-label=${`link to item ${index}`}>#</a>`}
       </header>
       <div class="body">${body}</div>

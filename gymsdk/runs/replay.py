@@ -1,0 +1,165 @@
+"""Replay the rollouts of a stored run with its environments and their settings, and write branches as runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gymsdk.environment import Environment
+from gymsdk.errors import BadOutput, UsageError
+from gymsdk.http import client
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.models.registry import model
+from gymsdk.plugins import registry
+from gymsdk.rollouts.folder import RunFolder, name_dated_folder
+from gymsdk.rollouts.plan import Plan
+from gymsdk.rollouts.replay import (
+    Branch,
+    Replayed,
+    StoredEpisode,
+    open_environments,
+    parse_episode,
+    replay,
+    write_branches,
+)
+from gymsdk.runs import Run
+from gymsdk.types import Budget, Item, Row
+
+MAX_CONCURRENCY = 16
+"""The number of replays that are played at the same time."""
+
+
+@dataclass(frozen=True)
+class BranchOptions:
+    """How a rollout continues differently.
+
+    Attributes:
+        turn: The number of stored turns that are said before; `None` for all.
+        say: The items of the turn that is said next; empty for none.
+        then: The name of the model that plays on; `None` for none.
+        base_urls: The addresses of the model.
+        repeats: How often the branch is played.
+    """
+
+    turn: int | None = None
+    say: Sequence[Item] = ()
+    then: str | None = None
+    base_urls: str | None = None
+    repeats: int = 1
+
+
+@dataclass
+class Replayer:
+    """Plays stored rollouts of a run again.
+
+    Attributes:
+        run: The run.
+        settings: Settings of the environments that replace those of the run, by the names of the environments.
+        force: Go on after an environment has answered differently.
+    """
+
+    run: Run
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    force: bool = False
+
+    @cached_property
+    def inputs(self) -> dict[tuple[int, int], Row]:
+        """The rows as sent, by the index of the task and of the repeat; empty if the run has none."""
+        if not self.run.source.inputs.exists():
+            return {}
+        rows = RunFolder(self.run.source.folder).read_inputs()
+        return {(row[TASK_INDEX], row[ROLLOUT_INDEX]): row for row in rows}
+
+    def read_episode(self, name: str) -> StoredEpisode:
+        """Return the stored episode `TASK:REPEAT`; raises `UsageError` if it cannot be replayed."""
+        row = self.run.queries.find(name)
+        if row is None:
+            raise UsageError(f"{self.run.source.path} has no rollout {name!r}; `gymsdk show` lists some")
+        return parse_episode(self.run.queries.read_line(row["id"]), self.inputs)
+
+    def read_scored_episodes(self) -> Iterator[StoredEpisode]:
+        """Yield all stored episodes with a reward; raises `UsageError` if there is none."""
+        found = [parse_episode(line, self.inputs) for line in self.run if line.get("reward") is not None]
+        if not found:
+            raise UsageError(f"{self.run.source.path} has no rollout with a reward")
+        yield from found
+
+    async def replay(self, episodes: Sequence[StoredEpisode]) -> list[Replayed]:
+        """Play *episodes* as they are stored."""
+        return await self._play(episodes, None)
+
+    async def branch(self, episode: StoredEpisode, options: BranchOptions) -> tuple[Branch, list[Replayed]]:
+        """Continue *episode* differently.
+
+        Returns:
+            The branch, and a replay for each repeat.
+
+        Raises:
+            UsageError: The episode has fewer turns, or there is no such model.
+        """
+        most = len(episode.turns)
+        turn = most if options.turn is None else options.turn
+        if turn > most:
+            raise UsageError(f"rollout {episode.id} has fewer turns than {turn}: {most}")
+        player = model(options.then, base_url=options.base_urls) if options.then else None
+        branch = Branch(turn, options.say, player)
+        return branch, await self._play([episode] * options.repeats, branch)
+
+    def write(
+        self,
+        branch: Branch,
+        replays: Sequence[Replayed],
+        folder: Path,
+        *,
+        then: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the replays of a branch to *folder* as a run.
+
+        Args:
+            branch: The branch.
+            replays: Its replays.
+            folder: The folder.
+            then: The name of the model that has played on.
+            overwrite: Whether a run in *folder* is replaced.
+
+        Raises:
+            BadOutput: The folder holds a run.
+        """
+        plan = Plan(environments={replays[0].stored.environment: {}}, model=then or "edited")
+        with RunFolder(folder) as opened:
+            if opened.holds_run and not overwrite:
+                raise BadOutput(f"{folder} holds a run; replace it with --overwrite, or choose another --output")
+            write_branches(opened, plan, replays, self.run.name, branch)
+
+    def name_folder(self) -> Path:
+        """Return a path for a branch of this run, with the date and time, that does not exist yet."""
+        return name_dated_folder(["branch", self.run.name])
+
+    async def _play(self, episodes: Sequence[StoredEpisode], branch: Branch | None) -> list[Replayed]:
+        environments = self._load_environments(episodes)
+        budget = Budget.model_validate(self.run.settings.get("budget") or {})
+        limit = asyncio.Semaphore(MAX_CONCURRENCY)
+
+        async def play_one(each: StoredEpisode) -> Replayed:
+            async with limit:
+                return await replay(environments[each.environment], each, branch, budget=budget, force=self.force)
+
+        try:
+            async with open_environments(list(environments.values())):
+                return await asyncio.gather(*map(play_one, episodes))
+        finally:
+            await client.aclose()
+
+    def _load_environments(self, episodes: Sequence[StoredEpisode]) -> dict[str, Environment]:
+        described = self.run.settings.get("environments") or {}
+        return {
+            name: registry.load(
+                name, **{**((described.get(name) or {}).get("settings") or {}), **self.settings.get(name, {})}
+            )
+            for name in dict.fromkeys(each.environment for each in episodes)
+        }
