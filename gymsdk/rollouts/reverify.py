@@ -249,7 +249,8 @@ class Reverified:
         parts = {"reward_components": self.verdict.components} if self.verdict.components else {}
         line = {**kept, **row, **self.verdict.fields, "reward": self.verdict.reward, **parts}
         if isinstance(host_fields, dict):
-            line["gymsdk"] = {**host_fields, "outcome": "scored", "verdict": list(self.verdict.fields)}
+            stored = {"stored_reward": self.case.reward} if self.changed and self.case.reward is not None else {}
+            line["gymsdk"] = {**host_fields, **stored, "outcome": "scored", "verdict": list(self.verdict.fields)}
         return line
 
 

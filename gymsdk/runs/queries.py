@@ -17,6 +17,7 @@ from typing import Any
 from gymsdk import jsonl
 from gymsdk.errors import UsageError
 from gymsdk.runs.index import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
+from gymsdk.runs.lenses import LENSES, LengthComponent, find_length_components
 from gymsdk.runs.records import iter_texts
 
 Condition = tuple[str, str, Any]
@@ -59,7 +60,7 @@ class Filter:
 
     Attributes:
         where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `tool` (a tool that was
-            called) or `tool_error` (a tool whose output was an error).
+            called), `tool_error` (a tool whose output was an error) or `lens` (a saved filter, see `LENSES`).
         search: A text that must occur in the conversation, ignoring case.
     """
 
@@ -86,12 +87,14 @@ def check_condition(condition: Sequence[Any]) -> Condition:
         raise UsageError("a condition is a list of a field, an operator and a value")
     field, operator, value = condition
     if not isinstance(field, str) or not (
-        field in FIELDS or field in {"tool", "tool_error"} or field.startswith(FIGURE)
+        field in FIELDS or field in {"tool", "tool_error", "lens"} or field.startswith(FIGURE)
     ):
-        names = ", ".join(sorted({*FIELDS, "tool", "tool_error"}))
+        names = ", ".join(sorted({*FIELDS, "tool", "tool_error", "lens"}))
         raise UsageError(f"there is no field {field!r}; the fields: {names}, {FIGURE}NAME")
     if operator not in OPERATORS:
         raise UsageError(f"there is no operator {operator!r}; the operators: {', '.join(OPERATORS)}")
+    if field == "lens" and (operator != "=" or value not in LENSES):
+        raise UsageError(f"a condition on `lens` is lens=NAME, with one of: {', '.join(LENSES)}")
     values = value if operator == "in" and isinstance(value, list) else [value]
     if not all(each is None or isinstance(each, (str, int, float)) for each in values):
         raise UsageError(f"the value of {field!r} must be text or a number, or a list of them with the operator `in`")
@@ -152,6 +155,12 @@ class RunQueries:
         [number] = self._connection.execute(f"SELECT count(*) FROM rollout r WHERE {condition}", values).fetchone()  # noqa: S608
         return int(number)
 
+    def list_ids(self, chosen: Filter) -> list[int]:
+        """Return the ids of rollouts, in the order of the lines."""
+        condition, values = self._build_condition(chosen)
+        rows = self._connection.execute(f"SELECT id FROM rollout r WHERE {condition} ORDER BY id", values)  # noqa: S608
+        return [rollout for (rollout,) in rows]
+
     def count_rewards(self) -> tuple[int, int, float | None]:
         """Return the number of rollouts, the number of those with a reward, and their mean, quickly."""
         rollouts, scored, earned = self._connection.execute(
@@ -210,6 +219,10 @@ class RunQueries:
             " SELECT name FROM names WHERE name IS NOT NULL"
         )
         return [name for (name,) in rows]
+
+    def find_length_components(self) -> list[LengthComponent]:
+        """Return the components of the reward that rise with the number of tokens."""
+        return find_length_components(self._connection)
 
     def get_figures(self, rollout: int) -> dict[str, float]:
         """Return the numbers of a rollout's verdict and the components of its reward."""
@@ -414,6 +427,9 @@ class RunQueries:
         return " AND ".join(parts), tuple(values)
 
     def _build_part(self, field: str, operator: str, value: Any) -> tuple[str, list[Any]]:
+        if field == "lens":
+            lens_condition, lens_values = LENSES[value].build(self._connection)
+            return f"({lens_condition})", list(lens_values)
         if field in {"tool", "tool_error"}:
             matched = "t.name = ?" if operator in {"=", "!="} else "t.name LIKE ?"
             errors = " AND t.errors > 0" if field == "tool_error" else ""

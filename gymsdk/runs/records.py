@@ -23,6 +23,9 @@ ANSWER_FIELDS = ("extracted_answer", "given_answer", "answer")
 PART = "part/"
 """The prefix of a reward component among the figures of a record."""
 
+STORED_REWARD = "stored_reward"
+"""The figure with the reward before `gymsdk reverify`."""
+
 ERROR_PREFIXES = ('{"error"', "error:", "Error:")
 """How the output of a failed tool call begins; `gymsdk` and many environments write an object with `error`."""
 
@@ -112,7 +115,7 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
         failure=_get_failure(line) if failed else ("", "", ""),
         prompt=get_prompt(line)[:PROMPT_CHARS],
         flags=_get_flags(line, output),
-        figures=_select_figures(line, verdict),
+        figures=_select_figures(line, verdict, host_fields),
         tools=_count_tools(calls, output),
     )
 
@@ -209,9 +212,11 @@ def _select_verdict(line: Row, host_fields: Row) -> Row:
     return {key: value for key, value in line.items() if key not in owned and not key.startswith("_ng_")}
 
 
-def _select_figures(line: Row, verdict: Row) -> dict[str, float]:
+def _select_figures(line: Row, verdict: Row, host_fields: Row) -> dict[str, float]:
+    # `gymsdk reverify` writes the reward that a line had before.
+    stored = select_numbers({STORED_REWARD: host_fields.get(STORED_REWARD)})
     components = select_numbers(_get_object(line, "reward_components"))
-    numbers = select_numbers(verdict) | {PART + name: value for name, value in components.items()}
+    numbers = select_numbers(verdict) | stored | {PART + name: value for name, value in components.items()}
     return {name: float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
 
 

@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, Filter, RunQueries, check_condition
 from gymsdk.runs.records import get_opening, get_output
 from gymsdk.servers.middleware import LOOPBACK_NAMES, HostCheck
@@ -148,6 +149,7 @@ class StudioApi:
                 "figures": figures,
                 "bad_lines": bad,
                 "notes_beside_run": run.notes.is_beside_run,
+                **run.compute("lenses", describe_lenses),
             }
         )
 
@@ -331,6 +333,13 @@ def describe_run(run: OpenRun) -> Row:
         "mean": sum(count * mean for count, mean in means) / scored if scored else None,
         "is_finished": bool(metrics),
     }
+
+
+def describe_lenses(queries: RunQueries) -> Row:
+    """Return the saved filters, and the components of the reward that rise with the length of the rollouts."""
+    components = [{"name": each.name, "r": each.correlation} for each in queries.find_length_components()]
+    lenses = [{"name": each.name, "title": each.title, "rule": each.rule} for each in LENSES.values()]
+    return {"lenses": lenses, "length_components": components}
 
 
 def _is_cut(queries: RunQueries, chosen: Filter) -> bool:

@@ -19,8 +19,9 @@ from typing import Any
 from gymsdk import jsonl
 from gymsdk.errors import UsageError
 from gymsdk.runs.compare import compare, to_json
+from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_ROWS, Filter, RunQueries
-from gymsdk.studio.app import STATIC, describe_run
+from gymsdk.studio.app import STATIC, describe_lenses, describe_run
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.types import Row
 
@@ -124,6 +125,7 @@ def _list_rows(run: OpenRun, choice: ExportChoice) -> Iterator[Row]:
     if choice.chosen.search:
         run.index.update_texts()
     with run.use() as queries:
+        found = {name: set(queries.list_ids(Filter((("lens", "=", name),)))) for name in LENSES}
         total = queries.count(choice.chosen)
         step = max(1.0, total / choice.sample) if choice.sample else 1.0
         wanted, taken = 0.0, 0
@@ -133,7 +135,9 @@ def _list_rows(run: OpenRun, choice: ExportChoice) -> Iterator[Row]:
                     continue
                 wanted += step
                 taken += 1
-                yield row | {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
+                lenses = [name for name, ids in found.items() if row["id"] in ids]
+                own = {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
+                yield row | own | {"lenses": lenses}
 
 
 def _describe(run: OpenRun, count: int) -> Row:
@@ -141,6 +145,7 @@ def _describe(run: OpenRun, count: int) -> Row:
     summary = run.compute("summary", RunQueries.summarize)
     with run.use() as queries:
         bad, figures = queries.list_bad_lines(), queries.list_figures()
+        lenses = describe_lenses(queries)
     is_part = count < summary["rollouts"]
     return describe_run(run) | {
         "path": run.source.name,
@@ -148,6 +153,7 @@ def _describe(run: OpenRun, count: int) -> Row:
         "summary": summary,
         "figures": figures,
         "bad_lines": bad,
+        **lenses,
         "notes": [note.model_dump() for note in run.notes.read()],
         "part": f"{count} of {summary['rollouts']} rollouts are on this page" if is_part else "",
     }

@@ -63,6 +63,7 @@ function matches(row, [field, operator, value]) {
     if (operator === "!=") return !names.includes(value);
     return names.some((name) => ALLOWED[operator](name, value));
   }
+  if (field === "lens") return row.lenses.includes(value);
   return ALLOWED[operator](getValue(row, field), value);
 }
 
@@ -92,7 +93,7 @@ async function search(run, text) {
 
 async function choose(run, { where = [], q = "" }) {
   for (const [field, operator] of where) {
-    const known = field.startsWith("figure:") || field === "tool" || field === "tool_error" || run.rows.length === 0 || field in run.rows[0];
+    const known = field.startsWith("figure:") || field === "tool" || field === "tool_error" || field === "lens" || run.rows.length === 0 || field in run.rows[0];
     if (!known) throw new ApiError(`there is no field '${field}'`);
     if (!(operator in ALLOWED)) throw new ApiError(`there is no operator '${operator}'`);
   }

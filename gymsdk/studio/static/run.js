@@ -4,7 +4,7 @@ import { Histogram } from "./charts.js";
 import { RolloutPane, useNotes } from "./rollout.js";
 import { Grid, useRows } from "./table.js";
 
-// Saved filters, each with the rule that it applies.
+// Saved filters, each with the rule that it applies; the run's description has further ones.
 export const LENSES = [
   { name: "not solved", rule: "rollouts with a reward below 1", where: [["reward", "<", 1]] },
   { name: "no reward", rule: "rollouts that failed", where: [["reward", "=", null]] },
@@ -12,7 +12,6 @@ export const LENSES = [
   { name: "ended by a budget", rule: "episodes that did not end by themselves", where: [["ended", "in", ["turns", "tools", "tokens", "deadline"]]] },
   { name: "grader time-out", rule: "the grader used up its own limit", where: [["figure:grader_timeout", "=", 1]] },
   { name: "longest", rule: "sorted by tokens, the highest first", where: [], sort: "tokens" },
-  { name: "slowest", rule: "sorted by seconds, the highest first", where: [], sort: "seconds" },
 ];
 
 const COLUMNS = [
@@ -50,7 +49,7 @@ export function RunPage({ run, tab, query, version, state }) {
     <nav class="tabs" aria-label="parts of the run">
       ${tabs.map(([name, parts]) => html`<a key=${name} href=${buildAddress(["run", run, ...parts], kept)} aria-current=${tab === name ? "page" : undefined}>${name}</a>`)}
     </nav>
-    <${Toolbar} run=${run} query=${query} state=${state} />
+    <${Toolbar} run=${run} query=${query} state=${state} info=${info} />
     ${tab === "rollouts" && html`<${Rollouts} run=${run} query=${query} version=${version} />`}
     ${tab === "groups" && html`<${Groups} run=${run} query=${query} version=${version} />`}
     ${tab === "tools" && html`<${Tools} run=${run} query=${query} version=${version} />`}
@@ -71,11 +70,13 @@ function Summary({ info, state }) {
   ];
   return html`
     <dl class="summary">${entries.filter(([, value]) => value).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${(info.length_components || []).map(({ name, r }) => html`<div key=${name} class="notice warn">The component <a href=${buildAddress(["run", info.run], { sort: `figure:${name}`, desc: "1" })}>${name.replace(/^part\//, "")}</a> rises with the number of tokens (r = ${r.toFixed(2)}): it may reward length itself.</div>`)}
     ${info.part && html`<div class="notice" role="status">${info.part}</div>`}
     ${info.bad_lines.map((bad) => html`<div class="notice warn">${bad.file}: ${bad.count} lines are not rollouts (${bad.message})</div>`)}`;
 }
 
-function Toolbar({ run, query, state }) {
+function Toolbar({ query, state, info }) {
+  const lenses = [...LENSES, ...(info?.lenses || []).map(({ name, title, rule }) => ({ name: title, rule, where: [["lens", "=", name]] }))];
   const where = parseWhere(query);
   const [text, setText] = useState(query.q || "");
   const field = useRef(null);
@@ -106,9 +107,9 @@ function Toolbar({ run, query, state }) {
       <input id="search" type="search" ref=${field} placeholder="search the conversations   /" value=${text} onInput=${(event) => setText(event.target.value)} />
       ${state && state.indexed < 1 && source.live && html`<span class="muted" role="status">texts indexed: ${Math.floor(state.indexed * 100)} %</span>`}
       <label class="visually-hidden" for="lens">saved filter</label>
-      <select id="lens" value="" onChange=${(event) => { const lens = LENSES[Number(event.target.value)]; if (lens) changeQuery({ where: lens.where.length ? JSON.stringify(lens.where) : "", sort: lens.sort, desc: lens.sort ? "1" : "", at: "" }); event.target.value = ""; }}>
+      <select id="lens" value="" onChange=${(event) => { const lens = lenses[Number(event.target.value)]; if (lens) changeQuery({ where: lens.where.length ? JSON.stringify(lens.where) : "", sort: lens.sort, desc: lens.sort ? "1" : "", at: "" }); event.target.value = ""; }}>
         <option value="">saved filters</option>
-        ${LENSES.map((lens, number) => html`<option key=${lens.name} value=${number} title=${lens.rule}>${lens.name}: ${lens.rule}</option>`)}
+        ${lenses.map((lens, number) => html`<option key=${lens.name} value=${number} title=${lens.rule}>${lens.name}: ${lens.rule}</option>`)}
       </select>
       <form onSubmit=${add}><label class="visually-hidden" for="condition">add a condition</label><input id="condition" class="mono" placeholder="turns>4" size="14" value=${condition} onInput=${(event) => setCondition(event.target.value)} title="a condition: reward<1, tool=get_weather, figure:calls_needed>2" /> <button type="submit">add</button></form>
       ${problem && html`<span class="bad" role="alert">${problem}</span>`}
