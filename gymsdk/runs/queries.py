@@ -229,6 +229,17 @@ class RunQueries:
         rows = self._connection.execute("SELECT name, value FROM figure WHERE rollout = ?", (rollout,))
         return dict(sorted(tuple(row) for row in rows))
 
+    def list_figure_values(self, rollouts: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, float]]:
+        """Return the figures *names* of each of some rollouts, given by their ids."""
+        marks = [", ".join("?" * len(each)) for each in (rollouts, names)]
+        found: dict[int, dict[str, float]] = {}
+        for rollout, name, value in self._connection.execute(
+            f"SELECT rollout, name, value FROM figure WHERE rollout IN ({marks[0]}) AND name IN ({marks[1]})",  # noqa: S608
+            (*rollouts, *names),
+        ):
+            found.setdefault(rollout, {})[name] = value
+        return found
+
     def get_tools(self, rollout: int) -> dict[str, tuple[int, int]]:
         """Return the number of calls, and of calls with an error, of each tool that a rollout has called."""
         rows = self._connection.execute("SELECT name, calls, errors FROM tool WHERE rollout = ?", (rollout,))

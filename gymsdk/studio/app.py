@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -164,6 +165,7 @@ class StudioApi:
             rows = queries.list_rows(
                 chosen, sort=sort, descending=descending, offset=offset, limit=min(limit, MAX_ROWS)
             )
+            add_figures(queries, rows, _parse_names(query.get("figures")))
         is_cut = bool(chosen.search) and run.compute(f"cut {chosen.search}", lambda queries: _is_cut(queries, chosen))
         return {"total": total, "offset": offset, "rows": rows, "is_cut": is_cut}
 
@@ -257,16 +259,22 @@ class StudioApi:
         return self._library.compare(first, second)
 
     async def stream_events(self, request: Request) -> Response:
-        """Stream the states of a run while it grows, as server-sent events."""
+        """Stream the states of a run while it grows, as server-sent events.
+
+        A page that connects again sends the id of the last state that it has, and gets the next one only.
+        """
         run = await run_in_threadpool(self._find_run, request.query_params.get("run") or "")
 
+        known = request.headers.get("last-event-id")
+
         async def stream() -> AsyncIterator[bytes]:
-            version, last = -1, None
+            version, last = -1, known
             while not self._library.is_stopped:
-                state = await run_in_threadpool(run.build_state)
-                if state != last:
-                    last = state
-                    yield b"event: state\ndata: " + jsonl.dump_portable_json(state) + b"\n\n"
+                state = jsonl.dump_portable_json(await run_in_threadpool(run.build_state))
+                identifier = hashlib.blake2b(state, digest_size=8).hexdigest()
+                if identifier != last:
+                    last = identifier
+                    yield b"event: state\nid: " + identifier.encode() + b"\ndata: " + state + b"\n\n"
                 else:
                     yield b": still here\n\n"
                 waiting = asyncio.to_thread(self._library.wait, version, EVENT_SECONDS)
@@ -335,6 +343,15 @@ def describe_run(run: OpenRun) -> Row:
     }
 
 
+def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:
+    """Add the figures *names* to *rows*, as `figures`."""
+    if not names:
+        return
+    found = queries.list_figure_values([row["id"] for row in rows], names)
+    for row in rows:
+        row["figures"] = found.get(row["id"], {})
+
+
 def describe_lenses(queries: RunQueries) -> Row:
     """Return the saved filters, and the components of the reward that rise with the length of the rollouts."""
     components = [{"name": each.name, "r": each.correlation} for each in queries.find_length_components()]
@@ -356,6 +373,16 @@ def _parse_filter(request: Request) -> Filter:
     if not isinstance(conditions, list) or not all(isinstance(each, list) for each in conditions):
         raise UsageError("`where` must be a list of conditions, each a list of a field, an operator and a value")
     return Filter(tuple(check_condition(each) for each in conditions), request.query_params.get("q") or "")
+
+
+def _parse_names(text: str | None) -> list[str]:
+    try:
+        names = jsonl.parse_json(text or "[]")
+    except ValueError as error:
+        raise UsageError(f"`figures` is not JSON: {error}") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError("`figures` must be a list of names")
+    return names
 
 
 def _parse_integer(text: str | None, default: int) -> int:

@@ -102,6 +102,7 @@ class OpenRun:
             "scored": scored,
             "mean": mean,
             "indexed": share,
+            "is_finished": bool(self.source.read_metrics()),
         }
 
     def close(self) -> None:

@@ -163,9 +163,40 @@ def test_events_follow_a_growing_run(viewer: Viewer, own_client: httpx.Client, r
     assert counts[-1] == 82
 
 
+def test_a_page_that_connects_again_gets_new_states_only(client: httpx.Client) -> None:
+    events = "/api/events?run=run"
+    identifier = ""
+    with client.stream("GET", events) as stream:
+        for text in stream.iter_lines():
+            if text.startswith("id: "):
+                identifier = text.removeprefix("id: ")
+            if text.startswith("data: ") and json.loads(text.removeprefix("data: "))["indexed"] == 1.0:
+                break
+    with client.stream("GET", events, headers={"Last-Event-ID": identifier}) as stream:
+        assert next(stream.iter_lines()) == ": still here"
+
+
+def test_rows_have_the_figures_that_a_page_asks_for(client: httpx.Client, run: Path) -> None:
+    names = ["calls_needed", "part/state"]
+    parameters: dict[str, str] = {"figures": json.dumps(names), "where": '[["environment","=","tool_call"]]'}
+    rows = client.get("/api/runs/run/rows", params=parameters).json()["rows"]
+    lines = {line["gymsdk"]["id"]: line for _, line in read_rows(run / "rollouts.jsonl") if "calls_needed" in line}
+    scored = [row for row in rows if row["reward"] is not None]
+    assert len(scored) == len(lines)
+    for row in scored:
+        line = lines[f"{row['task']}:{row['repeat']}"]
+        assert row["figures"] == {
+            "calls_needed": line["calls_needed"],
+            "part/state": line["reward_components"]["state"],
+        }
+
+
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
+        ("runs/run/rows?figures=x", 400, "not JSON"),
+        ('runs/run/rows?figures={"a":1}', 400, "a list of names"),
+        ('runs/run/rows?where=[["lens","=","x"]]', 400, "with one of: alike"),
         ("runs/nothing", 404, "there is no run"),
         ("runs/run/rollouts/99:0", 404, "no rollout"),
         ("runs/run/rollouts/nonsense", 404, "no rollout"),

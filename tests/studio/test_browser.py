@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
@@ -211,6 +211,69 @@ def test_columns_sort_in_both_directions(browser: Browser) -> None:
     page.wait_for_function("() => document.querySelector('[aria-sort=descending]')")
     page.wait_for_timeout(300)
     assert page.locator(".grid-row .cell:nth-child(2)").first.inner_text() == "1"
+
+
+def test_columns_are_chosen(browser: Browser, run: Path) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    page.get_by_text("columns", exact=True).click()
+    page.get_by_label("turns").uncheck()
+    page.get_by_label("calls_needed").check()
+    page.get_by_role("columnheader", name="calls_needed").get_by_role("button").click()
+    page.get_by_role("columnheader", name="calls_needed").get_by_text("↓").or_(
+        page.get_by_role("columnheader", name="calls_needed").get_by_text("↑")
+    ).wait_for()
+    assert page.get_by_role("columnheader", name="turns").count() == 0
+    results = axe.Axe().run(page)
+    assert [(each["id"], each["nodes"][0]["html"]) for each in results.response["violations"]] == []
+    page.reload()
+    page.get_by_role("columnheader", name="calls_needed").wait_for()
+    needed = sorted(line["calls_needed"] for _, line in read_rows(run / "rollouts.jsonl") if "calls_needed" in line)
+    names = page.get_by_role("columnheader").all_inner_texts()
+    column = [name.split()[0] for name in names].index("calls_needed")
+    shown = page.locator(".grid-row").evaluate_all(f"rows => rows.map(row => row.children[{column}].innerText)")
+    assert [float(text) for text in shown[:5]] == needed[:5]
+
+
+def test_the_rollout_is_resized_with_the_keyboard(browser: Browser) -> None:
+    page = browser.open("#/run/run?id=0:0&at=0", "raw")
+    divider = page.get_by_role("separator", name="width of the rollout")
+    before = page.locator(".pane").bounding_box()["width"]
+    divider.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert divider.get_attribute("aria-valuenow") == "60"
+    assert page.locator(".pane").bounding_box()["width"] > before + 50
+
+
+def test_a_saved_filter_finds_groups_without_variance(browser: Browser, run: Path) -> None:
+    page = browser.open("#/run/run", "81 rollouts")
+    value = page.locator("#lens option", has_text="no variance").get_attribute("value")
+    page.locator("#lens").select_option(value)
+    page.locator(".chip", has_text="lens = alike").wait_for()
+    rewards: dict[tuple[str, int], list[float]] = {}
+    for _, line in read_rows(run / "rollouts.jsonl"):
+        rewards.setdefault((line["gymsdk"]["environment"], line["_ng_task_index"]), []).append(line["reward"])
+    alike = [each for each in rewards.values() if len(each) > 1 and len(set(each)) == 1]
+    failed = 1 if any(key == ("tool_call", 0) and len(set(each)) == 1 for key, each in rewards.items()) else 0
+    page.wait_for_timeout(300)
+    assert count_shown(page) == sum(map(len, alike)) + failed
+
+
+def test_more_rows_than_a_browser_can_lay_out_are_on_further_pages(browser: Browser) -> None:
+    def answer(route: Any) -> None:
+        offset = int(parse_qs(urlsplit(route.request.url).query).get("offset", ["0"])[0])
+        row = {"turns": 1, "tool_calls": 0, "tokens": None, "seconds": None, "answer": None, "prompt": "", "ended": ""}
+        rows = [row | {"id": n, "task": n, "repeat": 0, "reward": 1.0} for n in range(offset, offset + 200)]
+        route.fulfill(json={"total": 700_000, "offset": offset, "rows": rows, "is_cut": False})
+
+    browser.page.route("**/api/runs/run/rows*", answer)
+    page = browser.open("#/run/run", "700,000 rollouts")
+    assert read_ids(page)[0] == "0:0"
+    page.get_by_role("navigation", name="parts of the table").get_by_role("button", name="later").click()
+    page.get_by_text("500000:0").wait_for()
+    page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
+    page.get_by_text("699999:0").wait_for()
+    assert page.get_by_role("row").last.get_attribute("aria-rowindex") == "700001"
 
 
 def test_the_keyboard_moves_through_rollouts_and_items(browser: Browser) -> None:

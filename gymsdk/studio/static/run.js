@@ -14,7 +14,7 @@ export const LENSES = [
   { name: "longest", rule: "sorted by tokens, the highest first", where: [], sort: "tokens" },
 ];
 
-const COLUMNS = [
+export const COLUMNS = [
   { name: "task", title: "id", width: "w1", isSortable: true, show: rolloutName },
   { name: "reward", title: "reward", width: "w1", isNumber: true, isSortable: true, show: (row) => html`<span class=${rewardBand(row.reward) === "full" ? "good" : rewardBand(row.reward) === "partial" ? "warn" : "bad"}>${formatReward(row.reward)}</span>` },
   { name: "ended", title: "ended", width: "w2", isSortable: true, show: (row) => row.ended || row.failure || row.outcome },
@@ -50,7 +50,7 @@ export function RunPage({ run, tab, query, version, state }) {
       ${tabs.map(([name, parts]) => html`<a key=${name} href=${buildAddress(["run", run, ...parts], kept)} aria-current=${tab === name ? "page" : undefined}>${name}</a>`)}
     </nav>
     <${Toolbar} run=${run} query=${query} state=${state} info=${info} />
-    ${tab === "rollouts" && html`<${Rollouts} run=${run} query=${query} version=${version} />`}
+    ${tab === "rollouts" && html`<${Rollouts} run=${run} query=${query} version=${version} figures=${info?.figures || []} />`}
     ${tab === "groups" && html`<${Groups} run=${run} query=${query} version=${version} />`}
     ${tab === "tools" && html`<${Tools} run=${run} query=${query} version=${version} />`}
     ${tab === "failures" && html`<${Failures} run=${run} query=${query} version=${version} />`}`;
@@ -61,7 +61,7 @@ function Summary({ info, state }) {
   const entries = [
     ["model", info.model || "unknown"],
     ["environments", info.environments.join(", ") || "unknown"],
-    ["rollouts", `${formatNumber(state?.rollouts ?? summary.rollouts)}${info.asked ? ` of ${formatNumber(info.asked)}` : ""}`],
+    ["rollouts", `${formatNumber(state?.rollouts ?? summary.rollouts)}${info.asked ? ` of ${formatNumber(info.asked)}` : ""}${source.live && info.asked && !(state?.is_finished ?? info.is_finished) ? ", running" : ""}`],
     ["mean reward", summary.mean === null ? "–" : `${summary.mean.toFixed(3)}${summary.stderr === null ? "" : ` ± ${summary.stderr.toFixed(3)}`}`],
     ["turns", formatNumber(summary.turns, 1)],
     ["tokens", summary.tokens === null ? "" : formatNumber(Math.round(summary.tokens))],
@@ -132,10 +132,32 @@ function Facets({ run, query, version }) {
     </aside>`;
 }
 
-function Rollouts({ run, query, version }) {
+// The columns to show: those of the address, or all but the figures.
+function chooseColumns(query, tagged) {
+  const known = [...COLUMNS.slice(0, -1), ...(tagged.size ? [{ name: "tags", title: "tags", width: "w2", show: (row) => (tagged.get(rolloutName(row)) || []).map((tag) => html`<span class="tag">${tag}</span>`) }] : []), COLUMNS.at(-1)];
+  const names = query.columns ? query.columns.split(",") : known.map((column) => column.name);
+  const figures = names.filter((name) => name.startsWith("figure:")).map((name) => buildFigureColumn(name.slice("figure:".length)));
+  return [...known.slice(0, -1).filter((column) => names.includes(column.name)), ...figures, ...known.slice(-1).filter((column) => names.includes(column.name))];
+}
+
+const buildFigureColumn = (name) => ({ name: `figure:${name}`, title: name.replace(/^part\//, ""), width: "w2", isNumber: true, isSortable: true, show: (row) => formatNumber(row.figures?.[name], 4) });
+
+function ColumnChooser({ query, figures }) {
+  const shown = query.columns ? query.columns.split(",") : COLUMNS.map((column) => column.name);
+  const all = [...COLUMNS.map(({ name, title }) => [name, title]), ...figures.map((name) => [`figure:${name}`, name.replace(/^part\//, "component ")])];
+  const toggle = (name) => {
+    const next = all.map(([each]) => each).filter((each) => (each === name ? !shown.includes(each) : shown.includes(each)));
+    if (next.length) changeQuery({ columns: next.length === COLUMNS.length && COLUMNS.every((column) => next.includes(column.name)) ? "" : next.join(",") });
+  };
+  return html`<details class="chooser"><summary>columns</summary><fieldset><legend class="visually-hidden">columns of the table</legend>
+    ${all.map(([name, title]) => html`<label key=${name}><input type="checkbox" checked=${shown.includes(name)} onChange=${() => toggle(name)} /> ${title}</label>`)}</fieldset></details>`;
+}
+
+function Rollouts({ run, query, version, figures }) {
   const where = parseWhere(query);
   const sort = query.sort || "id", descending = query.desc === "1";
-  const parameters = { where, q: query.q, sort, desc: descending ? "1" : "" };
+  const chosenFigures = (query.columns || "").split(",").filter((name) => name.startsWith("figure:")).map((name) => name.slice("figure:".length));
+  const parameters = { where, q: query.q, sort, desc: descending ? "1" : "", figures: chosenFigures.length ? chosenFigures : "" };
   const [shownVersion, setShownVersion] = useState(version);
   const rows = useRows(run, parameters, shownVersion);
   const [notes, reloadNotes] = useNotes(run, version);
@@ -173,19 +195,20 @@ function Rollouts({ run, query, version }) {
     for (const note of notes) found.set(note.id, [...(found.get(note.id) || []), ...note.tags]);
     return found;
   }, [notes]);
-  const columns = useMemo(() => [...COLUMNS.slice(0, -1), ...(tagged.size ? [{ name: "tags", title: "tags", width: "w2", show: (row) => (tagged.get(rolloutName(row)) || []).map((tag) => html`<span class="tag">${tag}</span>`) }] : []), COLUMNS.at(-1)], [tagged]);
+  const columns = useMemo(() => chooseColumns(query, tagged), [tagged, query.columns]);
   return html`
     ${fresh > 0 && html`<div class="notice" role="status">${formatCount(fresh, "new rollout")} <button onClick=${() => setShownVersion(version)}>show them</button></div>`}
     <div class="split">
       <${Facets} run=${run} query=${query} version=${shownVersion} />
       <div class="list" style=${query.id ? { flexBasis: `${100 - width}%` } : {}}>
-        <p class="muted" style=${{ margin: "4px 10px" }} role="status">${rows.isLoaded ? formatCount(rows.total, "rollout") : "…"}${rows.isCut ? ": the search stops here, write more words" : ""}</p>
+        <div class="list-head"><p class="muted" role="status">${rows.isLoaded ? formatCount(rows.total, "rollout") : "…"}${rows.isCut ? ": the search stops here, write more words" : ""}</p><${ColumnChooser} query=${query} figures=${figures} /></div>
         <${Failure} error=${rows.error} />
         <${Grid} rows=${rows} columns=${columns} selected=${selected} onSelect=${select} sort=${sort} descending=${descending} label="rollouts"
           onSort=${(name) => changeQuery(sort !== name ? { sort: name, desc: "", at: "" } : descending ? { sort: "", desc: "", at: "" } : { desc: "1", at: "" })} />
       </div>
       ${query.id && html`
-        <div class="divider" onPointerDown=${drag}></div>
+        <div class="divider" role="separator" aria-orientation="vertical" aria-label="width of the rollout" aria-valuemin="20" aria-valuemax="80" aria-valuenow=${Math.round(width)} tabindex="0" onPointerDown=${drag}
+          onKeyDown=${(event) => { const step = { ArrowLeft: 5, ArrowRight: -5 }[event.key]; if (step) { event.preventDefault(); setWidth(Math.max(20, Math.min(80, width + step))); } }}></div>
         <section class="pane" aria-label="rollout" tabindex="0" style=${{ flexBasis: `${width}%` }}>
           <${RolloutPane} key=${query.id} run=${run} id=${query.id} query=${query} notes=${notes} reloadNotes=${reloadNotes} version=${version} />
         </section>`}

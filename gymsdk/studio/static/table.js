@@ -1,9 +1,10 @@
 // A table of rollouts that renders only the rows on the screen, and asks for them in pages.
-import { html, source, useCallback, useEffect, useRef, useState } from "./core.js";
+import { formatNumber, html, source, useCallback, useEffect, useRef, useState } from "./core.js";
 
 const ROW = 28;
 const PAGE = 200;
-const MAX_HEIGHT = 15_000_000;
+// Chromium does not lay out higher elements; further rows are on further pages.
+const MAX_ROWS = 500_000;
 
 // Keeps pages of rows; asks for those that are visible.
 export function useRows(run, parameters, version) {
@@ -53,23 +54,35 @@ export function Grid({ rows, columns, selected, onSelect, sort, descending, onSo
     observer.observe(box.current);
     return () => observer.disconnect();
   }, []);
-  const height = Math.min(rows.total * ROW, MAX_HEIGHT);
-  const most = Math.floor(MAX_HEIGHT / ROW);
+  const [start, setStart] = useState(0);
+  const count = Math.max(0, Math.min(rows.total - start, MAX_ROWS));
   const first = Math.max(0, Math.floor(view.top / ROW) - 8);
-  const last = Math.min(rows.total, most, first + Math.ceil(view.height / ROW) + 16);
+  const last = Math.min(count, first + Math.ceil(view.height / ROW) + 16);
   useEffect(() => {
-    for (let page = rows.pageOf(first); page <= rows.pageOf(Math.max(first, last - 1)); page++) rows.load(page);
-  }, [first, last, rows]);
+    if (start >= rows.total) setStart(0);
+  }, [rows.total]);
+  useEffect(() => {
+    for (let page = rows.pageOf(start + first); page <= rows.pageOf(start + Math.max(first, last - 1)); page++) rows.load(page);
+  }, [start, first, last, rows]);
   useEffect(() => {
     if (selected === null || !box.current) return;
-    const top = selected * ROW;
+    const page = Math.floor(selected / MAX_ROWS) * MAX_ROWS;
+    if (page !== start && selected < rows.total) setStart(page);
+    const top = (selected - page) * ROW;
     const { scrollTop, clientHeight } = box.current;
     if (top < scrollTop) box.current.scrollTop = top;
     else if (top + 2 * ROW > scrollTop + clientHeight) box.current.scrollTop = top + 2 * ROW - clientHeight;
   }, [selected]);
+  const turn = (step) => {
+    setStart(start + step);
+    box.current.scrollTop = 0;
+  };
   const visible = [];
-  for (let number = first; number < last; number++) visible.push(number);
+  for (let number = start + first; number < start + last; number++) visible.push(number);
   return html`
+    ${rows.total > MAX_ROWS && html`<nav class="pages" aria-label="parts of the table">
+      <button disabled=${start === 0} onClick=${() => turn(-MAX_ROWS)}>earlier</button> ${formatNumber(start + 1)} to ${formatNumber(start + count)} <button disabled=${start + count >= rows.total} onClick=${() => turn(MAX_ROWS)}>later</button>
+    </nav>`}
     <div class="grid" role="grid" aria-label=${label} aria-rowcount=${rows.total + 1} tabindex="0" ref=${box} onScroll=${measure}>
       <div class="grid-head" role="row" aria-rowindex="1">
         ${columns.map((column) => html`
@@ -79,7 +92,7 @@ export function Grid({ rows, columns, selected, onSelect, sort, descending, onSo
             </button>
           </div>`)}
       </div>
-      <div style=${{ height: `${height}px`, position: "relative" }} role="presentation">
+      <div style=${{ height: `${count * ROW}px`, position: "relative" }} role="presentation">
         <div style=${{ position: "absolute", top: `${first * ROW}px`, left: 0, right: 0 }} role="presentation">
           ${visible.map((number) => {
             const row = rows.getRow(number);
