@@ -46,6 +46,9 @@ class TaskPair(BaseModel):
         b: The mean reward in the second run.
         rollouts_a: The number of scored rollouts in the first run.
         rollouts_b: The number of scored rollouts in the second run.
+        shown_a: The rollout of the first run that shows the difference best, such as `3:0`: the one with the highest
+            reward if the first run is better, else the one with the lowest.
+        shown_b: The rollout of the second run, chosen the other way.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +61,8 @@ class TaskPair(BaseModel):
     b: float
     rollouts_a: int
     rollouts_b: int
+    shown_a: str
+    shown_b: str
 
     @property
     def difference(self) -> float:
@@ -201,6 +206,12 @@ class _Task(BaseModel):
     task: int
     prompt: str
     rewards: list[float]
+    names: list[str]
+
+    def choose(self, *, highest: bool) -> str:
+        """Return the name of a rollout with the highest or the lowest reward."""
+        place = self.rewards.index(max(self.rewards) if highest else min(self.rewards))
+        return self.names[place]
 
 
 def _read_tasks(index: RunIndex) -> Iterator[tuple[str, _Task]]:
@@ -208,26 +219,32 @@ def _read_tasks(index: RunIndex) -> Iterator[tuple[str, _Task]]:
     index.update_tasks()
     tasks: dict[str, _Task] = {}
     with closing(index.connect()) as connection:
-        for digest, environment, task, prompt, reward in connection.execute(
-            "SELECT t.digest, r.environment, r.task, r.prompt, r.reward FROM rollout r"
+        for digest, environment, task, repeat, prompt, reward in connection.execute(
+            "SELECT t.digest, r.environment, r.task, r.repeat, r.prompt, r.reward FROM rollout r"
             " JOIN task t ON t.environment = r.environment AND t.task = r.task ORDER BY r.task, r.repeat"
         ):
-            entry = tasks.setdefault(digest, _Task(environment=environment, task=task, prompt=prompt, rewards=[]))
+            entry = tasks.get(digest)
+            if entry is None:
+                entry = tasks[digest] = _Task(environment=environment, task=task, prompt=prompt, rewards=[], names=[])
             if reward is not None:
                 entry.rewards.append(reward)
+                entry.names.append(f"{task}:{repeat}")
     yield from tasks.items()
 
 
 def _pair(a: _Task, b: _Task) -> TaskPair:
+    mean_a, mean_b = fmean(a.rewards), fmean(b.rewards)
     return TaskPair(
         environment=a.environment,
         prompt=a.prompt,
         task_a=a.task,
         task_b=b.task,
-        a=fmean(a.rewards),
-        b=fmean(b.rewards),
+        a=mean_a,
+        b=mean_b,
         rollouts_a=len(a.rewards),
         rollouts_b=len(b.rewards),
+        shown_a=a.choose(highest=mean_a > mean_b),
+        shown_b=b.choose(highest=mean_a <= mean_b),
     )
 
 

@@ -169,7 +169,10 @@ class RunQueries:
         return rollouts, scored, earned / scored if scored else None
 
     def summarize(self, chosen: Filter | None = None) -> dict[str, Any]:
-        """Return the number of rollouts by outcome, the mean reward with its standard error, and the mean turns."""
+        """Return numbers of rollouts and tasks, the mean reward with its standard error, and means of other columns.
+
+        `solved_tasks` is the number of tasks with a reward of 1 or more in at least one of their rollouts.
+        """
         condition, values = self._build_condition(chosen or Filter())
         row = self._connection.execute(
             "SELECT count(*) AS rollouts, count(reward) AS scored, avg(reward) AS mean, min(reward) AS low,"  # noqa: S608
@@ -178,7 +181,16 @@ class RunQueries:
             f" max(started + seconds) AS stopped FROM rollout r WHERE {condition}",
             values,
         ).fetchone()
-        return dict(row) | {"stderr": self._compute_stderr(condition, values)}
+        tasks, solved = self._connection.execute(
+            "SELECT count(*), coalesce(sum(best >= 1), 0) FROM (SELECT max(reward) AS best FROM rollout r"  # noqa: S608
+            f" WHERE reward IS NOT NULL AND ({condition}) GROUP BY environment, task)",
+            values,
+        ).fetchone()
+        return dict(row) | {
+            "stderr": self._compute_stderr(condition, values),
+            "tasks": tasks,
+            "solved_tasks": solved,
+        }
 
     def count_facets(self, chosen: Filter | None = None) -> dict[str, Any]:
         """Return the number of rollouts of each outcome, end, environment, failure and tool, and a reward histogram."""

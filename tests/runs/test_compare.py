@@ -118,3 +118,16 @@ def test_the_json_has_the_difference_of_each_task(weak: Path, strong: Path) -> N
     content = to_json(read(weak).compare(read(strong)))
     assert len(content["pairs"]) == 80
     assert all(pair["difference"] == pair["b"] - pair["a"] for pair in content["pairs"])
+
+
+def test_the_rollouts_shown_for_a_task_are_those_that_differ_most(weak: Path, strong: Path) -> None:
+    rewards = [
+        {line["gymsdk"]["id"]: line["reward"] for _, line in read_rows(path / "rollouts.jsonl")}
+        for path in (weak, strong)
+    ]
+    for pair in read(weak).compare(read(strong)).pairs:
+        differences = [
+            rewards[1][f"{pair.task_b}:{b}"] - rewards[0][f"{pair.task_a}:{a}"] for a in range(2) for b in range(2)
+        ]
+        expected = min(differences) if pair.difference < 0 else max(differences)
+        assert rewards[1][pair.shown_b] - rewards[0][pair.shown_a] == expected

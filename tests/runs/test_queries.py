@@ -113,6 +113,11 @@ def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None
     assert summary["mean"] == pytest.approx(fmean(line["reward"] for line in lines))
     assert summary["stderr"] == pytest.approx(stderr(map(parse_scored_rollout, lines)))
     assert (summary["rollouts"], summary["scored"]) == (80, 80)
+    best: dict[tuple[str, int], float] = {}
+    for line in lines:
+        key = line["gymsdk"]["environment"], line["_ng_task_index"]
+        best[key] = max(line["reward"], best.get(key, 0.0))
+    assert (summary["tasks"], summary["solved_tasks"]) == (len(best), sum(each >= 1 for each in best.values()))
 
 
 def test_facets_count_the_chosen_rollouts(run: Run, lines: list[Line]) -> None:

@@ -15,7 +15,7 @@ export function ComparePage({ a, b, query }) {
   const choice = query.show || (pairs.some((pair) => pair.difference < 0) ? "lost" : "won");
   const shown = pairs.filter((pair) => (choice === "lost" ? pair.difference < 0 : choice === "won" ? pair.difference > 0 : choice === "down" ? pair.flip < 0 : choice === "up" ? pair.flip > 0 : true));
   if (choice === "won" || choice === "up") shown.reverse();
-  const link = (pair) => buildAddress(["diff", `${a}:${pair.task_a}:0`, `${b}:${pair.task_b}:0`]);
+  const link = (pair) => buildAddress(["diff", `${a}:${pair.shown_a}`, `${b}:${pair.shown_b}`]);
   return html`
     <div class="page">
       <h2>A: <a href=${buildAddress(["run", a])}>${comparison.a}</a>, B: <a href=${buildAddress(["run", b])}>${comparison.b}</a></h2>

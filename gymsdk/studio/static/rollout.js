@@ -121,7 +121,7 @@ export function RolloutPage({ run, id, query, version }) {
   return html`
     <div>
       ${rows.length > 1 && html`<nav class="page" aria-label="repeats of the task" style=${{ paddingBottom: 0 }}>repeats of task ${task}:
-        ${rows.map((row) => html` <a key=${row.id} href=${buildAddress(["run", run, rolloutName(row)])} aria-current=${rolloutName(row) === id ? "page" : undefined}>${row.repeat}: ${describeReward(row)}</a>`)}
+        ${rows.map((row) => html` <a key=${row.id} href=${buildAddress(["run", run, rolloutName(row)])} aria-current=${rolloutName(row) === id ? "page" : undefined}>repeat ${row.repeat} (${describeReward(row)})</a>`)}
         ${at > 0 && html` <a href=${buildAddress(["diff", `${run}:${rolloutName(rows[0])}`, `${run}:${id}`])}>compare with the first</a>`}
       </nav>`}
       <${RolloutPane} run=${run} id=${id} query=${query} notes=${notes} reloadNotes=${reloadNotes} version=${version} isPage=${true} />

@@ -63,6 +63,7 @@ function Summary({ info, state }) {
     ["environments", info.environments.join(", ") || "unknown"],
     ["rollouts", `${formatNumber(state?.rollouts ?? summary.rollouts)}${info.asked ? ` of ${formatNumber(info.asked)}` : ""}${source.live && info.asked && !(state?.is_finished ?? info.is_finished) ? ", running" : ""}`],
     ["mean reward", summary.mean === null ? "–" : `${summary.mean.toFixed(3)}${summary.stderr === null ? "" : ` ± ${summary.stderr.toFixed(3)}`}`],
+    ["tasks solved at least once", summary.tasks ? `${formatNumber(summary.solved_tasks)} of ${formatNumber(summary.tasks)}` : ""],
     ["turns", formatNumber(summary.turns, 1)],
     ["tokens", summary.tokens === null ? "" : formatNumber(Math.round(summary.tokens))],
     ["time", formatSeconds(summary.seconds)],
