@@ -81,7 +81,7 @@ def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: in
     listed = [*list_worst(comparison, limit), *list_best(comparison, limit)]
     if listed:
         yield ""
-        yield f"gymsdk show {paths[0]} {listed[0].task_a}:0 and gymsdk show {paths[1]} {listed[0].task_b}:0"
+        yield f"gymsdk show {paths[0]} {listed[0].shown_a} and gymsdk show {paths[1]} {listed[0].shown_b}"
         yield "print the first of these tasks"
 
 

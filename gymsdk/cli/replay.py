@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.show import format_count
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
@@ -142,7 +143,11 @@ def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
     else:
         for number, each in enumerate(replays):
             failure = each.rollout.failure
-            result = failure.message if failure else f"reward {each.rollout.reward:g}, {each.rollout.turns} turns"
+            result = (
+                failure.message
+                if failure
+                else f"reward {each.rollout.reward:g}, {format_count(each.rollout.turns, 'turn')}"
+            )
             typer.echo(f"{each.stored.task}:{number}  {result}")
         typer.echo(f"stored reward {replays[0].stored.reward}; the branch is in {folder}")
     if any(each.rollout.failure for each in replays):

@@ -186,7 +186,11 @@ def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[
     verdict = line.get("gymsdk", {}).get("verdict", [])
     for key in verdict:
         yield Text(f"  {key}: {clean(_format_value(line.get(key)))}")
-    counts = [f"ended: {row['ended']}", f"{row['turns']} turns", f"{row['tool_calls']} tool calls"]
+    counts = [
+        f"ended: {row['ended']}",
+        format_count(row["turns"], "turn"),
+        format_count(row["tool_calls"], "tool call"),
+    ]
     counts += [f"{row['tokens']} tokens"] if row["tokens"] else []
     counts += [f"{row['seconds']:.2f} s"] if row["seconds"] is not None else []
     yield Text(", ".join(counts), style="dim")
@@ -244,6 +248,11 @@ def _format_value(value: object) -> str:
     from gymsdk import jsonl
 
     return jsonl.dump_portable_json(value).decode()
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return *number* with the singular or the plural of *noun*."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def clean(text: str) -> str:
