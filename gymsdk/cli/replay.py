@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.show import format_count
 from gymsdk.cli.process import Traceback
+from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
