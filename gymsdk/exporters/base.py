@@ -1,4 +1,4 @@
-"""What the exporters have in common: the run's identity, its metrics so far, and the loop that follows a run."""
+"""The common part of the exporters: the run's identifier, its metrics so far, and the loop that follows a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Exporter(Protocol):
         """Send the metrics of the run after its first *step* rollouts."""
 
     def finish(self) -> str:
-        """Send what is known at the end of the run; return where it is to be seen."""
+        """Send the final metrics and files; return the address of the run in the service."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ def compute_run_id(run: Run) -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one level, with dots in the names and without empty values."""
+    """Return nested settings as one mapping, with dots in the names and without empty values."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -40,7 +40,7 @@ BATCH_SPANS = 500
 SCOPE = InstrumentationScope("gymsdk", version("gymsdk"), schema_url="https://opentelemetry.io/schemas/1.41.0")
 
 TOOL_ERROR = "tool_error"
-"""The `error.type` of a tool call whose output is an error."""
+"""The `error.type` of a tool call that returned an error."""
 
 Attributes = dict[str, Any]
 
@@ -54,7 +54,7 @@ class _Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class _Span:
-    """What is known of a span before it has identifiers.
+    """A span without identifiers.
 
     Attributes:
         key: What identifies the span within its rollout.
@@ -279,7 +279,7 @@ def _find_turn_intervals(line: Row, number: int, whole: _Interval) -> tuple[_Int
 
 
 def _describe_model(name: object) -> Attributes:
-    """Return the attributes of a model, whose name here is `PROVIDER/MODEL`."""
+    """Return the attributes of a model, given by its name `PROVIDER/MODEL`."""
     if not isinstance(name, str):
         return {}
     provider, separator, model = name.partition("/")

@@ -24,7 +24,7 @@ from gymsdk.rollouts.plan import Plan, build_settings, describe_start
 from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row
 
 DIVERGED = "replay_diverged"
-"""The kind of the failure of a replay whose environment answered differently."""
+"""The kind of failure of a replay in which the environment answered differently."""
 
 IGNORED_FIELDS = frozenset({"id", "status"})
 """The fields of an item that may differ between two plays."""

@@ -31,7 +31,7 @@ CHUNK_VALUES = 4_000_000
 """The number of indices that the bootstrap draws at once."""
 
 COMPARED_SETTINGS = ("budget", "sampling", "environments")
-"""The settings of `run.json` whose difference can explain a difference of the rewards."""
+"""The settings of `run.json` that can explain a difference of the rewards."""
 
 
 class TaskPair(BaseModel):
@@ -120,7 +120,7 @@ class Comparison(BaseModel):
         b: The name of the second run.
         overall: The difference over all common tasks; `None` if there are none.
         environments: The difference in each environment, if there are several.
-        pairs: The common tasks, those that lost the most first.
+        pairs: The common tasks, the largest loss first.
         only_a: The number of tasks that only the first run has, or that have a reward only there.
         only_b: The same for the second run.
         warnings: What makes the result less trustworthy.

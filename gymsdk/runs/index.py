@@ -38,7 +38,7 @@ COMMIT_SECONDS = 0.5
 """How long a pass reads before it makes its rows visible to readers."""
 
 LOCK_SECONDS = 30.0
-"""How long one process waits for another one that writes to the same index."""
+"""Seconds that a process waits for another process that writes to the same index."""
 
 COLUMNS = (
     "environment",
@@ -60,7 +60,7 @@ COLUMNS = (
 """The attributes of a record that are columns of the table `rollout` under the same name."""
 
 FACET_COLUMNS = ("environment", "outcome", "ended", "failure")
-"""The columns whose combinations are numbered in the table `facets`: a number is counted faster than four texts."""
+"""The table `facets` numbers the combinations of these columns: a number is counted faster than four texts."""
 
 FAILURE_COLUMNS = ("failure", "stage", "message")
 

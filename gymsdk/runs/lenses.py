@@ -158,8 +158,8 @@ def _find_changed(_: sqlite3.Connection) -> Condition:
 LENSES = {
     lens.name: lens
     for lens in (
-        Lens("alike", "no variance", "tasks whose rewards are all alike", _find_alike),
-        Lens("odd", "odd one out", "the one rollout of a task whose reward differs from all others", _find_odd),
+        Lens("alike", "no variance", "tasks with equal rewards in all rollouts", _find_alike),
+        Lens("odd", "odd one out", "the only rollout of a task with another reward than the rest", _find_odd),
         Lens("short", "short and right", "reward 1 or more with fewer tokens than 95 % of the rollouts", _find_short),
         Lens(
             "common",

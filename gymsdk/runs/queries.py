@@ -44,7 +44,7 @@ MAX_PHRASE_HITS = 1000
 """The largest number of rollouts that a search finds for several words, which it verifies in the stored lines."""
 
 MAX_KEPT_SEARCHES = 16
-"""The number of searches whose results are kept until the run grows."""
+"""The number of search results that are kept until the run grows."""
 
 HISTOGRAM_BINS = 20
 
@@ -260,7 +260,7 @@ class RunQueries:
     def list_groups(self, chosen: Filter | None = None) -> list[dict[str, Any]]:
         """Return each task with the number, the mean and the spread of its rewards, the hardest task first.
 
-        A group whose rewards are all alike teaches a group-based trainer nothing: its *spread* is 0.
+        A group with equal rewards teaches a group-based trainer nothing: its *spread* is 0.
         """
         condition, values = self._build_condition(chosen or Filter())
         groups: dict[tuple[str, int], dict[str, Any]] = {}
@@ -337,7 +337,7 @@ class RunQueries:
         return self.index.read_bytes(self._connection, rollout)
 
     def search(self, text: str) -> list[int]:
-        """Return the ids of the rollouts whose conversation has *text*, ignoring case; at most `MAX_HITS`."""
+        """Return the ids of the rollouts with *text* in the conversation, ignoring case; at most `MAX_HITS`."""
         wanted = " ".join(text.split())
         if not wanted:
             return []
@@ -351,7 +351,7 @@ class RunQueries:
         return known[1]
 
     def get_searchable_share(self) -> float:
-        """Return the share of the rollouts whose texts are indexed."""
+        """Return the share of the rollouts with indexed texts."""
         if not has_search(self._connection):
             return 0.0
         # Ids are given in the order of the lines, and none is missing but those of a replaced file.
@@ -367,7 +367,7 @@ class RunQueries:
         ]
 
     def _get_progress(self) -> tuple[int, int]:
-        """Return the id of the last rollout whose texts are indexed, and the id of the last rollout."""
+        """Return the id of the last rollout with indexed texts, and the id of the last rollout."""
         done = 0
         if has_search(self._connection):
             [done] = self._connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
@@ -393,7 +393,7 @@ class RunQueries:
         return list(_take(self._verify(map(tuple, places), wanted), MAX_PHRASE_HITS))
 
     def _verify(self, places: Iterable[Place], wanted: str) -> Iterator[int]:
-        """Yield the rollouts at *places* whose conversation has *wanted*, whatever its case and white space."""
+        """Yield the rollouts at *places* that contain the text *wanted*, ignoring case and white space."""
         pattern = _build_pattern(wanted.lower()) if wanted.isascii() else None
         folded = wanted.casefold()
         with ExitStack() as stack:
@@ -410,13 +410,13 @@ class RunQueries:
                     yield rollout
 
     def _search_files(self, wanted: str) -> Iterator[Place]:
-        """Yield the places of the rollouts whose lines have *wanted*, by reading the files; slower than the index."""
+        """Yield the places of the rollouts that contain *wanted*, by reading the files; slower than the index."""
         pattern = _build_pattern(wanted, ignore_case=True)
         for number in range(len(self.index.source.files)):
             yield from self._search_file(number, pattern)
 
     def _search_file(self, number: int, pattern: re.Pattern[bytes]) -> Iterator[Place]:
-        """Yield the places of the rollouts of a file whose stored lines match *pattern*."""
+        """Yield the places of the rollouts in a file that match *pattern*."""
         try:
             with (
                 self.index.source.files[number].open("rb") as file,

@@ -55,7 +55,7 @@ class Record:
         prompt: The beginning of the last message before the policy's first turn.
         flags: Bits: reasoning, token ids, images, time-out of the grader.
         figures: The numbers of the verdict, and the components of the reward as `part/NAME`.
-        tools: The number of calls, and of calls whose output is an error, for each tool.
+        tools: The number of calls, and of calls that return an error, for each tool.
     """
 
     environment: str
@@ -135,7 +135,7 @@ def get_output(line: Row) -> list[Item]:
 
 
 def get_text(content: object) -> str:
-    """Return the text of a message or of a tool's output, whatever another program stored there."""
+    """Return the text of a message or of a tool's output; empty for content of an unknown form."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -179,7 +179,7 @@ def is_tool_error(output: str) -> bool:
 
 
 def compute_task_digest(row: Row, environment: str) -> str:
-    """Return what the rows of the same task have in common in two runs, whatever their numbers and sampling.
+    """Return a digest that equal tasks of two runs share: it depends on neither their numbers nor the sampling.
 
     Args:
         row: The row as it was sent, or the line of a rollout.

@@ -44,7 +44,7 @@ EVENT_SECONDS = 15.0
 """How often a stream of events sends a comment, by which both sides notice a lost connection."""
 
 ROLLOUT_KEYS = ("responses_create_params", "response")
-"""The keys of a line whose items are sent apart from the rest."""
+"""The keys of a line with items, which are sent apart from the rest."""
 
 MAX_TOKENS = 2000
 """The number of tokens of an answer, unless the request asks for fewer or more."""
@@ -130,7 +130,7 @@ class StudioApi:
         ]
 
     def list_runs(self, _: Request) -> list[Row]:
-        """Return the runs with what is known about them without an index of their lines."""
+        """Return descriptions of the runs that need no index of their lines."""
         return [describe_run(run) for run in self._library.list_runs()]
 
     def get_run(self, request: Request) -> Row:
@@ -155,7 +155,7 @@ class StudioApi:
         )
 
     def list_rows(self, request: Request) -> Row:
-        """Return a page of rollouts, and the number of all that are chosen."""
+        """Return a page of the chosen rollouts, and their number."""
         run, chosen = self._get_run(request), _parse_filter(request)
         query = request.query_params
         offset, limit = _parse_integer(query.get("offset"), 0), _parse_integer(query.get("limit"), 100)
@@ -318,7 +318,7 @@ class StudioApi:
 
 
 def describe_run(run: OpenRun) -> Row:
-    """Return what is known about a run without an index of its lines."""
+    """Describe a run without an index of its lines."""
     about = run.source.read_about()
     settings = about.get("settings") if isinstance(about.get("settings"), dict) else {}
     metrics = run.source.read_metrics()

@@ -208,7 +208,7 @@ def _build_page(data: Sequence[str]) -> str:
 
 
 def _adapt_module(text: str) -> str:
-    """Return a module whose relative imports are names of the import map."""
+    """Return a module with names of the import map instead of relative imports."""
     return re.sub(r'((?:from|import|import\() ?)"\./', r'\1"gymsdk/', text)
 
 
@@ -217,5 +217,5 @@ def _encode(text: str) -> str:
 
 
 def _escape_script(text: str) -> str:
-    """Return a script whose text cannot end its element."""
+    """Return a script that cannot end its own element."""
     return re.sub(r"</(?=script)|<!--", lambda found: found[0].replace("<", "\\x3c"), text, flags=re.IGNORECASE)

@@ -18,7 +18,7 @@ from gymsdk.runs.source import RunSource, find_run, find_runs
 from gymsdk.types import Row
 
 POLL_SECONDS = 0.25
-"""How often the files of the runs that somebody looks at are checked for new lines."""
+"""Seconds between two checks of the files of open runs for new lines."""
 
 TEXT_SECONDS = 0.5
 """How long the background thread reads texts for the search before it looks for new lines again."""
@@ -91,7 +91,7 @@ class OpenRun:
         return self.index.update_texts(seconds)
 
     def build_state(self) -> Row:
-        """Return what the pages show of a running run: the number of rollouts, and the searchable share."""
+        """Return the state that pages show of a growing run: the number of rollouts, and the searchable share."""
         with self.use() as queries:
             rollouts, scored, mean = queries.count_rewards()
             share = queries.get_searchable_share()
