@@ -65,6 +65,7 @@ THIRD_PARTIES = {
     "typer": {"cli"},
     "typing_extensions": {"*"},
     "uvicorn": {"servers", "studio.server"},
+    "uvloop": {"concurrency"},
     "wandb": {"exporters.wandb"},
     "yaml": {"client", "config", "models.options", "servers", "cli"},
 }
