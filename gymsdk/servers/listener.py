@@ -14,9 +14,9 @@ from typing import Any
 
 import uvicorn
 from fastapi import Response
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gymsdk.concurrency import CANCEL_GRACE_SECONDS, ListeningSocket, install_exhaustion_handler
+from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
@@ -38,6 +38,7 @@ from gymsdk.servers.middleware import (
     build_error_body,
     json_response,
 )
+from gymsdk.sockets import SOCKET_BACKLOG, Acceptor
 
 FIRST_REQUEST_SECONDS = 120.0
 """Seconds within which all headers of a request must arrive, after the connection or the previous request.
@@ -61,12 +62,6 @@ TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections;
 TOO_LONG_HEADERS_MESSAGE = "The headers of the request are too long."
 STOPPING_MESSAGE = "the server is stopping; send the request again"
 
-
-SOCKET_BACKLOG = 4096
-"""Length of the socket's accept queue: a client that finds it full retries only after a second."""
-
-MAX_ACCEPTS_PER_PASS = 256
-"""Connections accepted in one pass of the event loop; asyncio would accept the whole backlog at once."""
 
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open."""
@@ -180,7 +175,7 @@ class Connection(HttpToolsProtocol):
     def take_body(self, scope: Scope) -> bytes | None:
         """Return the body of the request of *scope* if all of it has arrived and no part has been read, else `None`."""
         cycle = self.cycle
-        if cycle is None or cycle.scope is not scope or cycle.more_body or cycle.disconnected:
+        if cycle.scope is not scope or cycle.more_body or cycle.disconnected:
             return None
         if cycle.waiting_for_100_continue or not cycle.message_event.is_set():
             return None
@@ -204,7 +199,8 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_waiting(self) -> bool:
         """Whether the headers of the next request have not arrived completely, and no request is being answered."""
-        return self._is_body_complete and (self.cycle is None or self.cycle.response_complete)
+        cycle: RequestResponseCycle | None = self.cycle
+        return self._is_body_complete and (cycle is None or cycle.response_complete)
 
     def _start(self) -> None:
         """Process the queued request."""
@@ -274,7 +270,7 @@ def bind_socket(host: str, port: int = 0, *, what: str = "a server") -> socket.s
         raise UsageError(f"{what} cannot listen: {_format_bind_error(host, port, error)}") from None
     # Accepted sockets inherit the option. Without it, a response in two writes takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return ListeningSocket.from_socket(listener)
+    return listener
 
 
 def bind_socket_in_range(
@@ -367,7 +363,6 @@ class Listener:
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
-        install_exhaustion_handler(asyncio.get_running_loop())
         server = _Server(self._build_config(), up, over)
         tls = self._security.tls
         with trust_own_certificate(self._address, tls.certificate, self._hosts) if tls else nullcontext():
@@ -411,8 +406,6 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             # Longer than `_close` waits: uvicorn would answer 500 and log a traceback for each request.
             timeout_graceful_shutdown=round(self._grace + 2 * CANCEL_GRACE_SECONDS) + 1,
-            # asyncio accepts this many connections in one pass; `_Server.startup` extends the queue.
-            backlog=MAX_ACCEPTS_PER_PASS,
             limit_concurrency=self._security.limits.connections,
             ssl_context_factory=None if self._context is None else self._build_ssl_context,
         )
@@ -475,23 +468,37 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._up = up
         self._over = over
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the app, and extend the accept queue beyond the number of connections accepted in one pass.
+        """Start the app, and accept connections on the sockets.
 
         Raises:
             RuntimeError: The app failed when it started.
         """
         try:
-            await super().startup(sockets)
+            await super().startup([])
         except SystemExit:
             # In a task, `SystemExit` would end the process.
             raise RuntimeError(_APP_FAILED) from None
         # Older versions of uvicorn raise nothing when the app fails.
         if self.lifespan.should_exit:
             raise RuntimeError(_APP_FAILED)
-        for listener in sockets or ():
-            listener.listen(SOCKET_BACKLOG)
+        self._acceptors = [Acceptor(each, self._create_connection, self.config.ssl) for each in sockets or ()]
+        for acceptor in self._acceptors:
+            acceptor.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no further connection, finish the running requests, and stop the app."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _create_connection(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # bound by `partial`
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
