@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import logging
 import os
 import queue
@@ -43,12 +42,6 @@ CANCEL_GRACE_SECONDS = 1.0
 EVENT_LOOP_VARIABLE = "GYMSDK_EVENT_LOOP"
 """The environment variable that selects the event loop: `uvloop`, the default, or `asyncio`."""
 
-YOUNG_OBJECTS, YOUNG_COLLECTIONS = 50_000, 5
-"""New objects after which the collector scans them, and such scans after which it scans the survivors once more."""
-
-GROWTH_OBJECTS = 5_000_000
-"""New objects, net of those that were freed, after which the collector scans all objects."""
-
 T = TypeVar("T")
 log = logging.getLogger("gymsdk")
 
@@ -65,18 +58,6 @@ def create_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def reduce_garbage_collections() -> None:
-    """Let the garbage collector of this process scan young objects only, and those rarely.
-
-    An episode leaves no reference cycles, so reference counts free its memory. With the thresholds of Python, thousands
-    of episodes in flight take a third of the CPU time for collections, and a full collection stops the event loop for
-    100 ms and more. With these thresholds, a full collection follows only when some `GROWTH_OBJECTS` more objects
-    exist than after the last one: cycles in the code of environments are still collected.
-    """
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, GROWTH_OBJECTS // (YOUNG_OBJECTS * YOUNG_COLLECTIONS))
 
 
 def run_event_loop(work: Coroutine[Any, Any, T]) -> T:

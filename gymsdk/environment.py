@@ -133,6 +133,11 @@ class Environment:
         return reads_state or not self._stack.implementations["step"][0].is_default
 
     @property
+    def has_models(self) -> bool:
+        """Whether a setting of the environment is a model, such as a judge."""
+        return any(isinstance(value, Model) for _, value in self.config)
+
+    @property
     def has_metrics(self) -> bool:
         """Whether the environment has a `metrics` hook."""
         return bool(self._stack.implementations["metrics"])
