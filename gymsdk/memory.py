@@ -31,7 +31,7 @@ MAX_EPISODES_IN_SHORT_COLLECTION = 256
 
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 50_000, 5
-"""New objects after which the collector traverses them, and such passes after which it traverses the survivors again."""
+"""New objects after which the collector traverses them, and such passes after which it traverses survivors again."""
 
 NO_FULL_COLLECTION = 1_000_000
 """A number of passes over the survivors that no process reaches."""

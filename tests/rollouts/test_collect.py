@@ -14,6 +14,7 @@ import pytest
 from gymsdk import Environment, Failed, load, responses
 from gymsdk.errors import ModelLost
 from gymsdk.http.backoff import Backoff
+from gymsdk.memory import NO_FULL_COLLECTION, YOUNG_COLLECTIONS, YOUNG_OBJECTS
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import (
@@ -308,16 +309,17 @@ async def test_a_rollout_is_read_when_it_starts() -> None:
     assert len(read) <= 2 * MAX_STARTS_PER_PASS
 
 
-async def test_the_garbage_collector_does_not_run_by_itself_while_rollouts_are_played() -> None:
-    enabled: list[bool] = []
+async def test_no_automatic_collection_traverses_all_objects_while_rollouts_are_played() -> None:
+    thresholds: list[tuple[int, int, int]] = []
 
     async def play(job: Job) -> PlayedJob:
-        enabled.append(gc.isenabled())
+        thresholds.append(gc.get_threshold())
         return PlayedJob(job, _rollout(), 1)
 
+    before = gc.get_threshold()
     assert [played async for played in collect([Job("sums", 0, 0, {})], play)]
-    assert enabled == [False]
-    assert gc.isenabled()
+    assert thresholds == [(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NO_FULL_COLLECTION)]
+    assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
 
 
