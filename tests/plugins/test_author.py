@@ -211,9 +211,8 @@ async def test_an_error_has_the_stage_in_which_it_occurred():
     async def fail():
         raise Failed("down", kind="sandbox")
 
-    with pytest.raises(Failed) as caught:
-        with run_stage("step", Deadline(get_loop_time_after(1))):
-            await author.run("tool 'dig'", fail, {})
+    with pytest.raises(Failed) as caught, run_stage("step", Deadline(get_loop_time_after(1))):
+        await author.run("tool 'dig'", fail, {})
     assert caught.value.stage == "step"
 
 
