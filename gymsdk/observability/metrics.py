@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from bisect import bisect_left
@@ -16,6 +17,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+from gymsdk.observability.loop_lag import LAG_BUCKET_SECONDS, LoopLagSampler
 
 BUCKET_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 """Upper bounds of the histogram buckets for response times, in seconds."""
@@ -57,20 +60,26 @@ class ServerMetrics(Collector):
     Attributes:
         name: The server's name, which is a label of each metric.
         in_flight: The number of requests that are being answered.
+        loop_lag: Samples the lag of the server's event loop, while the server runs.
         updates: Functions that update the values before they are rendered.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.in_flight = 0
+        self.loop_lag: LoopLagSampler | None = None
         self.updates: list[Callable[[], Awaitable[object]]] = []
         self._gauges: dict[str, tuple[str, GaugeReader]] = {}
+        self._counters: dict[str, tuple[str, Callable[[], float]]] = {}
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
         self._responses: Counter[tuple[str, int]] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKET_SECONDS) + 1))
         started = time.time()
         self.add_gauge("uptime_seconds", "Seconds since the server started.", lambda: time.time() - started)
         self.add_gauge("requests_in_flight", "Requests that are being answered.", lambda: self.in_flight)
+        self.add_gauge("process_id", "The ID of the server's process.", os.getpid)
 
     def add_gauge(self, name: str, description: str, read: GaugeReader) -> None:
         """Add a gauge.
@@ -82,12 +91,32 @@ class ServerMetrics(Collector):
         """
         self._gauges[name] = (description, read)
 
+    def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Add a counter.
+
+        Args:
+            name: The name without the prefix `gymsdk_` and the suffix `_total`.
+            description: What the counter measures, as a sentence.
+            read: Returns its value.
+        """
+        self._counters[name] = (description, read)
+
     def sum_gauges(self, *names: str) -> int:
         """Return the sum of the gauges *names*; a gauge that the server does not have counts as 0."""
         return round(sum(sample.value for name in names if name in self._gauges for sample in self._read_gauge(name)))
 
-    def record_response(self, route: str, status: int, seconds: float) -> None:
-        """Count one response of *route*, which took *seconds*, for the counter and the histogram."""
+    def record_response(self, route: str, status: int, seconds: float, *, received: int = 0, sent: int = 0) -> None:
+        """Count one response.
+
+        Args:
+            route: The route of the request.
+            status: The status of the response.
+            seconds: Seconds until the end of the response.
+            received: The size of the request's body, in bytes.
+            sent: The size of the response's body, in bytes.
+        """
+        self._received[route] += received
+        self._sent[route] += sent
         self._responses[route, status] += 1
         self._seconds[route] += seconds
         self._buckets[route][bisect_left(BUCKET_SECONDS, seconds)] += 1
@@ -109,24 +138,57 @@ class ServerMetrics(Collector):
             for sample in self._read_gauge(name):
                 gauge.add_sample(gauge.name, {"server": self.name, **sample.labels}, sample.value)
             yield gauge
+        for name, (description, read) in self._counters.items():
+            counter = CounterMetricFamily(METRIC_PREFIX + name, description, labels=("server",))
+            counter.add_metric((self.name,), read())
+            yield counter
+        yield from self._collect_requests()
+        if self.loop_lag is not None:
+            yield from _collect_loop_lag(self.name, self.loop_lag)
+
+    def _collect_requests(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             METRIC_PREFIX + "requests", "Responses by route and status.", labels=("server", "route", "status")
         )
         for (route, status), count in sorted(self._responses.items()):
             requests.add_metric((self.name, route, str(status)), count)
         yield requests
+        for name, sizes in (("request", self._received), ("response", self._sent)):
+            description = f"Bytes of the bodies of {name}s by route."
+            counter = CounterMetricFamily(f"{METRIC_PREFIX}{name}_bytes", description, labels=("server", "route"))
+            for route, size in sorted(sizes.items()):
+                counter.add_metric((self.name, route), size)
+            yield counter
         seconds = HistogramMetricFamily(
             METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=("server", "route")
         )
-        bounds = [*(f"{bound:g}" for bound in BUCKET_SECONDS), "+Inf"]
         for route, counts in sorted(self._buckets.items()):
-            buckets = [*zip(bounds, accumulate(counts), strict=True)]
-            seconds.add_metric((self.name, route), buckets, self._seconds[route])
+            seconds.add_metric((self.name, route), _accumulate_buckets(BUCKET_SECONDS, counts), self._seconds[route])
         yield seconds
 
     def _read_gauge(self, name: str) -> Sequence[Sample]:
         value = self._gauges[name][1]()
         return [Sample(value)] if isinstance(value, int | float) else value
+
+
+def _accumulate_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return [*zip(names, accumulate(counts), strict=True)]
+
+
+def _collect_loop_lag(server: str, sampler: LoopLagSampler) -> Iterator[Metric]:
+    lag = HistogramMetricFamily(
+        METRIC_PREFIX + "event_loop_lag_seconds",
+        "How late callbacks of the process's event loop run.",
+        labels=("server",),
+    )
+    lag.add_metric((server,), _accumulate_buckets(LAG_BUCKET_SECONDS, sampler.counts), sampler.seconds)
+    yield lag
+    longest = GaugeMetricFamily(
+        METRIC_PREFIX + "event_loop_lag_max_seconds", "The longest lag since the start.", labels=("server",)
+    )
+    longest.add_metric((server,), sampler.longest)
+    yield longest
 
 
 def parse_samples(text: str) -> list[ParsedSample]:

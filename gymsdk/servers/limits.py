@@ -129,6 +129,9 @@ class Pacer:
     doubles while passes are shorter than `target` seconds and halves while they are longer. It is never less than one,
     so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
     not hold back other work.
+
+    Attributes:
+        waited: The seconds that all work has spent in the queue.
     """
 
     def __init__(self, *, target: float = TARGET_PASS_SECONDS, max_quota: int = MAX_QUOTA) -> None:
@@ -136,7 +139,8 @@ class Pacer:
         self._max_quota = max_quota
         self._quota = max_quota
         self._left = max_quota
-        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self.waited = 0.0
+        self._waiting: OrderedDict[Hashable, tuple[Callable[[], None], float]] = OrderedDict()
         self._is_scheduled = False
         self._pass_began = 0.0
         self._starts = 0
@@ -150,7 +154,7 @@ class Pacer:
     def start(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run `work` now, or in a later pass if other work is queued or this pass has used its quota."""
         if self._waiting or self._left <= 0:
-            self._waiting[key] = work
+            self._waiting[key] = (work, time.perf_counter())
         self._schedule()
         if key not in self._waiting:
             self._run(work)
@@ -187,7 +191,9 @@ class Pacer:
         if self._waiting:
             self._schedule()
         while self._waiting and self._left > 0:
-            self._run(self._waiting.popitem(last=False)[1])
+            work, queued_at = self._waiting.popitem(last=False)[1]
+            self.waited += time.perf_counter() - queued_at
+            self._run(work)
 
     def _measure(self) -> None:
         now = time.monotonic()
@@ -214,9 +220,13 @@ class EpisodeSlots:
     Args:
         slots: How many episodes play at the same time.
         queue: How many more may wait.
+
+    Attributes:
+        waited: The seconds that all episodes have spent in the queue.
     """
 
     def __init__(self, slots: int, queue: int) -> None:
+        self.waited = 0.0
         self._slots = slots
         self._queue = queue
         self._running = 0
@@ -259,6 +269,7 @@ class EpisodeSlots:
             )
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
+        queued_at = time.perf_counter()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -267,6 +278,8 @@ class EpisodeSlots:
             if not waiter.cancelled():
                 self._pass_on()
             raise
+        finally:
+            self.waited += time.perf_counter() - queued_at
 
     def _release_slot(self) -> None:
         self._ended += 1

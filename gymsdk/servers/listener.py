@@ -307,6 +307,7 @@ class Listener:
         self._context = security.tls.create_ssl_context() if security.tls else None
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
+        self._pacer = Pacer()
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
@@ -343,7 +344,7 @@ class Listener:
             self._handle_request,
             interface="asgi3",
             lifespan="on",
-            http=partial(Connection, pacer=Pacer()),  # type: ignore[arg-type]  # uvicorn calls it like the class
+            http=partial(Connection, pacer=self._pacer),  # type: ignore[arg-type]  # uvicorn calls it like the class
             ws="none",
             log_config=None,
             access_log=False,
@@ -366,6 +367,7 @@ class Listener:
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; if the stop interrupts it, tell the client that it can send the request again."""
         if scope["type"] != "http":
+            scope.setdefault("state", {})[middleware.PACER_KEY] = self._pacer
             await self._app(scope, receive, send)
             return
         if not scope["raw_path"].startswith(b"/"):

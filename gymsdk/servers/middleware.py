@@ -23,9 +23,10 @@ from gymsdk.convert.anthropic import build_error
 from gymsdk.convert.api import ApiError
 from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
 from gymsdk.jsonl import dump_json
+from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
-from gymsdk.servers.limits import body_budget
+from gymsdk.servers.limits import Pacer, body_budget
 from gymsdk.tracing import LogContext
 from gymsdk.types import Item
 
@@ -34,6 +35,9 @@ REJECTED_ROUTE = "refused"
 
 LOG_INTERVAL_SECONDS = 1.0
 """Seconds between two logged rejections with the same status; the others are logged at `debug`."""
+
+PACER_KEY = "gymsdk.pacer"
+"""Key of the app's state that holds the `Pacer` of the server's socket."""
 
 MAX_METHOD_CHARS = 16
 """How many characters of a client's method are logged."""
@@ -167,8 +171,17 @@ class RoutingMiddleware:
     async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
 
+        received = sent = 0
+
+        async def receive_counted() -> MutableMapping[str, Any]:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
         async def send_counted(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, sent
+            sent += len(message.get("body") or b"")
             if message["type"] == "http.response.start":
                 status = message["status"]
                 header = (tracing.REQUEST_ID_HEADER.encode(), request_context.request.encode())
@@ -177,14 +190,14 @@ class RoutingMiddleware:
 
         self._metrics.in_flight += is_counted
         try:
-            await self._app(scope, receive, send_counted)
+            await self._app(scope, receive_counted, send_counted)
         except Exception as error:
             tracing.add_log_fields(error=type(error).__name__)
             raise
         finally:
             self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
-            self._metrics.record_response(route, status, seconds)
+            self._metrics.record_response(route, status, seconds, received=received, sent=sent)
             tracing.assign_route(request_context, route)
             level = (
                 logging.DEBUG
@@ -199,10 +212,16 @@ class RoutingMiddleware:
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle the lifespan: work outside of requests is logged under the server's name, too."""
         tracing.set_log_context(LogContext(self._metrics.name))
-        scope.setdefault("state", {})[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
+        state = scope.setdefault("state", {})
+        state[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
+        if isinstance(pacer := state.get(PACER_KEY), Pacer):
+            self._metrics.add_counter(
+                "admission_seconds", "Seconds that requests waited until they were started.", lambda: pacer.waited
+            )
         if tracing.is_profiling():
             tracing.profile_tasks(asyncio.get_running_loop())
-        await self._app(scope, receive, send)
+        with sample_loop_lag(self._metrics):
+            await self._app(scope, receive, send)
 
 
 def _log_request(
