@@ -291,7 +291,10 @@ def _format_library_position(frame: traceback.FrameSummary) -> str:
 
 
 def _is_host_or_stdlib(file: Path) -> bool:
-    """Return whether *file* belongs to gymsdk or to Python's standard library."""
+    """Return whether *file* belongs to gymsdk, its event loop or Python's standard library."""
+    if file.parts[:1] == ("uvloop",):
+        # Compiled code names its source by a relative path.
+        return True
     host, stdlib = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
     in_site_packages = "site-packages" in file.parts[len(stdlib.parts) :]
     return not in_site_packages and (host in file.parents or stdlib in file.parents)

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 LAYERS = (
     {"errors", "types"},
     {"jsonl", "responses", "tracing"},
-    {"concurrency", "convert", "credentials", "http", "plugins", "tools", "workers"},
+    {"concurrency", "convert", "credentials", "http", "plugins", "sockets", "tools", "workers"},
     {"client", "config", "models", "router", "tokens"},
     {"environment", "plugins.registry"},
     {"episode", "metrics"},
@@ -42,7 +42,6 @@ THIRD_PARTIES = {
     "fastapi": {"servers", "observability", "testing"},
     "gymnasium": {"gym"},
     "gymsdk_startup": {""},
-    "h11": {"servers.listener"},
     "hypothesis": {"checks.isolation"},
     "matplotlib": {"rollouts.profile"},
     "mlflow": {"exporters.mlflow"},
@@ -65,6 +64,7 @@ THIRD_PARTIES = {
     "typer": {"cli"},
     "typing_extensions": {"*"},
     "uvicorn": {"servers", "studio.server"},
+    "uvloop": {"concurrency"},
     "wandb": {"exporters.wandb"},
     "yaml": {"client", "config", "models.options", "servers", "cli"},
 }

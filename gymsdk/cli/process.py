@@ -24,7 +24,7 @@ from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from gymsdk.concurrency import raise_open_file_limit
+from gymsdk.concurrency import create_event_loop, raise_open_file_limit
 from gymsdk.errors import GymsdkError, describe_exception
 
 LOGGER_NAME = "gymsdk.tracebacks"
@@ -178,7 +178,7 @@ def run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
     the limit of open files to the maximum that the system allows.
     """
     raise_open_file_limit()
-    loop = asyncio.new_event_loop()
+    loop = create_event_loop()
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(work)

@@ -11,7 +11,6 @@ import select
 import socket
 import time
 
-from gymsdk.concurrency import ListeningSocket
 from gymsdk.config.model import Deployment
 from gymsdk.errors import GymsdkError, UsageError
 
@@ -75,7 +74,7 @@ def open_socket(file: int) -> socket.socket:
         if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             # A child of this server must not inherit the socket: it would keep the port in use.
             os.set_inheritable(file, False)
-            return ListeningSocket.from_socket(at)
+            return at
         at.detach()
     except OSError:
         pass

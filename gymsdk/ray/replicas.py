@@ -25,6 +25,7 @@ from pydantic import SecretStr
 from ray.exceptions import RayActorError, RayError
 
 from gymsdk import credentials
+from gymsdk.concurrency import run_event_loop
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import serve, use_offload
 from gymsdk.errors import GymsdkError, UsageError
@@ -109,7 +110,7 @@ class ReplicaActor:
     def _run(self) -> None:
         """Serve until `stop` is called. If the servers end before, end the process, so that Ray starts a new one."""
         try:
-            asyncio.run(self._serve())
+            run_event_loop(self._serve())
         except BaseException as error:
             if not self._up.done():
                 self._up.set_exception(error)

@@ -37,6 +37,7 @@ from gymsdk.servers.requests import (
     parse_row_request,
     play_without_nulls,
 )
+from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.tokens.history import drop_ids_after_break
 from gymsdk.types import (
@@ -464,7 +465,7 @@ def _set_cookies(response: Response, cookies: Mapping[str, str]) -> Response:
     return response
 
 
-def _add_routes(app: FastAPI, agent: AgentEndpoints) -> None:
+def _add_routes(app: ServerApp, agent: AgentEndpoints) -> None:
     endpoints: tuple[tuple[str, Callable[[Request], Awaitable[Response]], Item], ...] = (
         ("/run", agent.run, FLAT_ROW_SCHEMA),
         ("/v1/responses", agent.respond, PROMPT_SCHEMA),
@@ -473,4 +474,4 @@ def _add_routes(app: FastAPI, agent: AgentEndpoints) -> None:
         ("/aggregate_metrics", agent.aggregate, AGGREGATE_SCHEMA),
     )
     for path, endpoint, schema in endpoints:
-        app.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))
+        app.add_post(path, endpoint, **document_endpoint(schema))

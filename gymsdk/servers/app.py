@@ -28,7 +28,8 @@ from gymsdk.http import bodies
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import HEAVY_BODY_BYTES, LARGE_BODY_BYTES, body_budget, default_body_budget
-from gymsdk.servers.middleware import Receive, RoutingMiddleware, Scope, Send, json_response
+from gymsdk.servers.middleware import Receive, RoutingMiddleware, Scope, Send, find_connection, json_response
+from gymsdk.servers.routing import ServerApp
 from gymsdk.types import Item, Task
 
 BODY_LIMIT_KEY = "gymsdk.max_body_bytes"
@@ -156,7 +157,7 @@ def create_app(
     ready: ReadinessCheck = lambda: True,
     lifespan: Lifespan | None = None,
     waiting: Sequence[str] = ("/readyz",),
-) -> FastAPI:
+) -> ServerApp:
     """Create an app with health routes, metrics and error handlers; the caller adds the server's own routes.
 
     Args:
@@ -167,7 +168,7 @@ def create_app(
         lifespan: The lifespan context of the app.
         waiting: The paths that answer 503 until `ready` returns true.
     """
-    app = FastAPI(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
+    app = ServerApp(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
     app.add_middleware(RoutingMiddleware, metrics=metrics)
     for path in HEALTH_PATHS:
         if path not in waiting:
@@ -235,6 +236,10 @@ async def read_body(request: Request) -> bytes:
         raise RequestRejected(415, f"the body is encoded as {encoding[:40]!r}; send it as plain JSON")
     if length is not None and length >= LARGE_BODY_BYTES:
         await _reserve_memory(request, length)
+    if (connection := find_connection(request.scope)) is not None:
+        body = connection.take_body(request.scope)
+        if body is not None and len(body) < LARGE_BODY_BYTES:
+            return body
     try:
         async with asyncio.timeout(BODY_RECEIVE_SECONDS):
             return await _receive_body(request, max_bytes, is_reserved=length is not None)

@@ -249,8 +249,8 @@ def create_app(
     server = EnvironmentEndpoints(runs)
     schema = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
     schema["$defs"] = schema["anyOf"][0].pop("$defs")
-    app.add_api_route("/run", server.run, methods=["POST"], **document_endpoint(schema))
-    app.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **document_endpoint(AGGREGATE_SCHEMA))
+    app.add_post("/run", server.run, **document_endpoint(schema))
+    app.add_post("/aggregate_metrics", server.aggregate, **document_endpoint(AGGREGATE_SCHEMA))
     return app
 
 

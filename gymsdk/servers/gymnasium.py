@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 
 from gymsdk.episode import TurnResult
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
@@ -14,6 +14,7 @@ from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_response, parse_row_request
+from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.sessions import Session
 from gymsdk.servers.tool_calls import CLIENT_HEADER
 from gymsdk.types import Item, Verdict, extract_text, iter_tool_calls
@@ -24,14 +25,14 @@ REQUEST_ID_FIELD = "_ng_step_request_id"
 CAPABILITIES = {"supports_explicit_close": True, "supports_step_idempotency": True}
 
 
-def add_routes(app: FastAPI, episodes: EpisodeService) -> None:
+def add_routes(app: ServerApp, episodes: EpisodeService) -> None:
     """Add the endpoints to an app."""
     turns = TurnEndpoints(episodes)
     row_schema = build_row_schema(episodes.environment.task_type)
     step_schema = {"type": "object", "required": ["response"], "properties": {"response": RESPONSE_SCHEMA}}
-    app.add_api_route("/reset", turns.reset, methods=["POST"], **document_endpoint(row_schema))
-    app.add_api_route("/step", turns.step, methods=["POST"], **document_endpoint(step_schema))
-    app.add_api_route("/close", turns.close, methods=["POST"], **document_endpoint({"type": "object"}, required=False))
+    app.add_post("/reset", turns.reset, **document_endpoint(row_schema))
+    app.add_post("/step", turns.step, **document_endpoint(step_schema))
+    app.add_post("/close", turns.close, **document_endpoint({"type": "object"}, required=False))
 
 
 @dataclass(slots=True)

@@ -108,7 +108,17 @@ class BodyBudget:
 
 def body_budget() -> BodyBudget:
     """Return the budget that all servers on the running event loop share."""
-    return _budgets.setdefault(asyncio.get_running_loop(), BodyBudget())
+    loop = asyncio.get_running_loop()
+    budget = _budgets.get(loop)
+    if budget is None:
+        budget = _budgets[loop] = BodyBudget()
+    return budget
+
+
+def release_body(scope: MutableMapping[str, Any]) -> None:
+    """Free the memory that the body of a request has reserved, if it has."""
+    if _RESERVATION_KEY in scope:
+        body_budget().release(scope)
 
 
 @cache
@@ -151,13 +161,18 @@ class Pacer:
         """Return the number of queued pieces of work."""
         return len(self._waiting)
 
-    def start(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run `work` now, or in a later pass if other work is queued or this pass has used its quota."""
-        if self._waiting or self._left <= 0:
-            self._waiting[key] = (work, time.perf_counter())
+    def may_start(self) -> bool:
+        """Return whether work may start now, and count it; otherwise it must wait, with `enqueue`."""
         self._schedule()
-        if key not in self._waiting:
-            self._run(work)
+        if self._waiting or self._left <= 0:
+            return False
+        self._left -= 1
+        self._starts += 1
+        return True
+
+    def enqueue(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Run `work` in a later pass; `drop` removes it by its `key`."""
+        self._waiting[key] = (work, time.perf_counter())
 
     def drop(self, key: Hashable) -> None:
         """Remove the queued work of `key`, if there is any."""
@@ -166,11 +181,6 @@ class Pacer:
     def drain_time(self) -> float:
         """Estimate the seconds until all queued work has started."""
         return len(self._waiting) / self._rate if self._rate else 0.0
-
-    def _run(self, work: Callable[[], None]) -> None:
-        self._left -= 1
-        self._starts += 1
-        work()
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -191,9 +201,11 @@ class Pacer:
         if self._waiting:
             self._schedule()
         while self._waiting and self._left > 0:
+            self._left -= 1
+            self._starts += 1
             work, queued_at = self._waiting.popitem(last=False)[1]
             self.waited += time.perf_counter() - queued_at
-            self._run(work)
+            work()
 
     def _measure(self) -> None:
         now = time.monotonic()

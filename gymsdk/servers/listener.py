@@ -12,13 +12,11 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import h11
 import uvicorn
 from fastapi import Response
-from h11 import LocalProtocolError
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gymsdk.concurrency import CANCEL_GRACE_SECONDS, ListeningSocket, install_exhaustion_handler
+from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
@@ -40,6 +38,7 @@ from gymsdk.servers.middleware import (
     build_error_body,
     json_response,
 )
+from gymsdk.sockets import SOCKET_BACKLOG, Acceptor
 
 FIRST_REQUEST_SECONDS = 120.0
 """Seconds within which all headers of a request must arrive, after the connection or the previous request.
@@ -60,14 +59,9 @@ STOPPING_RETRY_AFTER_SECONDS = 5
 """`Retry-After` of a server that stops, in seconds."""
 
 TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections; close some, or try again"
+TOO_LONG_HEADERS_MESSAGE = "The headers of the request are too long."
 STOPPING_MESSAGE = "the server is stopping; send the request again"
 
-
-SOCKET_BACKLOG = 4096
-"""Length of the socket's accept queue: a client that finds it full retries only after a second."""
-
-MAX_ACCEPTS_PER_PASS = 256
-"""Connections accepted in one pass of the event loop; asyncio would accept the whole backlog at once."""
 
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open."""
@@ -84,7 +78,7 @@ TICK_SECONDS = 1.0
 """Seconds between updates of the `Date` header."""
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """uvicorn's HTTP connection with idle timeouts, whose POST requests start through a `Pacer`.
 
     Requests of other methods, such as health checks, metrics and node reports, start at once: they are cheap and must
@@ -92,15 +86,20 @@ class Connection(H11Protocol):
     disconnects.
 
     A connection beyond the limit is rejected with 503; uvicorn would reject every further request instead.
+
+    The connection is in the scope of each request, under `middleware.CONNECTION_KEY`.
     """
 
-    _idle_timer: asyncio.TimerHandle | None = None
-    _body_timer: asyncio.TimerHandle | None = None
-    _queued: bytearray | None = None
-
-    def __init__(self, *args: Any, pacer: Pacer, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, pacer: Pacer, max_header_bytes: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pacer = pacer
+        self._max_header_bytes = max_header_bytes
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._queued: bytearray | None = None
+        self._is_body_complete = True
+        self._partial_header_bytes = 0
+        self._disconnect_callbacks: dict[Callable[[], object], None] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own signature
         """Reject the connection if there are too many; otherwise wait for a request."""
@@ -110,13 +109,7 @@ class Connection(H11Protocol):
             transport.write(_build_retry_later_response(TOO_MANY_CONNECTIONS_MESSAGE, self._pacer.drain_time()))
             transport.close()
             return
-        self._update_idle_timer()
-
-    def on_response_complete(self) -> None:
-        """Close the connection if the rest of an unread request body does not arrive in time."""
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and self._body_timer is None:
-            self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
+        self._idle_timer = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes, or queue them until their request may start."""
@@ -124,23 +117,28 @@ class Connection(H11Protocol):
             self._queued += data
             if len(self._queued) > MAX_QUEUED_BYTES:
                 self.flow.pause_reading()
-        elif self.conn.their_state is h11.IDLE and data.startswith(b"POST"):
+        elif self._is_waiting and not self._partial_header_bytes and data.startswith(b"POST"):
             # The request arrived in time; from here on the client waits for the server.
             self._stop_idle_timer()
             self._unset_keepalive_if_required()
-            self._queued = bytearray(data)
-            self._pacer.start(self, self._start)
+            if self._pacer.may_start():
+                self._receive(data)
+            else:
+                self._queued = bytearray(data)
+                self._pacer.enqueue(self, self._start)
         else:
             self._receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers and leave the queue."""
+        """Stop all timers, leave the queue, and cancel the work of a request that nobody waits for."""
         self._queued = None
         self._pacer.drop(self)
         self._stop_idle_timer()
         if self._body_timer is not None:
             self._body_timer.cancel()
         super().connection_lost(exc)
+        for callback in [*self._disconnect_callbacks]:
+            callback()
 
     def shutdown(self) -> None:
         """Close an idle connection, or reject a queued request."""
@@ -150,6 +148,60 @@ class Connection(H11Protocol):
         self.transport.write(_build_retry_later_response(STOPPING_MESSAGE, STOPPING_RETRY_AFTER_SECONDS))
         self.transport.close()
 
+    def on_message_begin(self) -> None:
+        """Put the connection into the scope of the request."""
+        super().on_message_begin()
+        self.scope[middleware.CONNECTION_KEY] = self  # type: ignore[literal-required]  # not a key of ASGI
+
+    def on_headers_complete(self) -> None:
+        """Start the request."""
+        self._is_body_complete, self._partial_header_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note that the connection waits for the next request."""
+        self._is_body_complete = True
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Close the connection if the rest of an unread request body does not arrive in time."""
+        super().on_response_complete()
+        if not self._is_body_complete and self._body_timer is None:
+            self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
+
+    def take_body(self, scope: Scope) -> bytes | None:
+        """Return the body of the request of *scope* if all of it has arrived and no part has been read, else `None`."""
+        cycle = self.cycle
+        if cycle.scope is not scope or cycle.more_body or cycle.disconnected:
+            return None
+        if cycle.waiting_for_100_continue or not cycle.message_event.is_set():
+            return None
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        self.flow.resume_reading()
+        return body
+
+    def add_disconnect_callback(self, callback: Callable[[], object]) -> bool:
+        """Call *callback* once the client disconnects; returns `False` if the client has disconnected already."""
+        if self.transport.is_closing():
+            return False
+        self._disconnect_callbacks[callback] = None
+        return True
+
+    def remove_disconnect_callback(self, callback: Callable[[], object]) -> None:
+        """Do not call *callback* any more."""
+        self._disconnect_callbacks.pop(callback, None)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the headers of the next request have not arrived completely, and no request is being answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return self._is_body_complete and (cycle is None or cycle.response_complete)
+
     def _start(self) -> None:
         """Process the queued request."""
         queued, self._queued = self._queued, None
@@ -158,14 +210,15 @@ class Connection(H11Protocol):
             self._receive(bytes(queued))
 
     def _receive(self, data: bytes) -> None:
+        if self._is_body_complete:
+            self._partial_header_bytes += len(data)
         super().data_received(data)
+        if self._partial_header_bytes > self._max_header_bytes:
+            self.send_400_response(TOO_LONG_HEADERS_MESSAGE)
         # An incomplete request does not extend the timeout.
-        self._update_idle_timer()
-
-    def _update_idle_timer(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        if not self._is_waiting:
             self._stop_idle_timer()
-        elif self._idle_timer is None:
+        elif self._idle_timer is None and self._partial_header_bytes:
             self._idle_timer = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
 
     def _stop_idle_timer(self) -> None:
@@ -175,12 +228,12 @@ class Connection(H11Protocol):
 
     def _close_unread(self) -> None:
         self._body_timer = None
-        if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
+        if not self._is_body_complete and self.cycle.response_complete:
             self.transport.close()
 
     def _close_idle(self) -> None:
         self._idle_timer = None
-        if self.conn.their_state is h11.IDLE and self._queued is None:
+        if self._is_waiting and self._queued is None:
             self.transport.close()
 
 
@@ -217,7 +270,7 @@ def bind_socket(host: str, port: int = 0, *, what: str = "a server") -> socket.s
         raise UsageError(f"{what} cannot listen: {_format_bind_error(host, port, error)}") from None
     # Accepted sockets inherit the option. Without it, a response in two writes takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return ListeningSocket.from_socket(listener)
+    return listener
 
 
 def bind_socket_in_range(
@@ -311,7 +364,6 @@ class Listener:
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
-        install_exhaustion_handler(asyncio.get_running_loop())
         server = _Server(self._build_config(), up, over)
         tls = self._security.tls
         with trust_own_certificate(self._address, tls.certificate, self._hosts) if tls else nullcontext():
@@ -344,7 +396,9 @@ class Listener:
             self._handle_request,
             interface="asgi3",
             lifespan="on",
-            http=partial(Connection, pacer=self._pacer),  # type: ignore[arg-type]  # uvicorn calls it like the class
+            http=partial(  # type: ignore[arg-type]  # uvicorn calls it like the class
+                Connection, pacer=self._pacer, max_header_bytes=self._security.limits.header
+            ),
             ws="none",
             log_config=None,
             access_log=False,
@@ -353,10 +407,7 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             # Longer than `_close` waits: uvicorn would answer 500 and log a traceback for each request.
             timeout_graceful_shutdown=round(self._grace + 2 * CANCEL_GRACE_SECONDS) + 1,
-            # asyncio accepts this many connections in one pass; `_Server.startup` extends the queue.
-            backlog=MAX_ACCEPTS_PER_PASS,
             limit_concurrency=self._security.limits.connections,
-            h11_max_incomplete_event_size=self._security.limits.header,
             ssl_context_factory=None if self._context is None else self._build_ssl_context,
         )
 
@@ -394,9 +445,6 @@ class Listener:
             if has_started or not self._is_stopping:
                 raise
             await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
-        except LocalProtocolError:
-            # Invalid bytes followed the request, and uvicorn has answered 400; wait for the disconnect.
-            await _wait_for_disconnect(receive)
         finally:
             self._running.discard(task)
 
@@ -406,19 +454,13 @@ class Listener:
 
 
 def _exceeds_header_limits(limits: Limits, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    # The HTTP parser only bounds headers that arrive in several pieces.
+    # The connection only bounds headers that arrive in several pieces.
     return len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header
 
 
 def _build_rejection(path: str, error: ApiError, *, retry_after: int | None = None) -> Response:
     headers = {} if retry_after is None else {"retry-after": str(retry_after)}
     return json_response(build_error_body(path, error), status=error.status, headers=headers)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    async with asyncio.timeout(CANCEL_GRACE_SECONDS):
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 class _Server(uvicorn.Server):
@@ -428,23 +470,37 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._up = up
         self._over = over
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the app, and extend the accept queue beyond the number of connections accepted in one pass.
+        """Start the app, and accept connections on the sockets.
 
         Raises:
             RuntimeError: The app failed when it started.
         """
         try:
-            await super().startup(sockets)
+            await super().startup([])
         except SystemExit:
             # In a task, `SystemExit` would end the process.
             raise RuntimeError(_APP_FAILED) from None
         # Older versions of uvicorn raise nothing when the app fails.
         if self.lifespan.should_exit:
             raise RuntimeError(_APP_FAILED)
-        for listener in sockets or ():
-            listener.listen(SOCKET_BACKLOG)
+        self._acceptors = [Acceptor(each, self._create_connection, self.config.ssl) for each in sockets or ()]
+        for acceptor in self._acceptors:
+            acceptor.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no further connection, finish the running requests, and stop the app."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _create_connection(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # bound by `partial`
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import Request
@@ -26,9 +26,12 @@ from gymsdk.jsonl import dump_json
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
-from gymsdk.servers.limits import Pacer, body_budget
+from gymsdk.servers.limits import Pacer, release_body
 from gymsdk.tracing import LogContext
 from gymsdk.types import Item
+
+CONNECTION_KEY = "gymsdk.connection"
+"""Key of the request scope under which the listener stores the client's connection."""
 
 REJECTED_ROUTE = "refused"
 """Route label of requests that were rejected before routing."""
@@ -59,11 +62,15 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+T = TypeVar("T")
+
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 """Pattern of a rollout id, which is also a part of file names."""
 
 ROLLOUT_PREFIX_PATTERN = re.compile(rf"^/ng-rollout/({ID_PATTERN})(/training-token-capture)?(?=/)")
 """Path prefix in which NeMo Gym's clients name the rollout that a request belongs to, and ask to capture token ids."""
+
+ROLLOUT_PREFIX = "/ng-rollout/"
 
 RESERVED_PATHS = frozenset(
     {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
@@ -79,6 +86,25 @@ OTHER_ROUTE = "other"
 """Route label of requests that match no route."""
 
 SERVER_ERROR = 500
+
+
+class ClientConnection(Protocol):
+    """The connection on which a request arrived, if a `Listener` serves the app."""
+
+    def take_body(self, scope: Scope) -> bytes | None:
+        """Return the body of the request of *scope* if all of it has arrived and no part has been read, else `None`."""
+
+    def add_disconnect_callback(self, callback: Callable[[], object]) -> bool:
+        """Call *callback* once the client disconnects; returns `False` if the client has disconnected already."""
+
+    def remove_disconnect_callback(self, callback: Callable[[], object]) -> None:
+        """Do not call *callback* any more."""
+
+
+def find_connection(scope: Scope) -> ClientConnection | None:
+    """Return the connection of a request; `None` if another server than `Listener` serves the app, as in a test."""
+    connection: ClientConnection | None = scope.get(CONNECTION_KEY)
+    return connection
 
 
 class RejectionLog:
@@ -152,7 +178,8 @@ class RoutingMiddleware:
         if scope["type"] != "http":
             await self._handle_lifespan(scope, receive, send)
             return
-        if match := ROLLOUT_PREFIX_PATTERN.match(scope["path"]):
+        match = ROLLOUT_PREFIX_PATTERN.match(scope["path"]) if scope["path"].startswith(ROLLOUT_PREFIX) else None
+        if match:
             path = scope["path"][match.end() :]
             scope["path"], scope["raw_path"] = path, path.encode()
             scope.setdefault("state", {}).update(rollout_id=match[1], rollout_prefix=match[0])
@@ -163,14 +190,13 @@ class RoutingMiddleware:
         try:
             await self._handle_counted(request_context, scope, receive, send)
         finally:
-            body_budget().release(scope)
+            release_body(scope)
             # With profiling on, a step's CPU time is recorded after the request.
             if not tracing.is_profiling():
                 tracing.reset_log_context(previous)
 
     async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
-
         received = sent = 0
 
         async def receive_counted() -> MutableMapping[str, Any]:
@@ -247,6 +273,9 @@ def json_response(value: object, *, status: int = 200, headers: Mapping[str, str
 
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
+MAX_CHECKED_HOSTS = 64
+"""How many `Host` headers of allowed hosts are remembered, so that they are parsed only once."""
+
 UNKNOWN_HOST_MESSAGE = (
     "this server does not answer for the host {name!r}: use 127.0.0.1, or start the server with --host"
 )
@@ -254,7 +283,7 @@ FOREIGN_ORIGIN_MESSAGE = "web pages of {name!r} may not send requests to this se
 NOT_JSON_MESSAGE = "a web page must send JSON as application/json"
 
 
-T = TypeVar("T")
+DISCONNECTED_MESSAGE = "the client disconnected before the response"
 
 STOPPED_ERROR = ApiError(
     503, "the server has been stopped; send the request again when it is back", code="server_stopped"
@@ -284,6 +313,7 @@ class HostCheck:
     def __init__(self, app: App, allowed: Iterable[str]) -> None:
         self._app = app
         self._allowed = frozenset(allowed)
+        self._checked_hosts: set[bytes] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
@@ -296,17 +326,26 @@ class HostCheck:
         await json_response({"detail": sentence}, status=status)(scope, receive, send)
 
     def _find_rejection(self, scope: Scope) -> tuple[int, str] | None:
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        host, origin = headers.get(b"host"), headers.get(b"origin")
-        if host and not self._is_allowed(name := _hostname_of("//" + host)):
-            return 421, UNKNOWN_HOST_MESSAGE.format(name=name[:80])
+        host, origin, content_type = b"", None, b""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+            elif name == b"content-type":
+                content_type = value
+        if host and host not in self._checked_hosts:
+            if not self._is_allowed(hostname := _hostname_of("//" + host.decode("latin-1"))):
+                return 421, UNKNOWN_HOST_MESSAGE.format(name=hostname[:80])
+            if len(self._checked_hosts) < MAX_CHECKED_HOSTS:
+                self._checked_hosts.add(host)
         if origin is None:
             return None
-        if not self._is_allowed(name := _hostname_of(origin)):
-            return 403, FOREIGN_ORIGIN_MESSAGE.format(name=(name or origin)[:80])
+        if not self._is_allowed(hostname := _hostname_of(origin)):
+            return 403, FOREIGN_ORIGIN_MESSAGE.format(name=(hostname or origin)[:80])
         # Browsers send other content types across sites without a preflight request.
-        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        return (403, NOT_JSON_MESSAGE) if scope["method"] == "POST" and kind not in {"", "application/json"} else None
+        kind = content_type.partition(b";")[0].strip().lower()
+        return (403, NOT_JSON_MESSAGE) if scope["method"] == "POST" and kind not in {b"", b"application/json"} else None
 
     def _is_allowed(self, name: str) -> bool:
         return name in self._allowed or is_loopback(name)
@@ -353,23 +392,35 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
     handler, is_disconnected = asyncio.current_task(), False
     assert handler is not None, "requests are handled in a task"
 
-    async def wait_for_disconnect() -> None:
+    def cancel() -> None:
         nonlocal is_disconnected
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
         is_disconnected = True
         handler.cancel()
 
-    watcher = asyncio.ensure_future(wait_for_disconnect())
+    connection = find_connection(request.scope)
+    # Without a connection to ask, a task waits for the message that the client has disconnected.
+    watcher = None if connection else asyncio.ensure_future(_call_on_disconnect(request, cancel))
+    if connection is not None and not connection.add_disconnect_callback(cancel):
+        work.close()
+        raise RequestRejected(CLIENT_CLOSED_REQUEST, DISCONNECTED_MESSAGE)
     try:
         return await work
     except asyncio.CancelledError:
         if not is_disconnected:
             raise
         handler.uncancel()
-        raise RequestRejected(CLIENT_CLOSED_REQUEST, "the client disconnected before the response") from None
+        raise RequestRejected(CLIENT_CLOSED_REQUEST, DISCONNECTED_MESSAGE) from None
     finally:
-        watcher.cancel()
+        if watcher is not None:
+            watcher.cancel()
+        elif connection is not None:
+            connection.remove_disconnect_callback(cancel)
+
+
+async def _call_on_disconnect(request: Request, callback: Callable[[], object]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    callback()
 
 
 def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> Item:

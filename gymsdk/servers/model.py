@@ -199,12 +199,12 @@ def create_app(
         endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)
         docs = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
         docs["responses"][200] = STREAM_RESPONSE
-        app.add_api_route(f"/v1/{path}", endpoint.answer, methods=["POST"], **docs)
+        app.add_post(f"/v1/{path}", endpoint.answer, **docs)
     counter = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every)
     docs = document_endpoint(
         CHAT_REQUEST_SCHEMA, more=ERROR_RESPONSES | {NOT_IMPLEMENTED: "The engine cannot count tokens."}
     )
-    app.add_api_route("/v1/messages/count_tokens", counter.answer, methods=["POST"], **docs)
+    app.add_post("/v1/messages/count_tokens", counter.answer, **docs)
     models = ModelListEndpoints(dict.fromkeys((serves or model_name, model_name)))
     app.add_api_route("/v1/models", models.list_models, methods=["GET"])
     unknown: dict[int | str, dict[str, Any]] = {NOT_FOUND: {"description": "No model has this name."}}

@@ -36,6 +36,7 @@ from gymsdk.servers.requests import (
     parse_response,
     parse_row_request,
 )
+from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
 from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
 from gymsdk.workers.offload import count_waiting_calls
@@ -283,7 +284,7 @@ class ResourcesEndpoints:
         }
 
 
-def _add_routes(app: FastAPI, endpoints: ResourcesEndpoints) -> None:
+def _add_routes(app: ServerApp, endpoints: ResourcesEndpoints) -> None:
     task = endpoints.episodes.environment.task_type
     row_schema = build_row_schema(task)
     verify_schema = build_row_schema(task, response=RESPONSE_SCHEMA)
@@ -301,7 +302,7 @@ def _add_routes(app: FastAPI, endpoints: ResourcesEndpoints) -> None:
         ("/verify", endpoints.verify, verify_schema),
         ("/aggregate_metrics", endpoints.aggregate, aggregate),
     ):
-        app.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))
+        app.add_post(path, endpoint, **document_endpoint(schema))
     app.add_api_route("/reverify_mode", endpoints.mode, methods=["GET"])
 
 

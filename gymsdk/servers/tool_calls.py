@@ -25,6 +25,7 @@ from gymsdk.servers.app import document_endpoint, read_body, read_json_object
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import RESERVED_PATHS, json_response
+from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.sessions import Session
 from gymsdk.tools import CONTENT_PART_TYPES
 from gymsdk.types import Content, Item, Step, ToolCall
@@ -56,7 +57,7 @@ RESERVED_TOOL_NAMES = RESERVED_PATHS | {
 """Paths of a server that cannot be tool names."""
 
 
-def add_routes(app: FastAPI, episodes: EpisodeService) -> None:
+def add_routes(app: ServerApp, episodes: EpisodeService) -> None:
     """Add the tool endpoints to an app, after all other routes; warn of tools that are named like another endpoint."""
     tools, name = episodes.environment.tools, episodes.environment.name
     if hidden := sorted(RESERVED_PATHS & tools.keys()):
@@ -76,7 +77,7 @@ def add_routes(app: FastAPI, episodes: EpisodeService) -> None:
 
     for tool in _callable_names(tools.keys()):
         schema = tools[tool].schema["parameters"]
-        app.add_api_route(f"/{tool}", call, methods=["POST"], name=tool, **document_endpoint(schema, required=False))
+        app.add_post(f"/{tool}", call, name=tool, **document_endpoint(schema, required=False))
     app.add_api_route("/{tool}", call, methods=["POST"], include_in_schema=False)
     app.add_api_route("/{tool}", reject, methods=OTHER_METHODS, include_in_schema=False)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from gymsdk.concurrency import ListeningSocket, install_exhaustion_handler, raise_open_file_limit
+from gymsdk.concurrency import raise_open_file_limit
 from gymsdk.convert import anthropic, chat_inbound
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
@@ -27,6 +27,7 @@ from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import middleware
 from gymsdk.servers.model import build_model_entry, build_model_list, find_model, is_anthropic_client
+from gymsdk.sockets import Acceptor
 from gymsdk.testing import token_api
 from gymsdk.testing.engine import Engine, EngineKind, Reasoning, build_prompt
 from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Fate, Faults, draw_fates
@@ -117,7 +118,6 @@ REQUEST_TRACKER = web.AppKey("tracker", RequestTracker)
 NAME = "policy"
 """The default name of the served model."""
 
-SOCKET_BACKLOG = 4096
 MAX_BODY_BYTES = 256 * 1024**2
 CLIENT_CLOSED_STATUS = 499
 """The status in the metrics for a client that closed the connection before the response."""
@@ -200,18 +200,18 @@ async def serve(
             " serve on 127.0.0.1, or allow it with --insecure (insecure=True in Python)"
         )
     raise_open_file_limit()
-    install_exhaustion_handler(asyncio.get_running_loop())
     at = _bind(host, port)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
+    assert runner.server is not None, "the runner has been set up"
+    acceptor = Acceptor(at, runner.server)
     try:
-        # With a full backlog, the kernel drops connections, and each retry costs the client a second.
-        site = web.SockSite(runner, at, backlog=SOCKET_BACKLOG)
-        await site.start()
+        acceptor.open()
         named = f"[{host}]" if ":" in host else host
         yield f"http://{named}:{at.getsockname()[1]}/v1"
     finally:
-        await site.stop()
+        acceptor.close()
+        at.close()
         if (tracker := application.get(REQUEST_TRACKER)) is not None:
             await tracker.end()
         await runner.cleanup()
@@ -362,7 +362,7 @@ async def _root(_: web.Request) -> web.Response:
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return ListeningSocket.from_socket(socket.create_server((host, port), family=family))
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EPERM}:
             why = f"port {port} of {host} is not available ({error.strerror}); choose another with --port"

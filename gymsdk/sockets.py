@@ -1,0 +1,112 @@
+"""Accept connections on a listening socket, whichever event loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+SOCKET_BACKLOG = 4096
+"""Length of the socket's accept queue: a client that finds it full retries only after a second."""
+
+MAX_ACCEPTS_PER_PASS = 64
+"""Connections accepted in one pass of the event loop."""
+
+EXHAUSTION_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a process or a machine that temporarily cannot accept another connection."""
+
+ACCEPT_PAUSE_SECONDS = 0.5
+"""Seconds after such an error during which a socket accepts no connection."""
+
+WARNING_INTERVAL_SECONDS = 1.0
+"""Seconds between two warnings that no connection can be accepted."""
+
+log = logging.getLogger("gymsdk")
+
+
+class Acceptor:
+    """Accepts connections, at most `MAX_ACCEPTS_PER_PASS` in one pass of the event loop.
+
+    The servers of the event loops do not suit thousands of clients that connect at once: asyncio's accepts the whole
+    backlog in one pass, and uvloop's accepts a single connection in each pass.
+
+    Args:
+        sock: The listening socket. `close` leaves it open.
+        create_protocol: Creates the protocol of a connection.
+        context: The TLS context, for a socket with TLS.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        create_protocol: Callable[[], asyncio.BaseProtocol],
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._sock = sock
+        self._create_protocol = create_protocol
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._warned_at = float("-inf")
+
+    def open(self) -> None:
+        """Begin to accept connections."""
+        self._sock.listen(SOCKET_BACKLOG)
+        self._sock.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no further connection, and drop those whose TLS handshake has not finished."""
+        self._loop.remove_reader(self._sock)
+        if self._pause is not None:
+            self._pause.cancel()
+        for task in self._connecting:
+            task.cancel()
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTS_PER_PASS):
+            try:
+                connection, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in EXHAUSTION_ERRNOS:
+                    raise
+                self._wait_for_descriptors(error)
+                return
+            task = self._loop.create_task(self._connect(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._create_protocol, connection, ssl=self._context)
+        except OSError as error:  # the client has disconnected, or its TLS handshake failed
+            log.debug("a connection was not accepted: %s", error)
+            connection.close()
+
+    def _wait_for_descriptors(self, error: OSError) -> None:
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
+        if time.monotonic() < self._warned_at + WARNING_INTERVAL_SECONDS:
+            return
+        self._warned_at = time.monotonic()
+        log.warning(
+            "no further connection can be accepted (%s): this process may have %d files open; new clients wait until"
+            " others disconnect; raise the limit with `ulimit -Hn`, or send fewer requests at once",
+            error.strerror,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
