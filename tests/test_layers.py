@@ -43,7 +43,7 @@ THIRD_PARTIES = {
     "gymnasium": {"gym"},
     "gymsdk_startup": {""},
     "hypothesis": {"checks.isolation"},
-    "matplotlib": {"rollouts.profile"},
+    "matplotlib": {"bench.plot", "rollouts.profile"},
     "mlflow": {"exporters.mlflow"},
     "numpy": {"checks", "gym", "runs.compare"},
     "omegaconf": {"config", "models.options"},

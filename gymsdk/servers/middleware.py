@@ -42,6 +42,9 @@ LOG_INTERVAL_SECONDS = 1.0
 PACER_KEY = "gymsdk.pacer"
 """Key of the app's state that holds the `Pacer` of the server's socket."""
 
+RECEIVED_BYTES_KEY = "gymsdk.received_bytes"
+"""Key of a request's scope that holds the size of its body, once the body has been read."""
+
 MAX_METHOD_CHARS = 16
 """How many characters of a client's method are logged."""
 
@@ -197,13 +200,7 @@ class RoutingMiddleware:
 
     async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
-        received = sent = 0
-
-        async def receive_counted() -> MutableMapping[str, Any]:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            return message
+        sent = 0
 
         async def send_counted(message: MutableMapping[str, Any]) -> None:
             nonlocal status, sent
@@ -216,14 +213,14 @@ class RoutingMiddleware:
 
         self._metrics.in_flight += is_counted
         try:
-            await self._app(scope, receive_counted, send_counted)
+            await self._app(scope, receive, send_counted)
         except Exception as error:
             tracing.add_log_fields(error=type(error).__name__)
             raise
         finally:
             self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
-            self._metrics.record_response(route, status, seconds, received=received, sent=sent)
+            self._metrics.record_response(route, status, seconds, received=scope.get(RECEIVED_BYTES_KEY, 0), sent=sent)
             tracing.assign_route(request_context, route)
             level = (
                 logging.DEBUG

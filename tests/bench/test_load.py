@@ -15,8 +15,9 @@ from aiohttp import web
 
 import gymsdk
 from gymsdk import Model, ServerClient, testing
-from gymsdk.bench.load import LoadPlan, Recording, record_rollouts, run_load
-from gymsdk.bench.report import count_requests_between, read_metrics
+from gymsdk.bench.generator import LoadPlan, run_load
+from gymsdk.bench.readings import MetricsDifference, read_metrics
+from gymsdk.bench.recording import Recording, record_rollouts
 from gymsdk.bench.stage import SERVERS, Stage, join_servers
 from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
@@ -142,7 +143,7 @@ async def test_requests_of_the_policy_endpoint_are_counted() -> None:
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
             await client.post(f"{url}/responses", body)
         after = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
-    assert count_requests_between(before, after) == {"policy": 3}
+    assert MetricsDifference(before, after).count_requests() == {"policy": 3}
 
 
 async def test_open_sessions_are_read() -> None:
