@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, count, cycle, islice
 from uuid import uuid4
@@ -25,8 +25,10 @@ from gymsdk.observability.loop_lag import LoopLagSampler
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job, PlayedJob, catch_errors, compute_seed, get_agent_name, play_with_retries
 from gymsdk.rollouts.remote import parse_response_row, parse_rollout
-from gymsdk.rollouts.run import collect
 from gymsdk.types import Budget, Rollout, Row, Timing
+
+CLIENTS_PER_PASS = 32
+"""How many clients of a closed loop start in one pass of the event loop."""
 
 REWARD_TOLERANCE = 1e-9
 """The difference up to which two rewards count as equal."""
@@ -206,31 +208,42 @@ def _index_rewards(recording: Recording) -> dict[int, float]:
 
 
 async def _send_jobs(sender: RowSender, recording: Recording, plan: LoadPlan, tally: Tally) -> ArrivalLog | None:
-    if plan.rate is not None:
+    async def send_counted(job: Job) -> None:
+        tally.add(await sender.send(job))
 
-        async def send_counted(job: Job) -> None:
-            tally.add(await sender.send(job))
+    if plan.rate is None:
+        await _send_closed_loop(_iter_jobs(recording, plan), send_counted, tally.took.append, plan.concurrency)
+        return None
+    return await send_at_arrivals(
+        islice(cycle(recording.jobs), plan.rollouts),
+        draw_arrivals(plan.rate, plan.seed),
+        send_counted,
+        tally.took.append,
+        limit=plan.concurrency,
+        seconds=plan.seconds,
+    )
 
-        return await send_at_arrivals(
-            islice(cycle(recording.jobs), plan.rollouts),
-            draw_arrivals(plan.rate, plan.seed),
-            send_counted,
-            tally.took.append,
-            limit=plan.concurrency,
-            seconds=plan.seconds,
-        )
 
-    async def send_timed(job: Job) -> PlayedJob:
-        began = time.perf_counter()
-        result = await sender.send(job)
-        tally.took.append(time.perf_counter() - began)
-        return result
+async def _send_closed_loop(
+    jobs: Iterator[Job],
+    send: Callable[[Job], Awaitable[None]],
+    record: Callable[[float], None],
+    concurrency: int,
+) -> None:
+    """Send *jobs* from concurrent clients, each of which sends its next job after the response to the last one."""
 
-    jobs = _iter_jobs(recording, plan)
-    async with aclosing(collect(jobs, send_timed, concurrency=plan.concurrency)) as results:
-        async for result in results:
-            tally.add(result)
-    return None
+    async def run_client() -> None:
+        for job in jobs:
+            began = time.perf_counter()
+            await send(job)
+            record(time.perf_counter() - began)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(concurrency):
+            group.create_task(run_client())
+            if number % CLIENTS_PER_PASS == 0:
+                # Thousands of connections opened in one pass would delay the first responses.
+                await asyncio.sleep(0)
 
 
 def _iter_jobs(recording: Recording, plan: LoadPlan) -> Iterator[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,10 +104,12 @@ def _finish(
         axes.set_xscale("log", base=2)
     axes.set_xticks(positions, [f"{each:g}" for each in positions])
     axes.minorticks_off()
-    if log:
+    highest = axes.dataLim.y1
+    is_drawn = math.isfinite(highest) and highest > 0
+    if log and is_drawn:
         _use_log_scale(axes)
     else:
-        axes.set_ylim(0, headroom * axes.dataLim.y1 or 1)
+        axes.set_ylim(0, headroom * highest if is_drawn else 1)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     if axes.get_legend_handles_labels()[1]:
@@ -169,7 +172,8 @@ def _finish_bars(
     axes.set_xscale("linear")
     axes.set_xticks(range(len(loads)), [f"{each:g}" for each in _get_positions(loads)])
     axes.set_xlim(-0.6, len(loads) - 0.4)
-    axes.legend(fontsize=8, reverse=True, loc="upper left")
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8, reverse=True, loc="upper left")
 
 
 def _draw_cpu(axes: Axes, loads: Sequence[LoadResult]) -> None:
@@ -188,7 +192,8 @@ def _draw_stages(axes: Axes, loads: Sequence[LoadResult]) -> None:
     ticks = [f"{each:g}{mean}" for each, mean in zip(_get_positions(loads), means, strict=True)]
     axes.set_xticks(range(len(loads)), ticks)
     axes.set_xlabel(f"{_name_axis(loads)}, and mean latency")
-    axes.legend(fontsize=7, reverse=True, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if shown:
+        axes.legend(fontsize=7, reverse=True, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _format_milliseconds(milliseconds: float) -> str:
