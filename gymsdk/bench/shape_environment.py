@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from gymsdk import Action, Config, Message, Reset, State, Step, Task, ToolCall, Transcript, Verdict, hookimpl
+from gymsdk.plugins.hooks import hookimpl
+from gymsdk.types import Action, Config, Message, Reset, State, Step, Task, ToolCall, Transcript, Verdict
 
 SHAPE_PATTERN = re.compile("simple|(steps|turns):([1-9][0-9]{0,3})")
 """The shapes: one model call; N tool calls, one after the other, and a reply; or N user turns with a reply each."""

@@ -24,10 +24,7 @@ OPEN_LOOP = "Open loop"
 
 
 def bench(  # noqa: PLR0913  # each is an option of the command
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME...]", help="Name one or more environments.", show_default=False),
-    ] = None,
+    names: options.OptionalNames = None,
     *,
     head: options.Head = None,
     shape: Annotated[
@@ -115,11 +112,9 @@ def bench(  # noqa: PLR0913  # each is an option of the command
     Without --head, the command starts the servers of each environment in processes of their own and stops them.
 
     Examples:
-        gymsdk bench math
         gymsdk bench tool_call --rollouts 500 --concurrency 1,64
         gymsdk bench tool_call --rate 50,100,200 --rollouts 1000 --plot load.png
         gymsdk bench --shape simple,steps:5,turns:10 --concurrency 64
-        gymsdk bench math --head http://127.0.0.1:11000 --json
     """
     from gymsdk.bench import plot as drawing
     from gymsdk.bench.load import BenchPlan
