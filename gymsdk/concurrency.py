@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import resource
+import sys
 import threading
 import time
 import types
@@ -18,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from gymsdk.errors import Failed
 
@@ -116,14 +117,19 @@ def get_deadline() -> Deadline:
     return _current_deadline.get() or Deadline(get_loop_time_after(DEFAULT_STAGE_SECONDS))
 
 
-@contextmanager
-def apply_deadline(deadline: Deadline) -> Iterator[None]:
+class apply_deadline:  # noqa: N801 - a context manager, used like a function
     """Make *deadline* the current deadline inside the block."""
-    token = _current_deadline.set(deadline)
-    try:
-        yield
-    finally:
-        _current_deadline.reset(token)
+
+    __slots__ = ("_deadline", "_token")
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._token = _current_deadline.set(self._deadline)
+
+    def __exit__(self, *_: object) -> None:
+        _current_deadline.reset(self._token)
 
 
 @contextmanager
@@ -191,6 +197,91 @@ def _resume_and_time(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[
             value, resume = error, coroutine.throw
 
 
+def start_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Future[T]:
+    """Run *coroutine* in a task, at once until it suspends for the first time.
+
+    A coroutine that does not suspend has finished when this function returns. Most hooks are such coroutines, and a
+    task that the event loop starts later would cost more than their own work.
+
+    Args:
+        coroutine: The coroutine.
+        name: The name of the task.
+
+    Returns:
+        The task, or a finished future.
+    """
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(coroutine, loop=loop, name=name, eager_start=True)
+    first_step, context = _FirstStep(coroutine), contextvars.copy_context()
+    task: asyncio.Task[T] = asyncio.Task(first_step.finish(), loop=loop, name=name, context=context)
+    return first_step.run(loop, task, context) or task
+
+
+class _FirstStep(Generic[T]):
+    """The first step of a coroutine, which runs before the event loop starts the task of the coroutine.
+
+    Python 3.12 has tasks that start eagerly. On Python 3.11, the task runs `finish`, and `run` makes it the current
+    task meanwhile, so that timeouts and task groups in the coroutine find the same task in all steps.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._awaited: Any = None
+        self._is_finished = False
+
+    def run(
+        self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], context: contextvars.Context
+    ) -> asyncio.Future[T] | None:
+        """Run the step; return a future with the outcome if the coroutine has finished, else `None`."""
+        caller = asyncio.current_task(loop)
+        if caller is not None:
+            asyncio.tasks._leave_task(loop, caller)  # noqa: SLF001  # documented, for other implementations of tasks
+        asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
+        future: asyncio.Future[T] = loop.create_future()
+        try:
+            self._awaited = context.run(self._coroutine.send, None)
+        except StopIteration as stop:
+            future.set_result(stop.value)
+        except asyncio.CancelledError:
+            future.cancel()
+        except Exception as error:  # noqa: BLE001 - the caller takes it from the future
+            future.set_exception(error)
+        else:
+            return None
+        finally:
+            asyncio.tasks._leave_task(loop, task)  # noqa: SLF001
+            if caller is not None:
+                asyncio.tasks._enter_task(loop, caller)  # noqa: SLF001
+        self._is_finished = True
+        return future
+
+    async def finish(self) -> T:
+        """Run the rest of the coroutine."""
+        if self._is_finished:
+            # Nobody waits for this task; the outcome is in the future.
+            return None  # type: ignore[return-value]
+        return await self._resume()
+
+    @types.coroutine
+    def _resume(self) -> Generator[Any, Any, T]:
+        awaited, resume = self._awaited, self._coroutine.send
+        while True:
+            try:
+                value = yield awaited
+                resume = self._coroutine.send
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, as `yield from` does
+                value, resume = error, self._coroutine.throw
+            try:
+                awaited = resume(value)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+
+
 async def run_until_deadline(coroutine: Coroutine[Any, Any, T], deadline: Deadline, *, name: str | None = None) -> T:
     """Run *coroutine* in a task and cancel the task at *deadline*.
 
@@ -207,7 +298,7 @@ async def run_until_deadline(coroutine: Coroutine[Any, Any, T], deadline: Deadli
     Raises:
         TimeoutError: The coroutine did not finish in time.
     """
-    task = asyncio.create_task(coroutine, name=name)
+    task = start_task(coroutine, name=name)
     try:
         while not task.done() and (remaining := deadline.get_remaining_seconds()):
             # The deadline may have moved, so wait again, but do not poll while it is paused.

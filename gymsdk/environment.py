@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -34,6 +33,7 @@ from gymsdk.errors import (
     format_suggestion,
     format_validation_error,
 )
+from gymsdk.jsonl import copy_json
 from gymsdk.models import registry
 from gymsdk.models.registry import MeteredModel
 from gymsdk.plugins.calls import (
@@ -131,6 +131,11 @@ class Environment:
         """Whether a verdict depends on more than the transcript: on the state, or on rewards of the author's steps."""
         reads_state = any("state" in each.parameter_names for each in self._stack.implementations["verify"])
         return reads_state or not self._stack.implementations["step"][0].is_default
+
+    @property
+    def has_models(self) -> bool:
+        """Whether a setting of the environment is a model, such as a judge."""
+        return any(isinstance(value, Model) for _, value in self.config)
 
     @property
     def has_metrics(self) -> bool:
@@ -234,7 +239,7 @@ class Environment:
         """
         self._lifespan.check_entered()
         task = self.read(row)
-        async with run_stage("reset", _build_episode_deadline(deadline)):
+        with run_stage("reset", _build_episode_deadline(deadline)):
             result = check_reset(await self._call_hook("reset", task=task, seed=seed))
             try:
                 state, offered_tools = copy_state(result.state), self._select_tools(task, result)
@@ -248,7 +253,7 @@ class Environment:
             row=row if isinstance(row, dict) else task.row(),
             environment=self,
             state=state,
-            transcript=Transcript(opening=[*deepcopy(task.input), *(message.item() for message in result.messages)]),
+            transcript=Transcript(opening=[*copy_json(task.input), *(message.item() for message in result.messages)]),
             tools=offered_tools,
             repeat=repeat,
             deadline=deadline,
@@ -260,7 +265,7 @@ class Environment:
             offered = {tool["name"]: tool for tool in episode.tools}
             if action.name not in offered:
                 return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
-        async with run_stage("step", _build_episode_deadline(episode.deadline)):
+        with run_stage("step", _build_episode_deadline(episode.deadline)):
             result = await self._call_hook(
                 "step", task=episode.task, state=episode.state, action=action, transcript=episode.transcript
             )
@@ -289,7 +294,7 @@ class Environment:
 
     async def close(self, episode: Episode) -> None:
         """Release what `reset` acquired, within `CLOSE_SECONDS`."""
-        async with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
+        with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
             await self._call_hook("close", task=episode.task, state=episode.state)
 
     async def replay(
@@ -333,7 +338,7 @@ class Environment:
 
     async def solve(self, episode: Episode) -> list[Action] | None:
         """Return the next turn of a perfect policy, `None` if the environment has no solution."""
-        async with run_stage("solve", _build_episode_deadline(episode.deadline)):
+        with run_stage("solve", _build_episode_deadline(episode.deadline)):
             result = await self._call_hook(
                 "solve", task=episode.task, state=episode.state, transcript=episode.transcript
             )
@@ -341,19 +346,19 @@ class Environment:
 
     async def claims(self, task: Task) -> Claims:
         """Return the properties of *task* that `gymsdk check` verifies."""
-        async with run_stage("claims", Deadline(get_loop_time_after(CLOSE_SECONDS))):
+        with run_stage("claims", Deadline(get_loop_time_after(CLOSE_SECONDS))):
             return check_type(await self._call_hook("claims", task=task), Claims, "claims")
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Return the environment's own metrics over scored *rollouts*."""
         metrics: dict[str, float] = {}
-        async with run_stage("metrics", Deadline(get_loop_time_after(VERIFY_SECONDS))):
+        with run_stage("metrics", Deadline(get_loop_time_after(VERIFY_SECONDS))):
             for each in self._stack.implementations["metrics"]:
                 metrics |= check_metrics(await self._call_implementation(each, {"rollouts": rollouts}))
         return metrics
 
     async def _verify_once(self, episode: Episode) -> Verdict:
-        async with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
+        with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
             result = await self._call_hook(
                 "verify", task=episode.task, state=episode.state, transcript=episode.transcript
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gymsdk.environment import Environment
@@ -273,6 +273,29 @@ class _OpenArguments:
     repeat: int
 
 
+class StageTimer:
+    """A context manager that measures its block and collects the token usage of the block.
+
+    Args:
+        usage: Receives the usage.
+        record: Receives the time of the block in milliseconds.
+    """
+
+    __slots__ = ("_record", "_started", "_usage")
+
+    def __init__(self, usage: UsageByRole, record: Callable[[float], None]) -> None:
+        self._usage = collect_usage(usage)
+        self._record = record
+
+    def __enter__(self) -> None:
+        self._usage.__enter__()
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._record((time.perf_counter() - self._started) * 1e3)
+        self._usage.__exit__()
+
+
 class EpisodeRunner:
     """Runs one episode within a budget.
 
@@ -318,20 +341,16 @@ class EpisodeRunner:
         """Whether the policy has no further turn."""
         return self.result is not None or (self.episode is not None and self.episode.transcript.ended is not None)
 
-    @contextmanager
-    def time_stage(self, stage: str) -> Iterator[None]:
-        """Add the time of the block to *stage*, and its token usage to the episode."""
-        started = time.perf_counter()
+    def time_stage(self, stage: str) -> StageTimer:
+        """Return a context manager that adds the time of its block to *stage*, and its token usage to the episode."""
         if stage == "model":
             self._query_started = time.time()
-        try:
-            with collect_usage(self.usage):
-                yield
-        finally:
-            milliseconds = (time.perf_counter() - started) * 1e3
-            self._stage_milliseconds[stage] = self._stage_milliseconds.get(stage, 0.0) + milliseconds
-            if stage == "model":
-                self._model_milliseconds.append(round(milliseconds, 3))
+        return StageTimer(self.usage, partial(self._record_stage, stage))
+
+    def _record_stage(self, stage: str, milliseconds: float) -> None:
+        self._stage_milliseconds[stage] = self._stage_milliseconds.get(stage, 0.0) + milliseconds
+        if stage == "model":
+            self._model_milliseconds.append(round(milliseconds, 3))
 
     async def open(self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0) -> Episode:
         """Reset the environment.

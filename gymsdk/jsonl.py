@@ -11,6 +11,7 @@ import enum
 import json
 import math
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -42,8 +43,20 @@ _LONG_INTEGER_SHAPE = b"<" + b"0" * 19
 """The shape of an integer beyond 64 bits: a positive one has at least 20 digits, a negative one at least 19."""
 
 
+_CONTAINERS = frozenset({dict, list})
+
+
 class NestingError(ValueError, RecursionError):
     """A value contains itself, or is nested too deeply for JSON."""
+
+
+def copy_json(value: Any) -> Any:
+    """Return a deep copy of a JSON *value*: new objects and arrays, the same texts and numbers."""
+    if type(value) is dict:
+        return {key: copy_json(each) if type(each) in _CONTAINERS else each for key, each in value.items()}
+    if type(value) is list:
+        return [copy_json(each) if type(each) in _CONTAINERS else each for each in value]
+    return deepcopy(value)
 
 
 def parse_json(text: bytes | str, *, strict: bool = False) -> Any:

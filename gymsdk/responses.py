@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
+import random
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias, TypeGuard
-from uuid import uuid4
 from weakref import WeakSet
 
 from gymsdk.errors import EpisodeError, Failed, UsageError
@@ -97,10 +98,14 @@ OMITTED_PART_NOTE = "[omitted: {kind} of {size} characters; at most {max_chars} 
 
 # Building items and bodies
 
+_random = random.Random(os.urandom(32))
+# A forked process must not repeat the ids of its parent.
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
+
 
 def generate_id(prefix: str) -> str:
     """Return a new id: *prefix*, an underscore and 32 hexadecimal digits."""
-    return f"{prefix}_{uuid4().hex}"
+    return f"{prefix}_{_random.getrandbits(128):032x}"
 
 
 def get_input_items(request: Item) -> list[Item]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 SOCKET_BACKLOG = 4096
 """Length of the socket's accept queue: a client that finds it full retries only after a second."""
 
-MAX_ACCEPTS_PER_PASS = 64
+MAX_ACCEPTS_PER_PASS = 128
 """Connections accepted in one pass of the event loop."""
 
 EXHAUSTION_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias, TypeGuard, runtime_checkable
@@ -286,7 +285,7 @@ class Reset(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    messages: list[EnvironmentMessage] = []
+    messages: list[EnvironmentMessage] = Field(default_factory=list)
     state: SerializeAsAny[State] = Field(default_factory=State)
     tools: list[str] | None = None
 
@@ -309,7 +308,9 @@ class Step(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    messages: Annotated[list[EnvironmentMessage], AfterValidator(_reject_assistant_messages)] = []
+    messages: Annotated[list[EnvironmentMessage], AfterValidator(_reject_assistant_messages)] = Field(
+        default_factory=list
+    )
     output: Content | None = None
     reward: float = 0.0
     done: bool = False
@@ -330,7 +331,7 @@ class Verdict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     reward: float
-    components: dict[str, float] = {}
+    components: dict[str, float] = Field(default_factory=dict)
     grader_timeout: bool = False
 
     @classmethod
@@ -369,7 +370,7 @@ class Claims(BaseModel):
 
     maximum: float = 1.0
     chance: float = 0.0
-    variants: list[str] = []
+    variants: list[str] = Field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -526,14 +527,19 @@ def usage_to_item(usage: Usage) -> Item:
     }
 
 
-@contextmanager
-def collect_usage(usage_by_role: UsageByRole) -> Iterator[None]:
+class collect_usage:  # noqa: N801 - a context manager, used like a function
     """Add the usage that `record_usage` reports inside the block to *usage_by_role*."""
-    token = _collected_usage.set(usage_by_role)
-    try:
-        yield
-    finally:
-        _collected_usage.reset(token)
+
+    __slots__ = ("_token", "_usage_by_role")
+
+    def __init__(self, usage_by_role: UsageByRole) -> None:
+        self._usage_by_role = usage_by_role
+
+    def __enter__(self) -> None:
+        self._token = _collected_usage.set(self._usage_by_role)
+
+    def __exit__(self, *_: object) -> None:
+        _collected_usage.reset(self._token)
 
 
 def record_usage(role: str, response: Item) -> None:
@@ -614,7 +620,7 @@ class Timing(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     total: float = 0.0
-    stages: dict[str, float] = {}
+    stages: dict[str, float] = Field(default_factory=dict)
     model_calls: Sequence[float] = ()
     started: float | None = None
     turns: Sequence[tuple[float, float, float]] = ()
@@ -696,15 +702,15 @@ class Rollout(BaseModel):
     repeat: int = 0
     outcome: Outcome
     ended: EndReason | None = None
-    sampling: Item = {}
-    opening: list[Item] = []
-    tools: list[Item] = []
+    sampling: Item = Field(default_factory=dict)
+    opening: list[Item] = Field(default_factory=list)
+    tools: list[Item] = Field(default_factory=list)
     response: Item | None = None
     reward: float | None = None
-    components: dict[str, float] = {}
+    components: dict[str, float] = Field(default_factory=dict)
     verdict: SerializeAsAny[Verdict] | None = None
     failure: Failure | None = None
     turns: int = 0
-    usage: dict[str, Usage] = {}
+    usage: dict[str, Usage] = Field(default_factory=dict)
     timing: Timing = Timing()
     calls: Sequence[ModelCall] = Field(default=(), exclude=True, repr=False)

@@ -245,6 +245,7 @@ async def _serve_in_process(
 ) -> None:
     from gymsdk.cli.process import open_scratch_folder
     from gymsdk.deploy.process import serve
+    from gymsdk.memory import collect_rarely
 
     with open_scratch_folder() if announce.tries else nullcontext() as folder:
         async with serve(deployment=deployment, sockets=sockets) as running, AsyncExitStack() as stack:
@@ -259,7 +260,9 @@ async def _serve_in_process(
             announce.ready = True
             check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, deployment.only))
             try:
-                await running.wait_for_end()
+                # From here on, so that the modules imported so far are never traversed.
+                with collect_rarely():
+                    await running.wait_for_end()
             finally:
                 check.cancel()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from pydantic import Field, SecretStr
 
 from gymsdk.credentials import redact
 from gymsdk.errors import Failed
-from gymsdk.http import bodies, errors, tls
+from gymsdk.http import bodies, connections, errors, tls
 from gymsdk.http.backoff import Backoff, add_jitter
 from gymsdk.jsonl import dump_portable_json
 from gymsdk.tracing import build_context_headers
@@ -231,6 +231,7 @@ async def delete(
 
 async def aclose() -> None:
     """Close the session of the running event loop now instead of with the loop."""
+    await _pools.aclose()
     await _sessions.aclose()
 
 
@@ -291,13 +292,21 @@ async def _send(
     secrets: tuple[SecretStr, ...] = (),
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> HttpResponse:
-    session = await _sessions.get()
     plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in headers.items()}
-    sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **build_context_headers(), **plain}
-    secret_names = [name for name, each in headers.items() if isinstance(each, SecretStr)]
-    secrets += tuple(SecretStr(plain[name].removeprefix("Bearer ")) for name in secret_names)
+    sent_headers = {**build_context_headers(), **plain}
+    secrets += tuple(
+        SecretStr(each.get_secret_value().removeprefix("Bearer "))
+        for each in headers.values()
+        if isinstance(each, SecretStr)
+    )
     host = get_host(url)
     try:
+        if method == "POST" and data is not None and (target := connections.parse_target(url)):
+            request = connections.encode_request(target, sent_headers, data)
+            if request is not None:
+                return await _post_directly(target, request, host, secrets, max_answer_bytes)
+        session = await _sessions.get()
+        sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **sent_headers}
         # A redirected POST would arrive as a GET, perhaps at another host, with the key.
         async with session.request(
             method, url, data=data, headers=sent_headers, allow_redirects=False, ssl=tls.get_ssl_for_url(url)
@@ -320,6 +329,43 @@ async def _send(
         raise build_unreachable_error(host, error, NotSent) from error
     except (aiohttp.ClientError, OSError) as error:
         raise build_interrupted_error(host, error) from error
+
+
+async def _post_directly(
+    target: connections.Target, request: bytes, host: str, secrets: tuple[SecretStr, ...], max_answer_bytes: int
+) -> HttpResponse:
+    """Send the encoded *request* to *target* without aiohttp."""
+    pool = await _pools.get()
+    try:
+        connection = await pool.connect(target)
+    except OSError as error:
+        raise build_unreachable_error(host, error, NotSent) from error
+    max_error_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES)
+    try:
+        raw = await connection.request(request, max_answer_bytes, max_error_bytes)
+    except bodies.TooLarge:
+        raise build_too_large_error(host, max_answer_bytes) from None
+    pool.release(target, connection)
+    headers = raw.headers
+    if len(raw.chunks) == 1 and "Content-Encoding" not in headers and not raw.is_truncated:
+        body = raw.chunks[0]
+    else:
+        body = await read_body(_iterate(raw.chunks), host, raw.status, headers, max_answer_bytes)
+    cookies = (each.partition(";")[0].partition("=") for each in headers.getall("Set-Cookie", ()))
+    return HttpResponse(
+        host,
+        raw.status,
+        body,
+        parse_retry_after(headers.get("Retry-After")),
+        secrets,
+        {name.strip(): value.strip() for name, _, value in cookies},
+        headers,
+    )
+
+
+async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for each in chunks:
+        yield each
 
 
 # Bodies and headers
@@ -358,11 +404,7 @@ async def read_body(
     try:
         return await bodies.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
     except bodies.TooLarge:
-        message = (
-            f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
-            " read to its end; check the server, lower max_output_tokens, or raise max_answer of the model"
-        )
-        raise Failed(message, kind="model_answer_too_large") from None
+        raise build_too_large_error(host, max_answer_bytes) from None
     except bodies.BadEncoding as error:
         message = f"the answer of {host} cannot be decompressed: {error}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from None
@@ -450,6 +492,15 @@ def build_interrupted_error(host: str, error: Exception) -> Failed:
     return Failed(message, kind="model_unreachable", retryable=True)
 
 
+def build_too_large_error(host: str, max_answer_bytes: int) -> Failed:
+    """Return the failure for a response of *host* that has more than *max_answer_bytes* bytes."""
+    message = (
+        f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
+        " read to its end; check the server, lower max_output_tokens, or raise max_answer of the model"
+    )
+    return Failed(message, kind="model_answer_too_large")
+
+
 SERVER_TIMEOUT_ADVICE = "check the server's log and its load"
 """What to do if another server did not answer in time."""
 
@@ -510,4 +561,9 @@ def _create_session() -> aiohttp.ClientSession:
     )
 
 
+def _create_pool() -> connections.ConnectionPool:
+    return connections.ConnectionPool(IDLE_CONNECTION_SECONDS, CONNECT_TIMEOUT_SECONDS)
+
+
 _sessions = LoopLocal(_create_session)
+_pools = LoopLocal(_create_pool)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import aiohttp
 import orjson
 
+from gymsdk.http.connections import InvalidResponse
 from gymsdk.types import Item
 
 MAX_EXCERPT_CHARS = 200
@@ -66,7 +67,7 @@ def describe_interruption(error: Exception) -> str:
         return "the connection was closed before the response began; check the server's log"
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the connection was closed in the middle of the response; check the server's log"
-    if isinstance(error, aiohttp.ClientResponseError):
+    if isinstance(error, (aiohttp.ClientResponseError, InvalidResponse)):
         return "the response is not HTTP; check the address, and write https:// if the server uses TLS"
     return _describe_error(_find_os_error(error))
 

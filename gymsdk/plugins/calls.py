@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from gymsdk.errors import (
     format_validation_error,
 )
 from gymsdk.jsonl import dump_portable_json
-from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call
+from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
 from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict
 
 MAX_EXCERPT_CHARS = 500
@@ -47,6 +47,9 @@ LIFESPAN_SECONDS = 600.0
 
 STEPS_COMPONENT = "steps"
 """The reward component that holds the rewards of the steps; the host adds it."""
+
+IMMUTABLE_TYPES = frozenset({bool, bytes, float, int, str, type(None)})
+"""The types of fields that a copy of a state may share with the state."""
 
 log = logging.getLogger("gymsdk")
 
@@ -86,6 +89,8 @@ class HookRunner:
         """
         deadline = get_deadline()
         try:
+            if not is_profiling():
+                return await self._call(what, function, arguments, deadline, None)
             with count_call(self.name, what) as counter:
                 return await self._call(what, function, arguments, deadline, counter)
         except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
@@ -113,7 +118,7 @@ class HookRunner:
                 result = await self.threads.run(call if counter is None else counter.measure(call))
         if not inspect.isawaitable(result):
             return result
-        coroutine = _await_answer(result)
+        coroutine = result if inspect.iscoroutine(result) else _await_answer(result)
         try:
             running = coroutine if counter is None else ProfiledCoroutine(coroutine, counter)
             name = f"{what} of environment {self.name!r}"
@@ -134,14 +139,20 @@ class HookRunner:
         return Failed(message, kind=f"{kind}_raised", retryable=True)
 
 
-@asynccontextmanager
-async def run_stage(name: str, deadline: Deadline) -> AsyncIterator[None]:
+class run_stage(apply_deadline):  # noqa: N801 - a context manager, used like a function
     """Apply *deadline* inside the block, and set the stage and the type of an `EpisodeError` that it raises."""
-    with apply_deadline(deadline):
-        try:
-            yield
-        except EpisodeError as error:
-            raise _classify_error(error, name) from error.__cause__
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str, deadline: Deadline) -> None:
+        super().__init__(deadline)
+        self._name = name
+
+    def __exit__(self, *error_info: object) -> None:
+        super().__exit__()
+        error = error_info[1]
+        if isinstance(error, EpisodeError) and (classified := _classify_error(error, self._name)) is not error:
+            raise classified from error.__cause__
 
 
 def _call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -198,12 +209,19 @@ def check_type(result: Any, kind: type[T], hook: str) -> T:
 def copy_state(state: State) -> State:
     """Return a deep copy of *state* for one episode; raises `Failed` if it cannot be copied."""
     try:
-        return state.model_copy(deep=True)
+        return state.model_copy(deep=not _is_flat(state))
     except Exception as error:
         message = (
             f"the state that `reset` returned cannot be copied ({error}); keep handles in `shared`, not in the state"
         )
         raise Failed(message, kind="bad_answer") from error
+
+
+def _is_flat(state: State) -> bool:
+    """Return whether all values of *state* are immutable, so that a shallow copy shares nothing that can change."""
+    if state.__pydantic_private__ or state.__pydantic_extra__:
+        return False
+    return all(type(value) in IMMUTABLE_TYPES for value in vars(state).values())
 
 
 def check_reset(result: Any) -> Reset:

@@ -31,6 +31,7 @@ from gymsdk.deploy.process import serve, use_offload
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.http.tls import Tls, is_loopback
+from gymsdk.memory import collect_rarely
 from gymsdk.ray.cluster import get_own_host, list_hosts
 from gymsdk.servers.reports import build_url
 
@@ -127,7 +128,8 @@ class ReplicaActor:
                 self._up.set_result([*running.urls.values()])
                 ended = asyncio.ensure_future(running.wait_for_end())
                 over = asyncio.ensure_future(asyncio.to_thread(self._over.wait))
-                await asyncio.wait({ended, over}, return_when="FIRST_COMPLETED")
+                with collect_rarely():
+                    await asyncio.wait({ended, over}, return_when="FIRST_COMPLETED")
                 if ended.done():
                     ended.result()
         finally:

@@ -13,7 +13,7 @@ from gymsdk import types
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.types import AGENT_SUFFIX, Failure, Rollout, Row, UsageByRole, build_agent_reference
+from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, UsageByRole, build_agent_reference
 
 Key = tuple[int, int]
 """The position of a rollout in its run: the index of the task and of the repeat."""
@@ -80,13 +80,37 @@ def get_environment_name(row: Row) -> str | None:
     return None if name is None else name.removesuffix(AGENT_SUFFIX)
 
 
+MAX_SHARED_TOOL_LISTS = 8
+"""How many different lists of tools `iter_jobs` compares with the tools of the next row."""
+
+
 def iter_jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
-    """Yield a job for each stamped row in *inputs*, in order, except for the positions in *done*."""
+    """Yield a job for each stamped row in *inputs*, in order, except for the positions in *done*.
+
+    Rows with equal tools share one list, because the schemas of an environment's tools are often half of a row.
+    """
+    tool_lists: list[list[Item]] = []
     for row in inputs:
         task, repeat = row[TASK_INDEX], row[ROLLOUT_INDEX]
         if (task, repeat) not in done:
             bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
+            _share_tools(bare["responses_create_params"], tool_lists)
             yield Job(get_environment_name(row) or "", task, repeat, bare)
+
+
+def _share_tools(params: Item, tool_lists: list[list[Item]]) -> None:
+    """Replace the tools in *params* by the equal ones in *tool_lists*, which begins with those that were used last."""
+    if not (tools := params.get("tools")):
+        return
+    shared = next((each for each in tool_lists if each == tools), None)
+    if shared is None:
+        tool_lists.insert(0, tools)
+        del tool_lists[MAX_SHARED_TOOL_LISTS:]
+        return
+    if tool_lists[0] is not shared:
+        tool_lists.remove(shared)
+        tool_lists.insert(0, shared)
+    params["tools"] = shared
 
 
 def compute_seed(seed: int, job: Job) -> int:

@@ -18,6 +18,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
+from gymsdk.memory import collect_rarely
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
@@ -90,8 +91,9 @@ class LocalPlayer:
 
     @property
     def connections(self) -> int:
-        """One connection for the policy, if it is asked over the network, and one for a judge or a tool."""
-        return 1 if isinstance(self.model, ScriptedModel) else 2
+        """One connection for the policy, if it is asked over the network, and one for a judge if there is one."""
+        has_judge = any(each.has_models for each in self.environments.values() if isinstance(each, Environment))
+        return 1 if isinstance(self.model, ScriptedModel) or not has_judge else 2
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -122,31 +124,46 @@ class LocalPlayer:
         )
 
 
+MAX_STARTS_PER_PASS = 8
+"""How many jobs start in one pass of the event loop, so that a pass stays short when many are to start at once."""
+
+
 async def collect(
     source: Iterable[Job], play: Callable[[Job], Awaitable[PlayedJob]], *, concurrency: int = 64
 ) -> AsyncGenerator[PlayedJob, None]:
-    """Play every job, *concurrency* concurrently, and yield each result as it arrives."""
+    """Play every job, *concurrency* concurrently, and yield each result as it arrives.
+
+    Jobs are taken from *source* when they start. At most `MAX_STARTS_PER_PASS` start, and at most as many results are
+    yielded, in one pass of the event loop.
+    """
     remaining = iter(source)
     running: set[asyncio.Future[PlayedJob]] = set()
     ended: asyncio.Queue[asyncio.Future[PlayedJob]] = asyncio.Queue()
 
-    def fill() -> None:
-        for job in islice(remaining, concurrency - len(running)):
+    def start_jobs(count: int) -> bool:
+        """Start up to *count* further jobs, and return whether there were any."""
+        jobs = list(islice(remaining, min(concurrency - len(running), count)))
+        for job in jobs:
             started = asyncio.ensure_future(play(job))
             started.add_done_callback(ended.put_nowait)
             running.add(started)
+        return bool(jobs)
 
-    try:
-        fill()
-        while running:
-            finished = await ended.get()
-            running.discard(finished)
-            fill()
-            yield finished.result()
-    finally:
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    with collect_rarely() as collector:
+        try:
+            while (has_started := start_jobs(MAX_STARTS_PER_PASS)) or running:
+                await asyncio.sleep(0)
+                # While further jobs may start, do not wait for a result.
+                for _ in range(min(ended.qsize() or not has_started, MAX_STARTS_PER_PASS)):
+                    finished = await ended.get()
+                    running.discard(finished)
+                    start_jobs(1)
+                    collector.count_episode(len(running))
+                    yield finished.result()
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 async def play_missing(

@@ -235,11 +235,15 @@ async def read_body(request: Request) -> bytes:
     Raises:
         RequestRejected: The body is too large, compressed or did not arrive in time.
     """
-    declared, max_bytes = request.headers.get("content-length", ""), _max_body_bytes(request)
-    length = int(declared) if declared.isdecimal() else None
+    max_bytes, length, encoding = _max_body_bytes(request), None, ""
+    # Starlette would decode all headers to find two.
+    for name, value in request.scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1").strip().lower()
     if length is not None and length > max_bytes:
         raise _body_too_large(max_bytes)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in {"", "identity"}:
         raise RequestRejected(415, f"the body is encoded as {encoding[:40]!r}; send it as plain JSON")
     if length is not None and length >= LARGE_BODY_BYTES:

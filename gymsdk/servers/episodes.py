@@ -91,6 +91,7 @@ class EpisodeService:
             BadRow: The row does not fit the environment.
         """
         await self.sessions.check_capacity(name)
+        request.identity.compute()
         runner = EpisodeRunner(self.environment, self._limit_budget(request, kind))
         await play_without_nulls(
             request.row, lambda row: runner.open(row, seed=request.seed, id=request.id, repeat=request.repeat)

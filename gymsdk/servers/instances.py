@@ -135,16 +135,36 @@ async def wait_while_alive(
     Raises:
         InstanceGone: The instance is gone.
     """
-    task, misses = asyncio.ensure_future(exchange), 0
-    try:
-        while not (await asyncio.wait({task}, timeout=watch))[0]:
+    caller, is_gone, checks = asyncio.current_task(), False, set[asyncio.Task[None]]()
+    assert caller is not None, "a request is sent in a task"
+
+    async def check_until_gone() -> None:
+        nonlocal is_gone
+        misses = 0
+        while misses < MAX_MISSES:
             misses = 0 if await known() else misses + await _count_miss(url)
-            if misses >= MAX_MISSES and not task.done():
-                sentence = f"{client.get_host(url)} is gone: the head no longer lists it, and it does not answer"
-                raise InstanceGone(sentence, kind="server_unreachable")
-        return task.result()
+            if misses < MAX_MISSES:
+                await asyncio.sleep(watch)
+        is_gone = True
+        caller.cancel()
+
+    def begin_checks() -> None:
+        checks.add(asyncio.ensure_future(check_until_gone()))
+
+    # Most requests end long before the first check, and pay for one timer only.
+    timer = asyncio.get_running_loop().call_later(watch, begin_checks)
+    try:
+        return await exchange
+    except asyncio.CancelledError:
+        if not is_gone:
+            raise
+        caller.uncancel()
+        sentence = f"{client.get_host(url)} is gone: the head no longer lists it, and it does not answer"
+        raise InstanceGone(sentence, kind="server_unreachable") from None
     finally:
-        task.cancel()
+        timer.cancel()
+        for each in checks:
+            each.cancel()
 
 
 async def _count_miss(url: str) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+from gymsdk.memory import count_ended_episode
 from gymsdk.servers.errors import ServerOverloaded
 
 LARGE_BODY_BYTES = 4 * 2**20
@@ -296,6 +297,7 @@ class EpisodeSlots:
     def _release_slot(self) -> None:
         self._ended += 1
         self._measure()
+        count_ended_episode(self._running)
         self._pass_on()
 
     def _pass_on(self) -> None:

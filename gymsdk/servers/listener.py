@@ -71,6 +71,9 @@ INVALID_PATH_ERROR = ApiError(400, "the request target must be a path that begin
 
 HEADERS_TOO_LARGE_ERROR = ApiError(431, "the request has too many headers, or too long ones")
 
+_INVALID_TARGET_KEY = "gymsdk.invalid_target"
+"""Key of the scope of a request whose target is not a path."""
+
 _APP_FAILED = "the app failed at startup; see the log for the reason"
 """Why a server did not start: its lifespan raised an error."""
 
@@ -156,6 +159,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request."""
         self._is_body_complete, self._partial_header_bytes = False, 0
+        if not self.url.startswith(b"/"):
+            # Such as the URL that a forward proxy would get, from which uvicorn would take the path.
+            self.scope[_INVALID_TARGET_KEY] = True  # type: ignore[literal-required]  # not a key of ASGI
+            self.url = b"/"
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -421,7 +428,7 @@ class Listener:
             scope.setdefault("state", {})[middleware.PACER_KEY] = self._pacer
             await self._app(scope, receive, send)
             return
-        if not scope["raw_path"].startswith(b"/"):
+        if _INVALID_TARGET_KEY in scope:
             await self._reject("/", INVALID_PATH_ERROR, scope, receive, send)
             return
         # Read the path now: middleware may strip prefixes from it.

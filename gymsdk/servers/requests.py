@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -129,29 +130,35 @@ def digest_row(row: Row) -> str:
     return hashlib.sha256(dump_canonical_json(to_canonical(row))).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowIdentity:
-    """A row in canonical form, for comparison with other rows.
+    """A row for comparison with other rows. The canonical form is computed on first use.
 
     Attributes:
-        fields: The environment's own fields.
-        prompt: The input items in one normal form, or `None` if the row has no prompt.
-        task_index: The index of the task, if the row has one.
+        row: The row as the client sent it.
     """
 
-    fields: Row
-    prompt: list[Any] | None
-    task_index: int | None
+    row: Row = field(repr=False)
 
-    @classmethod
-    def of_row(cls, row: Row) -> RowIdentity:
-        """Return the identity of `row`."""
-        index = row.get(TASK_INDEX)
-        return cls(
-            fields=_select_own_fields(row),
-            prompt=_normalize_prompt(row),
-            task_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
-        )
+    def compute(self) -> None:
+        """Compute the canonical form now: an environment may change the objects in the row while it plays."""
+        _ = self.fields, self.prompt
+
+    @cached_property
+    def fields(self) -> Row:
+        """The environment's own fields in canonical form."""
+        return _select_own_fields(self.row)
+
+    @cached_property
+    def prompt(self) -> list[Any] | None:
+        """The input items in one normal form, or `None` if the row has no prompt."""
+        return _normalize_prompt(self.row)
+
+    @property
+    def task_index(self) -> int | None:
+        """The index of the task, if the row has one."""
+        index = self.row.get(TASK_INDEX)
+        return index if isinstance(index, int) and not isinstance(index, bool) else None
 
     def seed(self, environment: str, *, repeat: int = 0) -> int:
         """Return the seed of an episode, derived from the task index if the row has one, else from the fields."""
@@ -240,7 +247,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
     tracing.set_rollout_id(rollout_id)
     repeat = _first_integer(own.get("repeat"), body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
-    identity = RowIdentity.of_row(row)
+    identity = RowIdentity(row)
     return RowRequest(
         row=row,
         identity=identity,

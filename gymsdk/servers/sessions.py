@@ -18,6 +18,7 @@ from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.jsonl import parse_json
+from gymsdk.memory import count_ended_episode
 from gymsdk.models import recordings
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.middleware import RESERVED_PATHS
@@ -178,10 +179,15 @@ class SessionStore:
             self.block_name(session.name)
         if session.key is not None:
             self._keyed.pop(session.key, None)
-        closing = asyncio.create_task(_close_episode(session))
+        closing = asyncio.create_task(self._close_episode(session))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         return closing
+
+    async def _close_episode(self, session: Session) -> None:
+        async with session.lock:
+            await session.runner.close()
+        count_ended_episode(len(self._open))
 
     def close_soon(self, session: Session) -> None:
         """Mark a session as left: it closes after `LEFT_SESSION_SECONDS`, or when another session needs its place."""
@@ -214,11 +220,6 @@ class SessionStore:
         closing = [task for session in sessions if (task := self._begin_close(session)) is not None]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_GRACE_SECONDS)
-
-
-async def _close_episode(session: Session) -> None:
-    async with session.lock:
-        await session.runner.close()
 
 
 OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."

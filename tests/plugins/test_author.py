@@ -211,9 +211,8 @@ async def test_an_error_has_the_stage_in_which_it_occurred():
     async def fail():
         raise Failed("down", kind="sandbox")
 
-    with pytest.raises(Failed) as caught:
-        async with run_stage("step", Deadline(get_loop_time_after(1))):
-            await author.run("tool 'dig'", fail, {})
+    with pytest.raises(Failed) as caught, run_stage("step", Deadline(get_loop_time_after(1))):
+        await author.run("tool 'dig'", fail, {})
     assert caught.value.stage == "step"
 
 
@@ -229,7 +228,7 @@ async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
     author.threads = ThreadPool(1)
 
     async def run(seconds):
-        async with run_stage("step", Deadline(get_loop_time_after(seconds))):
+        with run_stage("step", Deadline(get_loop_time_after(seconds))):
             return await author.run("hook 'step'", release.wait, {})
 
     first = asyncio.ensure_future(run(60))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from gymsdk import Environment, Failed, load, responses
 from gymsdk.errors import ModelLost
 from gymsdk.http.backoff import Backoff
+from gymsdk.memory import NO_FULL_COLLECTION, YOUNG_COLLECTIONS, YOUNG_OBJECTS
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import (
@@ -25,9 +28,9 @@ from gymsdk.rollouts.jobs import (
     iter_jobs,
     play_with_retries,
 )
-from gymsdk.rollouts.run import LocalPlayer, collect, play_missing, write_result
+from gymsdk.rollouts.run import MAX_STARTS_PER_PASS, LocalPlayer, collect, play_missing, write_result
 from gymsdk.rollouts.tasks import read_splits
-from gymsdk.types import Episode, Failure, Item, Rollout
+from gymsdk.types import Episode, Failure, Item, Rollout, Row
 
 RETRYABLE_VERIFY_FAILURE = """
 @hookimpl
@@ -265,6 +268,71 @@ async def test_the_number_of_concurrent_rollouts_is_limited() -> None:
     source = (Job("sums", number, 0, {}) for number in range(50))
     assert len([played async for played in collect(source, play, concurrency=7)]) == 50
     assert max_running == 7
+
+
+async def test_rollouts_start_in_several_passes_of_the_event_loop() -> None:
+    passes: list[int] = []
+    started = 0
+
+    async def play(job: Job) -> PlayedJob:
+        nonlocal started
+        started += 1
+        await asyncio.sleep(0.2)
+        return PlayedJob(job, _rollout(), 1)
+
+    async def count_starts() -> None:
+        while True:
+            before = started
+            await asyncio.sleep(0)
+            passes.append(started - before)
+
+    counting = asyncio.ensure_future(count_starts())
+    source = (Job("sums", number, 0, {}) for number in range(200))
+    assert len([played async for played in collect(source, play, concurrency=200)]) == 200
+    counting.cancel()
+    assert 0 < max(passes) <= MAX_STARTS_PER_PASS
+
+
+async def test_a_rollout_is_read_when_it_starts() -> None:
+    read: list[int] = []
+
+    def read_jobs() -> Iterator[Job]:
+        for number in range(100):
+            read.append(number)
+            yield Job("sums", number, 0, {})
+
+    async def play(job: Job) -> PlayedJob:
+        return PlayedJob(job, _rollout(), 1)
+
+    async with aclosing(collect(read_jobs(), play, concurrency=4)) as results:
+        await anext(results)
+    assert len(read) <= 2 * MAX_STARTS_PER_PASS
+
+
+async def test_no_automatic_collection_traverses_all_objects_while_rollouts_are_played() -> None:
+    thresholds: list[tuple[int, int, int]] = []
+
+    async def play(job: Job) -> PlayedJob:
+        thresholds.append(gc.get_threshold())
+        return PlayedJob(job, _rollout(), 1)
+
+    before = gc.get_threshold()
+    assert [played async for played in collect([Job("sums", 0, 0, {})], play)]
+    assert thresholds == [(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NO_FULL_COLLECTION)]
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_rows_with_equal_tools_share_one_list() -> None:
+    def build_row(number: int, names: list[str]) -> Row:
+        params = {"input": "?", "tools": [{"type": "function", "name": name} for name in names]}
+        return build_input_row({"responses_create_params": params}, environment="sums", task=number)
+
+    rows = [build_row(number, ["add"] if number % 2 else ["add", "subtract"]) for number in range(4)]
+    first, second, third, fourth = (job.row["responses_create_params"]["tools"] for job in iter_jobs(rows))
+    assert first is third
+    assert second is fourth
+    assert [len(first), len(second)] == [2, 1]
 
 
 async def test_closing_the_iterator_cancels_running_rollouts() -> None:

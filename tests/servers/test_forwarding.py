@@ -301,7 +301,8 @@ async def test_a_target_that_is_not_a_path_is_rejected_and_not_forwarded(counter
             answer = await reader.read()
         writer.close()
     assert answer.startswith(b"HTTP/1.1 400")
-    assert b"begins with a slash" in answer
+    # The parser rejects what is no target at all.
+    assert b"begins with a slash" in answer or b"Invalid HTTP request" in answer
     assert received == []
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gymsdk import Task
 
@@ -68,8 +68,8 @@ class Expected(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    added: Records = Records()
-    removed: Records = Records()
+    added: Records = Field(default_factory=Records)
+    removed: Records = Field(default_factory=Records)
     answer: Answer | None = None
     without_calls: bool = False
 
@@ -96,7 +96,7 @@ class Request(Task):
     """
 
     kind: str | None = None
-    world: World = World()
+    world: World = Field(default_factory=World)
     expected: Expected | None = None
     plan: Plan | None = None
     offered: list[str] | None = None

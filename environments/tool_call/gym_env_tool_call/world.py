@@ -231,11 +231,11 @@ class World(Known):
     """
 
     today: Day = "2026-01-05"
-    contacts: list[Contact] = []
+    contacts: list[Contact] = Field(default_factory=list)
     weather: dict[str, dict[Day, Forecast]] | None = None
-    rates: dict[str, PositiveFloat] = {}
-    places: dict[str, Place] = {}
-    records: Records = Records()
+    rates: dict[str, PositiveFloat] = Field(default_factory=dict)
+    places: dict[str, Place] = Field(default_factory=dict)
+    records: Records = Field(default_factory=Records)
 
 
 def find_contacts(contacts: list[Contact], words: str) -> list[Contact]:

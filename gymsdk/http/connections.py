@@ -1,0 +1,357 @@
+"""Connections to HTTP servers without TLS, for the POST requests of which a run has many at once.
+
+aiohttp sends all other requests. For a short request and response, its objects take two thirds of the CPU time and
+most of the memory; this module parses with httptools instead, and keeps connections open in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any, Self
+
+import aiohttp
+import httptools
+from aiohttp.http import SERVER_SOFTWARE
+from multidict import CIMultiDict
+
+from gymsdk.http import bodies
+
+MAX_HEADER_BYTES = 128 * 1024
+"""The maximum size of the header fields of a response."""
+
+MAX_IDLE_CONNECTIONS = 65536
+"""The number of idle connections that are kept."""
+
+SWEEP_SECONDS = 1.0
+"""Seconds between two searches for connections that have been idle for too long."""
+
+RESOLUTION_SECONDS = 10.0
+"""Seconds for which the addresses of a host name are remembered."""
+
+_URL_PATTERN = re.compile(
+    r"http://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?(?P<path>/[A-Za-z0-9/_~:@!$&'()*+,;=-]*"
+    r"(?:\.[A-Za-z0-9/_~:@!$&'()*+,;=-]+)*)?"
+)
+"""URLs that are sent as they are: without credentials, a query, escapes or segments of dots."""
+
+_INVALID_HEADER = re.compile(r"[\0\r\n]")
+_FIRST_FINAL_STATUS = 200
+_FIRST_ERROR_STATUS = 400
+_DEFAULT_PORT = 80
+_MAX_PORT = 65535
+
+
+class InvalidResponse(aiohttp.ClientError):
+    """A server's response is not HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a URL leads.
+
+    Attributes:
+        host: The host name or IP address.
+        port: The port.
+        start: The request line and the header fields that are the same for every request to the URL.
+    """
+
+    host: str
+    port: int
+    start: bytes
+
+
+@lru_cache(maxsize=1024)
+def parse_target(url: str) -> Target | None:
+    """Return where *url* leads; `None` if aiohttp must send the request."""
+    match = _URL_PATTERN.fullmatch(url)
+    if match is None or int(match["port"] or 0) > _MAX_PORT:
+        return None
+    port = int(match["port"] or _DEFAULT_PORT)
+    authority = match["host"].lower() + ("" if port == _DEFAULT_PORT else f":{port}")
+    start = (
+        f"POST {match['path'] or '/'} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\n"
+        f"Accept-Encoding: {bodies.ACCEPT_ENCODING}\r\nUser-Agent: {SERVER_SOFTWARE}\r\n"
+    )
+    return Target(match["host"].strip("[]"), port, start.encode())
+
+
+RESERVED_HEADERS = frozenset(
+    {"host", "accept", "accept-encoding", "user-agent", "content-length", "transfer-encoding", "connection", "expect"}
+)
+"""Header fields that this module sets itself; aiohttp sends requests that have their own."""
+
+
+def encode_request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes | None:
+    """Return a request as bytes; `None` if aiohttp must send it.
+
+    Raises:
+        ValueError: A header field contains a line break.
+    """
+    lines = [f"Content-Length: {len(body)}\r\n"]
+    for name, value in headers.items():
+        if name.lower() in RESERVED_HEADERS:
+            return None
+        if _INVALID_HEADER.search(name) or _INVALID_HEADER.search(value):
+            raise ValueError("a header field must not contain line breaks or null characters")
+        lines.append(f"{name}: {value}\r\n")
+    return b"".join((target.start, "".join(lines).encode(), b"\r\n", body))
+
+
+@dataclass(slots=True)
+class RawResponse:
+    """A response before decompression; *is_truncated* says that the rest of the body was not read."""
+
+    status: int
+    headers: CIMultiDict[str]
+    chunks: list[bytes]
+    is_truncated: bool = False
+
+
+class Connection(asyncio.Protocol):
+    """One connection, with one request at a time. Data that no request has asked for closes the connection."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[RawResponse] | None = None
+        self._parser: Any = None
+        self._max_body = self._max_error_body = 0
+        self.idle_since = 0.0
+        self.is_open = False
+        self._begin_message()
+
+    def _begin_message(self) -> None:
+        self._headers: CIMultiDict[str] | None = None
+        self._header_bytes = self._size = 0
+        self._chunks: list[bytes] = []
+        self._is_complete = self._is_truncated = False
+
+    async def request(self, data: bytes, max_body: int, max_error_body: int) -> RawResponse:
+        """Send a request and return its response.
+
+        Args:
+            data: The request.
+            max_body: The maximum size of the body of a response, before decompression.
+            max_error_body: The number of bytes that are read of the body of an error response.
+
+        Raises:
+            TooLarge: The body is larger than *max_body*.
+            aiohttp.ClientError: The response broke off, or is not HTTP.
+            OSError: The connection broke.
+        """
+        assert self._transport is not None, "the connection is open"
+        self._max_body, self._max_error_body = max_body, max_error_body
+        self._parser = httptools.HttpResponseParser(self)
+        self._begin_message()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._transport.write(data)
+            del data
+            return await self._waiter
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._waiter = self._parser = None
+            self._begin_message()
+
+    def close(self) -> None:
+        """Close the connection now."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # streams have this type
+        """Receive the transport of the new connection."""
+        self._transport = transport
+        self.is_open = True
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the current request, if any: its body may end with the connection."""
+        self.is_open = False
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is not None:
+            self._fail(error)
+        elif self._headers is None or not self._parser.get_status_code():
+            self._fail(aiohttp.ServerDisconnectedError())
+        elif self._has_length():
+            self._fail(aiohttp.ClientPayloadError())
+        else:
+            self._finish()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the next part of a response."""
+        if self._parser is None or self._waiter is None or self._waiter.done():
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except bodies.TooLarge as error:
+            self._fail(error)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            cause = error.__context__
+            self._fail(cause if isinstance(cause, (bodies.TooLarge, InvalidResponse)) else InvalidResponse(str(error)))
+
+    # The callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        """Close the connection if a second response follows the one that a request has asked for."""
+        if self._is_complete:
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Receive a header field."""
+        if self._is_complete:
+            return
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise InvalidResponse("its header is too large")
+        if self._headers is None:
+            self._headers = CIMultiDict()
+        self._headers.add(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+
+    def on_headers_complete(self) -> None:
+        """Note that the header is complete, even if it has no fields."""
+        if self._headers is None:
+            self._headers = CIMultiDict()
+
+    def on_body(self, data: bytes) -> None:
+        """Receive a part of the body; an error response is complete when enough of it has arrived."""
+        if self._is_complete:
+            return
+        self._chunks.append(data)
+        self._size += len(data)
+        if self._parser.get_status_code() >= _FIRST_ERROR_STATUS:
+            if self._size > self._max_error_body:
+                self._is_truncated = True
+                self._finish()
+        elif self._size > self._max_body:
+            raise bodies.TooLarge
+
+    def on_message_complete(self) -> None:
+        """Finish the request, unless the response only announces another one (1xx)."""
+        if self._parser.get_status_code() < _FIRST_FINAL_STATUS:
+            self._begin_message()
+        elif not self._is_complete:
+            self._finish()
+
+    def _has_length(self) -> bool:
+        headers: Mapping[str, str] = self._headers or {}
+        return "Content-Length" in headers or "Transfer-Encoding" in headers
+
+    def _finish(self) -> None:
+        self._is_complete = True
+        if self._waiter is None or self._waiter.done():
+            return
+        headers: CIMultiDict[str] = CIMultiDict() if self._headers is None else self._headers
+        status: int = self._parser.get_status_code()
+        self._waiter.set_result(RawResponse(status, headers, self._chunks, self._is_truncated))
+        if self._is_truncated or not self._parser.should_keep_alive():
+            self.close()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+        self.close()
+
+
+class ConnectionPool:
+    """The connections of one event loop. An idle one is reused; the one that was used last comes first.
+
+    Args:
+        idle_seconds: Seconds after which an idle connection is closed.
+        connect_seconds: Seconds in which a connection must be open.
+    """
+
+    def __init__(self, idle_seconds: float, connect_seconds: float) -> None:
+        self._idle_seconds = idle_seconds
+        self._connect_seconds = connect_seconds
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._addresses: dict[tuple[str, int], tuple[float, list[str]]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connections in self._idle.values():
+            for each in connections:
+                each.close()
+        self._idle.clear()
+        # Transports close in the next pass of the event loop.
+        await asyncio.sleep(0)
+
+    async def connect(self, target: Target) -> Connection:
+        """Return an idle connection to *target*, or a new one; raises `OSError` if none can be opened."""
+        idle = self._idle.get((target.host, target.port))
+        while idle:
+            connection = idle.pop()
+            if connection.is_open and time.monotonic() - connection.idle_since < self._idle_seconds:
+                return connection
+            connection.close()
+        async with asyncio.timeout(self._connect_seconds):
+            return await self._open(target)
+
+    def release(self, target: Target, connection: Connection) -> None:
+        """Keep *connection* for the next request, if it is still open."""
+        if not connection.is_open:
+            return
+        connection.idle_since = time.monotonic()
+        idle = self._idle.setdefault((target.host, target.port), [])
+        if len(idle) >= MAX_IDLE_CONNECTIONS:
+            connection.close()
+            return
+        idle.append(connection)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close the connections that have been idle for too long, and come back while there are others."""
+        oldest = time.monotonic() - self._idle_seconds
+        for key, connections in list(self._idle.items()):
+            # The connections are in the order in which they became idle.
+            kept = next((n for n, each in enumerate(connections) if each.idle_since > oldest), len(connections))
+            for each in connections[:kept]:
+                each.close()
+            del connections[:kept]
+            if not connections:
+                del self._idle[key]
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_idle) if self._idle else None
+
+    async def _open(self, target: Target) -> Connection:
+        """Open a connection to the first address of *target* that accepts one."""
+        loop = asyncio.get_running_loop()
+        errors: list[OSError] = []
+        for address in await self._resolve(target):
+            try:
+                _, connection = await loop.create_connection(Connection, address, target.port)
+            except OSError as error:
+                errors.append(error)
+            else:
+                return connection
+        raise errors[0]
+
+    async def _resolve(self, target: Target) -> list[str]:
+        try:
+            ip_address(target.host)
+        except ValueError:
+            pass
+        else:
+            return [target.host]
+        key = target.host, target.port
+        until, addresses = self._addresses.get(key, (0.0, []))
+        if time.monotonic() >= until:
+            found = await asyncio.get_running_loop().getaddrinfo(*key, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+            self._addresses[key] = time.monotonic() + RESOLUTION_SECONDS, addresses
+        return addresses

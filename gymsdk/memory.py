@@ -1,0 +1,113 @@
+"""Collect reference cycles rarely while many episodes are in flight.
+
+CPython's automatic garbage collector traverses all objects of the episodes in flight again and again, although gymsdk
+creates no reference cycles: with 4,096 episodes in flight it takes more CPU time than the episodes, and stops the event
+loop for seconds. Only the code of an environment may create cycles. Inside `collect_rarely`, the automatic collector
+traverses only new objects. All objects are traversed when that is quick, or when the memory of the process has grown.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_GROWTH_BYTES = 2 * 2**30
+"""By how much the memory of the process may grow before a full collection, however many episodes are in flight."""
+
+MEMORY_SHARE = 4
+"""The growth is also limited to the machine's memory divided by this number."""
+
+EPISODES_PER_CHECK = 256
+"""How many episodes end between two readings of the process's memory."""
+
+EPISODES_PER_COLLECTION = 2048
+"""How many episodes end before a full collection if few are in flight."""
+
+MAX_EPISODES_IN_SHORT_COLLECTION = 256
+"""The number of episodes in flight up to which a full collection takes a few tens of milliseconds."""
+
+
+YOUNG_OBJECTS, YOUNG_COLLECTIONS = 50_000, 5
+"""New objects after which the collector traverses them, and such passes after which it traverses survivors again."""
+
+NO_FULL_COLLECTION = 1_000_000
+"""A number of passes over the survivors that no process reaches."""
+
+
+class RareCollector:
+    """Decides when reference cycles are collected, from the number of episodes that have ended.
+
+    Args:
+        max_growth: The growth of the process's memory in bytes after which they are collected in any case.
+    """
+
+    def __init__(self, max_growth: int) -> None:
+        self._max_growth = max_growth
+        self._base = _get_resident_memory()
+        self._ended = 0
+        self._ended_at_collection = 0
+
+    def count_episode(self, in_flight: int) -> None:
+        """Count an ended episode while *in_flight* others go on; collect reference cycles if it is time."""
+        self._ended += 1
+        if self._ended % EPISODES_PER_CHECK:
+            return
+        is_due = self._ended - self._ended_at_collection >= EPISODES_PER_COLLECTION
+        is_short = in_flight <= MAX_EPISODES_IN_SHORT_COLLECTION
+        if (is_due and is_short) or _get_resident_memory() - self._base > self._max_growth:
+            gc.collect()
+            self._ended_at_collection = self._ended
+            self._base = _get_resident_memory()
+
+
+@contextmanager
+def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
+    """Prevent automatic full collections inside the block, and yield the collector that decides on them instead.
+
+    Objects that exist at the start, such as imported modules, are never traversed inside the block.
+    `count_ended_episode` counts for the collector of the outermost block.
+
+    Args:
+        max_growth: See `RareCollector`; by default 2 GiB, or a quarter of the machine's memory if that is less.
+    """
+    if max_growth is None:
+        max_growth = min(MAX_GROWTH_BYTES, _get_machine_memory() // MEMORY_SHARE)
+    global _active_collector  # noqa: PLW0603 - the garbage collector belongs to the process
+    if _active_collector is not None:
+        yield _active_collector
+        return
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NO_FULL_COLLECTION)
+    _active_collector = RareCollector(max_growth)
+    try:
+        yield _active_collector
+    finally:
+        _active_collector = None
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+_active_collector: RareCollector | None = None
+
+
+def count_ended_episode(in_flight: int) -> None:
+    """Count an ended episode while *in_flight* others go on, if a block of `collect_rarely` is active."""
+    if _active_collector is not None:
+        _active_collector.count_episode(in_flight)
+
+
+def _get_resident_memory() -> int:
+    """Return the memory of this process in bytes; 0 if the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _get_machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,235 @@
+"""POST requests without TLS, on the event loop of the commands: connections are reused, and responses are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gymsdk.concurrency import run_event_loop
+from gymsdk.errors import Failed
+from gymsdk.http import client, connections
+from gymsdk.http.client import NO_RETRY, HttpResponse
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Server:
+    """A server that answers each request with the next of *answers*, or the last."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.answers = answers
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.open = 0
+        self.is_unused = asyncio.Event()
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
+                writer.write(answer.removesuffix(b"CLOSE"))
+                if answer.endswith(b"CLOSE"):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open -= 1
+            if not self.open:
+                self.is_unused.set()
+            writer.close()
+
+
+@asynccontextmanager
+async def _serve(*answers: bytes) -> AsyncIterator[Server]:
+    state = Server(list(answers))
+    server = await asyncio.start_server(state.serve, "127.0.0.1", 0)
+    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/responses"
+    try:
+        yield state
+    finally:
+        server.close()
+        await client.aclose()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    run_event_loop(asyncio.wait_for(work, 30))
+
+
+async def _post(server: Server, **options: Any) -> HttpResponse:
+    return await client.post(server.url, {"a": 1}, retry=NO_RETRY, **options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (OK, b"{}"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK, b"{}"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n2\r\n,2\r\n1\r\n]\r\n0\r\n\r\n", b"[1,2]"),
+        (b"HTTP/1.1 200 OK\r\n\r\n[1,2,3]CLOSE", b"[1,2,3]"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s"
+            % (len(gzip.compress(b"[1]")), gzip.compress(b"[1]")),
+            b"[1]",
+        ),
+    ],
+)
+def test_a_response_is_read_however_its_body_is_delimited(answer: bytes, body: bytes) -> None:
+    async def check() -> None:
+        async with _serve(answer) as server:
+            assert (await _post(server)).body == body
+
+    _run(check())
+
+
+def test_requests_in_sequence_use_one_connection_and_concurrent_ones_their_own() -> None:
+    async def check() -> None:
+        async with _serve(OK) as server:
+            for _ in range(5):
+                assert (await _post(server)).json() == {}
+            assert server.connections == 1
+            await asyncio.gather(*(_post(server) for _ in range(20)))
+            assert server.connections == 20
+
+    _run(check())
+
+
+def test_a_request_has_the_headers_of_the_caller_and_the_trace() -> None:
+    async def check() -> None:
+        async with _serve(OK) as server:
+            await _post(server, headers={"X-One": "ä"})
+            [request] = server.requests
+            lines = request.decode().split("\r\n")
+            assert lines[0] == "POST /v1/responses HTTP/1.1"
+            assert {"X-One: ä", "Content-Type: application/json", "Accept-Encoding: gzip, deflate"} <= set(lines)
+            assert lines[-1] == '{"a":1}'
+
+    _run(check())
+
+
+def test_a_header_with_a_line_break_is_not_sent() -> None:
+    async def check() -> None:
+        async with _serve(OK) as server:
+            with pytest.raises(ValueError, match="line breaks"):
+                await _post(server, headers={"X-One": "a\r\nX-Two: b"})
+            assert not server.requests
+
+    _run(check())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"CLOSE", "closed before the response began"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}CLOSE", "closed in the middle of the response"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nCLOSE", "closed in the middle"),
+        (b"SSH-2.0-OpenSSH\r\n", "the response is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X-Many: 1\r\n" * 20_000 + b"\r\n", "the response is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the response is not HTTP"),
+    ],
+)
+def test_a_broken_response_fails_the_request_and_its_connection(answer: bytes, message: str) -> None:
+    async def check() -> None:
+        async with _serve(answer, OK) as server:
+            with pytest.raises(Failed, match=message):
+                await _post(server)
+            assert (await _post(server)).json() == {}
+            assert server.connections == 2
+
+    _run(check())
+
+
+def test_a_response_beyond_the_limit_closes_its_connection() -> None:
+    async def check() -> None:
+        async with _serve(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + b"1" * 5000, OK) as server:
+            with pytest.raises(Failed) as caught:
+                await _post(server, max_answer_bytes=1000)
+            assert caught.value.kind == "model_answer_too_large"
+            assert (await _post(server)).json() == {}
+            assert server.connections == 2
+
+    _run(check())
+
+
+def test_a_long_error_response_is_truncated() -> None:
+    async def check() -> None:
+        endless = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * (2 * 2**20)
+        async with _serve(endless, OK) as server:
+            response = await _post(server)
+            assert (response.status, len(response.body)) == (400, client.MAX_ERROR_BODY_BYTES)
+            assert (await _post(server)).json() == {}
+
+    _run(check())
+
+
+def test_data_that_nothing_asked_for_is_never_taken_for_a_response() -> None:
+    async def check() -> None:
+        async with _serve(OK + OK.replace(b"{}", b"[]"), OK) as server:
+            assert (await _post(server)).json() == {}
+            await asyncio.sleep(0.1)
+            assert (await _post(server)).json() == {}
+            assert server.connections == 2
+
+    _run(check())
+
+
+def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "IDLE_CONNECTION_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
+
+    async def check() -> None:
+        async with _serve(OK) as server:
+            await asyncio.gather(*(_post(server) for _ in range(10)))
+            await server.is_unused.wait()
+            assert server.connections == 10
+
+    _run(check())
+
+
+def test_a_host_name_is_resolved_once_for_many_connections() -> None:
+    async def check() -> None:
+        async with _serve(OK) as server:
+            server.url = server.url.replace("127.0.0.1", "localhost")
+            await asyncio.gather(*(_post(server) for _ in range(10)))
+            assert len(server.requests) == 10
+            assert b"Host: localhost:" in server.requests[0]
+
+    _run(check())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host/v1",
+        "http://user:word@host/v1",
+        "http://host/v1?key=1",
+        "http://host/a/../v1",
+        "http://host/a b",
+        "http://host/a%2fb",
+        "http://höst/v1",
+        "http://host:99999/v1",
+        "http://host/v1\r\nX-One: 1",
+    ],
+)
+def test_unusual_urls_are_left_to_aiohttp(url: str) -> None:
+    assert connections.parse_target(url) is None
+
+
+def test_the_target_of_a_url_is_its_host_port_and_path() -> None:
+    target = connections.parse_target("http://[::1]:8000/v1.5/chat/completions")
+    assert target is not None
+    assert (target.host, target.port) == ("::1", 8000)
+    assert target.start.startswith(b"POST /v1.5/chat/completions HTTP/1.1\r\nHost: [::1]:8000\r\n")
+    default = connections.parse_target("http://Host")
+    assert default is not None
+    assert (default.port, default.start.startswith(b"POST / HTTP/1.1\r\nHost: host\r\n")) == (80, True)
