@@ -39,8 +39,8 @@ SERVER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17bec
 CELL_INCHES = (4.2, 3.5)
 """The width and height of one diagram."""
 
-BAR_HEADROOM = 1.4
-"""The height of a diagram of bars relative to the highest bar, so that the legend has a place."""
+LEGEND_ENTRY_HEADROOM = 0.1
+"""The height above the highest bar for each entry of the legend, relative to this bar."""
 
 WIDE_RANGE = 8
 """The ratio of the highest to the lowest load from which the horizontal axis is logarithmic."""
@@ -166,13 +166,14 @@ def _draw_bars(
 
 
 def _finish_bars(
-    axes: Axes, loads: Sequence[LoadResult], *, title: str, unit: str, headroom: float = BAR_HEADROOM
+    axes: Axes, loads: Sequence[LoadResult], *, title: str, unit: str, headroom: float | None = None
 ) -> None:
-    _finish(axes, loads, title=title, unit=unit, headroom=headroom)
+    labels = axes.get_legend_handles_labels()[1]
+    _finish(axes, loads, title=title, unit=unit, headroom=headroom or 1.1 + LEGEND_ENTRY_HEADROOM * len(labels))
     axes.set_xscale("linear")
     axes.set_xticks(range(len(loads)), [f"{each:g}" for each in _get_positions(loads)])
     axes.set_xlim(-0.6, len(loads) - 0.4)
-    if axes.get_legend_handles_labels()[1]:
+    if labels:
         axes.legend(fontsize=8, reverse=True, loc="upper left")
 
 
@@ -210,12 +211,10 @@ def _draw_lag(axes: Axes, loads: Sequence[LoadResult]) -> None:
     colours = _choose_colours(names)
     for name in names:
         drawn = [load for load in loads if name in load.loop_lag]
-        for field, style in (("p50", ":"), ("p99", "-"), ("max", "--")):
+        for field, style, label in (("p50", ":", None), ("p99", "-", name), ("max", "--", None)):
             values = [getattr(load.loop_lag[name], field) for load in drawn]
-            axes.plot(
-                _get_positions(drawn), values, marker="o", linestyle=style, color=colours[name], label=f"{name} {field}"
-            )
-    _finish(axes, loads, title="event-loop lag", unit="ms", log=bool(names))
+            axes.plot(_get_positions(drawn), values, marker="o", linestyle=style, color=colours[name], label=label)
+    _finish(axes, loads, title="event-loop lag (p50 dotted, p99, maximum dashed)", unit="ms", log=True)
 
 
 def _draw_memory(axes: Axes, loads: Sequence[LoadResult]) -> None:

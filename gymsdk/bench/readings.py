@@ -43,7 +43,7 @@ class LagReading:
     """The histogram of a process's event-loop lag: cumulative counts per bucket, and the maximum since the start.
 
     Attributes:
-        server: One of the servers of the process.
+        server: One of the servers of the process, and the number of the process if it is one of several workers.
         counts: The number of samples up to each of `LAG_BUCKET_SECONDS`, and of all samples.
         longest: The longest lag in seconds.
     """
@@ -81,7 +81,9 @@ async def read_metrics(urls: Iterable[str], headers_for: Callable[[str], client.
     for name, labels, value in (sample for each in samples.values() for sample in each):
         if (counter := _find_counter(name, labels)) is not None:
             counters[counter, labels["server"]] += value
-    lags = {_get_process(url, each): lag for url, each in samples.items() if (lag := _read_lag(each)) is not None}
+    lags: dict[ProcessKey, LagReading] = {}
+    for url, each in samples.items():
+        lags |= _read_lags(url, each)
     return MetricsReading(
         requests={server: round(value) for (name, server), value in counters.items() if name == "requests"},
         open=round(sum(value for each in samples.values() for name, _, value in each if name in OPEN_GAUGES)),
@@ -99,18 +101,27 @@ def _find_counter(name: str, labels: Mapping[str, str]) -> str | None:
     return WAIT_COUNTERS.get(name)
 
 
-def _get_process(url: str, samples: Sequence[ParsedSample]) -> ProcessKey:
+def _read_lags(url: str, samples: Sequence[ParsedSample]) -> dict[ProcessKey, LagReading]:
+    """Return the event-loop lag of the processes behind *url*: one, or one for each worker."""
     host = urlsplit(url).hostname or ""
-    ids = [round(value) for name, _, value in samples if name == "process_id"]
-    return "127.0.0.1" if host in LOCAL_HOSTS else host, ids[0] if ids else 0
+    by_worker: defaultdict[str, list[ParsedSample]] = defaultdict(list)
+    for sample in samples:
+        by_worker[sample[1].get("worker", "")].append(sample)
+    found = {}
+    for worker, own in by_worker.items():
+        ids = [round(value) for name, _, value in own if name == "process_id"]
+        if (lag := _read_lag(own, worker)) is not None:
+            found["127.0.0.1" if host in LOCAL_HOSTS else host, ids[0] if ids else 0] = lag
+    return found
 
 
-def _read_lag(samples: Sequence[ParsedSample]) -> LagReading | None:
+def _read_lag(samples: Sequence[ParsedSample], worker: str) -> LagReading | None:
     buckets = [(labels["server"], value) for name, labels, value in samples if name == "event_loop_lag_seconds_bucket"]
     longest = [value for name, _, value in samples if name == "event_loop_lag_max_seconds"]
     if len(buckets) != len(LAG_BUCKET_SECONDS) + 1 or not longest:
         return None
-    return LagReading(buckets[0][0], [value for _, value in buckets], longest[0])
+    server = f"{buckets[0][0]}, worker {worker}" if worker else buckets[0][0]
+    return LagReading(server, [value for _, value in buckets], longest[0])
 
 
 @dataclass(frozen=True, slots=True)

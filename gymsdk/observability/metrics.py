@@ -57,6 +57,10 @@ class ServerMetrics(Collector):
     A request only increases counters of this object. `prometheus_client` builds the metrics from them when a client
     asks for the metrics.
 
+    Args:
+        name: The server's name.
+        worker: The number of the worker, if several processes serve the server at one port; a label of each metric.
+
     Attributes:
         name: The server's name, which is a label of each metric.
         in_flight: The number of requests that are being answered.
@@ -64,8 +68,9 @@ class ServerMetrics(Collector):
         updates: Functions that update the values before they are rendered.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, worker: int | None = None) -> None:
         self.name = name
+        self._labels = {"server": name} | ({} if worker is None else {"worker": str(worker)})
         self.in_flight = 0
         self.loop_lag: LoopLagSampler | None = None
         self.updates: list[Callable[[], Awaitable[object]]] = []
@@ -136,34 +141,35 @@ class ServerMetrics(Collector):
         for name, (description, _) in self._gauges.items():
             gauge = GaugeMetricFamily(METRIC_PREFIX + name, description)
             for sample in self._read_gauge(name):
-                gauge.add_sample(gauge.name, {"server": self.name, **sample.labels}, sample.value)
+                gauge.add_sample(gauge.name, {**self._labels, **sample.labels}, sample.value)
             yield gauge
         for name, (description, read) in self._counters.items():
-            counter = CounterMetricFamily(METRIC_PREFIX + name, description, labels=("server",))
-            counter.add_metric((self.name,), read())
+            counter = CounterMetricFamily(METRIC_PREFIX + name, description, labels=(*self._labels,))
+            counter.add_metric((*self._labels.values(),), read())
             yield counter
         yield from self._collect_requests()
         if self.loop_lag is not None:
-            yield from _collect_loop_lag(self.name, self.loop_lag)
+            yield from _collect_loop_lag(self._labels, self.loop_lag)
 
     def _collect_requests(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            METRIC_PREFIX + "requests", "Responses by route and status.", labels=("server", "route", "status")
+            METRIC_PREFIX + "requests", "Responses by route and status.", labels=(*self._labels, "route", "status")
         )
         for (route, status), count in sorted(self._responses.items()):
-            requests.add_metric((self.name, route, str(status)), count)
+            requests.add_metric((*self._labels.values(), route, str(status)), count)
         yield requests
         for name, sizes in (("request", self._received), ("response", self._sent)):
             description = f"Bytes of the bodies of {name}s by route."
-            counter = CounterMetricFamily(f"{METRIC_PREFIX}{name}_bytes", description, labels=("server", "route"))
+            counter = CounterMetricFamily(f"{METRIC_PREFIX}{name}_bytes", description, labels=(*self._labels, "route"))
             for route, size in sorted(sizes.items()):
-                counter.add_metric((self.name, route), size)
+                counter.add_metric((*self._labels.values(), route), size)
             yield counter
         seconds = HistogramMetricFamily(
-            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=("server", "route")
+            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=(*self._labels, "route")
         )
         for route, counts in sorted(self._buckets.items()):
-            seconds.add_metric((self.name, route), _accumulate_buckets(BUCKET_SECONDS, counts), self._seconds[route])
+            buckets = _accumulate_buckets(BUCKET_SECONDS, counts)
+            seconds.add_metric((*self._labels.values(), route), buckets, self._seconds[route])
         yield seconds
 
     def _read_gauge(self, name: str) -> Sequence[Sample]:
@@ -176,18 +182,19 @@ def _accumulate_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[
     return [*zip(names, accumulate(counts), strict=True)]
 
 
-def _collect_loop_lag(server: str, sampler: LoopLagSampler) -> Iterator[Metric]:
+def _collect_loop_lag(labels: Mapping[str, str], sampler: LoopLagSampler) -> Iterator[Metric]:
     lag = HistogramMetricFamily(
         METRIC_PREFIX + "event_loop_lag_seconds",
         "How late callbacks of the process's event loop run.",
-        labels=("server",),
+        labels=(*labels,),
     )
-    lag.add_metric((server,), _accumulate_buckets(LAG_BUCKET_SECONDS, sampler.counts), sampler.seconds)
+    buckets = _accumulate_buckets(LAG_BUCKET_SECONDS, sampler.counts)
+    lag.add_metric((*labels.values(),), buckets, sampler.seconds)
     yield lag
     longest = GaugeMetricFamily(
-        METRIC_PREFIX + "event_loop_lag_max_seconds", "The longest lag since the start.", labels=("server",)
+        METRIC_PREFIX + "event_loop_lag_max_seconds", "The longest lag since the start.", labels=(*labels,)
     )
-    longest.add_metric((server,), sampler.longest)
+    longest.add_metric((*labels.values(),), sampler.longest)
     yield longest
 
 
