@@ -16,6 +16,7 @@ from gymsdk.bench.recording import Recording, list_jobs, record_rollouts
 from gymsdk.bench.report import BenchResult, LoadResult
 from gymsdk.bench.shapes import Shape
 from gymsdk.bench.stage import Stage, join_servers, start_policy, start_servers
+from gymsdk.concurrency import count_affordable
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.http import client
@@ -79,11 +80,21 @@ class BenchPlan:
     keep: Callable[[Rollout], bool] = field(default=lambda _: True)
 
     def list_loads(self) -> list[LoadPlan]:
-        """Return the loads that each environment gets."""
+        """Return the loads that each environment gets.
+
+        Raises:
+            UsageError: This process may not open a connection for each concurrent rollout.
+        """
+        most = count_affordable(1)
+        if not self.rates and max(self.concurrency_levels) > most:
+            raise UsageError(
+                f"--concurrency {max(self.concurrency_levels)} needs more connections than this process may open"
+                f" ({most}); raise the limit of open files with `ulimit -Hn`, or lower --concurrency"
+            )
         rollouts = self.rollouts if self.minutes is None else None
         seconds = None if self.minutes is None else 60 * self.minutes
         if self.rates:
-            limit = self.max_outstanding
+            limit = min(self.max_outstanding, most)
             return [LoadPlan(limit, rollouts, seconds, self.attempts, rate, self.seed) for rate in self.rates]
         return [LoadPlan(concurrency, rollouts, seconds, self.attempts) for concurrency in self.concurrency_levels]
 
@@ -113,13 +124,15 @@ async def measure(
         report_progress: Receives messages about the progress.
 
     Raises:
-        UsageError: The model is not a scripted policy, or running servers are to play the shapes.
+        UsageError: The model is not a scripted policy, running servers are to play the shapes, or the concurrency
+            exceeds the limit of open files.
     """
     _check_plan(plan)
+    loads = plan.list_loads()
     simple: BenchResult | None = None
     try:
         for target in _list_targets(plan):
-            result = await _measure_target(plan, target, report_progress)
+            result = await _measure_target(plan, target, loads, report_progress)
             if target.shape is not None and target.shape.is_simple:
                 simple = result
             elif target.shape is not None and simple is not None:
@@ -146,10 +159,12 @@ def _list_targets(plan: BenchPlan) -> list[_Target]:
     ]
 
 
-async def _measure_target(plan: BenchPlan, target: _Target, report_progress: ProgressCallback) -> BenchResult:
+async def _measure_target(
+    plan: BenchPlan, target: _Target, loads: Sequence[LoadPlan], report_progress: ProgressCallback
+) -> BenchResult:
     async with AsyncExitStack() as stack:
         setup = await _set_up(plan, target, report_progress, stack)
-        loads = [each async for each in _run_loads(plan, target, setup, report_progress)]
+        results = [each async for each in _run_loads(target, setup, loads, report_progress)]
     start = setup.stage.start
     return BenchResult(
         environment=target.environment.name,
@@ -158,7 +173,7 @@ async def _measure_target(plan: BenchPlan, target: _Target, report_progress: Pro
         ready=start and round(start.seconds, 3),
         ready_cpu=start and round(start.cpu, 3),
         ready_memory=start and round(start.memory, 1),
-        loads=tuple(loads),
+        loads=tuple(results),
     )
 
 
@@ -208,9 +223,8 @@ async def _record_rewards(plan: BenchPlan, environment: Environment, model: str)
 
 
 async def _run_loads(
-    plan: BenchPlan, target: _Target, setup: _Setup, report_progress: ProgressCallback
+    target: _Target, setup: _Setup, loads: Sequence[LoadPlan], report_progress: ProgressCallback
 ) -> AsyncGenerator[LoadResult, None]:
-    loads = plan.list_loads()
     await run_load(
         setup.stage,
         setup.recording,

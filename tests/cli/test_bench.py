@@ -107,6 +107,10 @@ def test_a_load_can_last_a_number_of_minutes(gymsdk: Callable[..., Any]) -> None
         (["nosuch"], "no environment named 'nosuch'"),
         (["sums", "--concurrency", "0"], "--concurrency 0: write positive integers"),
         (["sums", "--concurrency", "1,x"], "--concurrency 1,x: write positive integers"),
+        (
+            ["sums", "--concurrency", "1,999999"],
+            "--concurrency 999999 needs more connections than this process may open",
+        ),
         (["sums", "--rate", "0"], "--rate 0: write positive numbers, as in --rate 50,100"),
         (["sums", "--rate", "5,x"], "--rate 5,x: write positive numbers"),
         (["sums", "--plot", "load.gif"], "--plot load.gif: name a file that ends with .png, .svg, .pdf"),
