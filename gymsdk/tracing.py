@@ -45,6 +45,7 @@ class LogContext:
         fields: Further fields for the log line of the request.
         cpu_counter: The counter that receives the request's CPU time, once its route is known.
         cpu_seconds: The request's CPU time until then.
+        headers: The ids of the request and the rollout, and the headers that pass them on; see `build_context_headers`.
     """
 
     server: str = ""
@@ -54,6 +55,7 @@ class LogContext:
     fields: dict[str, LogField] = field(default_factory=dict)
     cpu_counter: CpuCounter | None = None
     cpu_seconds: float = 0.0
+    headers: tuple[tuple[str, str], Mapping[str, str]] | None = None
 
 
 _log_context: ContextVar[LogContext | None] = ContextVar("gymsdk_log_context", default=None)
@@ -137,8 +139,11 @@ def build_context_headers() -> Mapping[str, str]:
     current = _log_context.get()
     if current is None:
         return NO_HEADERS
-    ids = {REQUEST_ID_HEADER: current.request, ROLLOUT_ID_HEADER: current.rollout}
-    return {header: value for header, value in ids.items() if value and ID_PATTERN.fullmatch(value)}
+    if current.headers is None or current.headers[0] != (current.request, current.rollout):
+        ids = {REQUEST_ID_HEADER: current.request, ROLLOUT_ID_HEADER: current.rollout}
+        headers = {header: value for header, value in ids.items() if value and ID_PATTERN.fullmatch(value)}
+        current.headers = (current.request, current.rollout), headers
+    return current.headers[1]
 
 
 def _parse_id(value: bytes) -> str:
