@@ -165,7 +165,7 @@ class _Measurements:
         cpu: The seconds of CPU that each process used.
         memories: The samples of memory by process.
         metrics: What the load added to the counters of the servers.
-        generator_lag: The event-loop lag of this process.
+        generator_lag: The event-loop lag of this process; `None` if the load was shorter than the interval.
         arrivals: The arrivals of an open loop.
     """
 
@@ -173,7 +173,7 @@ class _Measurements:
     cpu: Mapping[str, float]
     memories: Memories
     metrics: MetricsDifference
-    generator_lag: LoopLag
+    generator_lag: LoopLag | None
     arrivals: ArrivalLog | None
 
 
@@ -261,6 +261,8 @@ def _build_result(
     cpu = {name: used for name, used in measured.cpu.items() if used or name not in workers}
     requests = measured.metrics.count_requests()
     lags = measured.metrics.compute_lags({pid: name for name, pid in stage.pids.items()})
+    if measured.generator_lag is not None:
+        lags[LOAD] = measured.generator_lag
     return LoadResult(
         environment=recording.environment,
         concurrency=plan.concurrency,
@@ -272,7 +274,7 @@ def _build_result(
         cpu={name: round(1e3 * used / each, 4) for name, used in cpu.items()},
         cpu_share={name: round(used / measured.seconds, 4) for name, used in cpu.items()},
         memory={name: summarise_memory(found) for name, found in measured.memories.items()},
-        loop_lag={**lags, LOAD: measured.generator_lag},
+        loop_lag=lags,
         calls=round(tally.calls / each, 4),
         requests={name: round(number / each, 4) for name, number in requests.items()},
         traffic=measured.metrics.compute_traffic(each),
@@ -304,5 +306,5 @@ def _compute_mean_stages(tally: Tally, measured: _Measurements) -> dict[str, flo
     )
 
 
-def _summarise_samples(sampler: LoopLagSampler) -> LoopLag:
+def _summarise_samples(sampler: LoopLagSampler) -> LoopLag | None:
     return summarise_lag(LagReading("", [*accumulate(sampler.counts)], sampler.longest), None)

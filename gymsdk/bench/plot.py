@@ -214,7 +214,7 @@ def _draw_lag(axes: Axes, loads: Sequence[LoadResult]) -> None:
         for field, style, label in (("p50", ":", None), ("p99", "-", name), ("max", "--", None)):
             values = [getattr(load.loop_lag[name], field) for load in drawn]
             axes.plot(_get_positions(drawn), values, marker="o", linestyle=style, color=colours[name], label=label)
-    _finish(axes, loads, title="event-loop lag (p50 dotted, p99, maximum dashed)", unit="ms", log=True)
+    _finish(axes, loads, title="event-loop lag: p50 (dotted), p99, max (dashed)", unit="ms", log=True)
 
 
 def _draw_memory(axes: Axes, loads: Sequence[LoadResult]) -> None:

@@ -166,18 +166,20 @@ class MetricsDifference:
         found = {}
         for (host, pid), lag in self.after.lags.items():
             label = labels.get(pid, lag.server) if host in LOCAL_HOSTS else lag.server
-            before = self.before.lags.get((host, pid))
-            found[label] = summarise_lag(lag, before)
+            if (summary := summarise_lag(lag, self.before.lags.get((host, pid)))) is not None:
+                found[label] = summary
         return found
 
     def _get_added(self, name: str, server: str) -> float:
         return self.after.counters.get((name, server), 0.0) - self.before.counters.get((name, server), 0.0)
 
 
-def summarise_lag(after: LagReading, before: LagReading | None) -> LoopLag:
-    """Return the percentiles and the maximum of the samples between two readings of a histogram."""
+def summarise_lag(after: LagReading, before: LagReading | None) -> LoopLag | None:
+    """Return the percentiles and the maximum of the samples between two readings; `None` without samples."""
     earlier = before.counts if before is not None else [0.0] * len(after.counts)
     counts = [one - other for one, other in zip(after.counts, earlier, strict=True)]
+    if not counts[-1]:
+        return None
     if before is None or after.longest > before.longest:
         longest = after.longest
     else:
@@ -190,8 +192,6 @@ def summarise_lag(after: LagReading, before: LagReading | None) -> LoopLag:
 def _find_quantile(counts: Sequence[float], share: float, longest: float) -> float:
     """Return the quantile of a histogram with cumulative *counts*, linear within its bucket, in seconds."""
     total = counts[-1]
-    if not total:
-        return 0.0
     bounds = [0.0, *LAG_BUCKET_SECONDS, longest]
     index = next(index for index, count in enumerate(counts) if count >= share * total)
     below = counts[index - 1] if index else 0.0

@@ -51,12 +51,19 @@ class LoopLagSampler:
         self.counts = [0] * (len(LAG_BUCKET_SECONDS) + 1)
         self.seconds = 0.0
         self.longest = 0.0
+        self._is_idle = True
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start the timer on the running loop."""
         self._schedule()
+
+    def wake(self) -> None:
+        """Sample at the fast interval from now on, because a request has arrived."""
+        if self._is_idle:
+            self.stop()
+            self._schedule()
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -75,8 +82,8 @@ class LoopLagSampler:
                 return
 
     def _schedule(self) -> None:
-        is_busy = self._always_busy or any(server.in_flight for server in self.servers)
-        interval = BUSY_INTERVAL_SECONDS if is_busy else IDLE_INTERVAL_SECONDS
+        self._is_idle = not (self._always_busy or any(server.in_flight for server in self.servers))
+        interval = IDLE_INTERVAL_SECONDS if self._is_idle else BUSY_INTERVAL_SECONDS
         # Not the loop's own clock: uvloop updates it only once per pass.
         self._due = time.monotonic() + interval
         self._timer = asyncio.get_running_loop().call_later(interval, self._tick)

@@ -110,6 +110,12 @@ class ServerMetrics(Collector):
         """Return the sum of the gauges *names*; a gauge that the server does not have counts as 0."""
         return round(sum(sample.value for name in names if name in self._gauges for sample in self._read_gauge(name)))
 
+    def start_request(self) -> None:
+        """Count a request that is being answered; the caller decreases `in_flight` at its end."""
+        self.in_flight += 1
+        if self.loop_lag is not None:
+            self.loop_lag.wake()
+
     def record_response(self, route: str, status: int, seconds: float, *, received: int = 0, sent: int = 0) -> None:
         """Count one response.
 

@@ -211,7 +211,8 @@ class RoutingMiddleware:
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        self._metrics.in_flight += is_counted
+        if is_counted:
+            self._metrics.start_request()
         try:
             await self._app(scope, receive, send_counted)
         except Exception as error:

@@ -221,7 +221,7 @@ def _count_requests(metrics: ServerMetrics) -> Middleware:
     @web.middleware
     async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
         started, status, sent = time.perf_counter(), 500, 0
-        metrics.in_flight += 1
+        metrics.start_request()
         try:
             answer = await handler(request)
         except web.HTTPException as error:

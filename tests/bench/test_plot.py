@@ -23,7 +23,7 @@ def test_one_result_is_drawn_with_all_its_diagrams(tmp_path: Path) -> None:
         "latency",
         "where the time goes",
         "CPU per rollout",
-        "event-loop lag (p50 dotted, p99, maximum dashed)",
+        "event-loop lag: p50 (dotted), p99, max (dashed)",
         "peak memory",
         "concurrent rollouts",
     ):

@@ -41,6 +41,16 @@ async def test_servers_of_one_loop_share_a_sampler_that_ends_with_the_last() -> 
         assert later is not first
 
 
+async def test_a_request_makes_the_idle_timer_fast_at_once() -> None:
+    metrics = ServerMetrics("made")
+    with sample_loop_lag(metrics) as sampler:
+        metrics.start_request()
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251  # the test blocks the loop on purpose, for less than the idle interval
+        await asyncio.sleep(0.01)
+    assert sampler.longest >= 0.1 - BUSY_INTERVAL_SECONDS
+
+
 @pytest.mark.parametrize("intervals", [1, 7.5, 40])
 def test_a_stall_counts_the_samples_that_it_prevented(intervals: float) -> None:
     sampler = LoopLagSampler()
