@@ -24,18 +24,15 @@ class ArrivalLog:
     """When the rollouts of an open loop were due, were sent and were complete, in seconds after the start.
 
     Attributes:
-        limit: The most outstanding rollouts.
         due: When each rollout was due.
         late: How long after that the load generator sent each rollout that did not wait for the limit.
-        waits: How long each rollout waited because *limit* rollouts were outstanding, or because the load generator was
-            late.
+        waits: How long each rollout waited for fewer outstanding rollouts, or because the load generator was late.
         completed: When each rollout was complete, in the order of completion.
         outstanding: The number of outstanding rollouts.
         most: The highest number of outstanding rollouts.
         delayed: How many rollouts waited for the limit.
     """
 
-    limit: int
     due: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))
     waits: array[float] = field(default_factory=lambda: array("d"))
@@ -120,7 +117,7 @@ async def send_at_arrivals(
     Returns:
         The times of all jobs, once all are complete.
     """
-    log, slots, start = ArrivalLog(limit), asyncio.Semaphore(limit), time.perf_counter()
+    log, slots, start = ArrivalLog(), asyncio.Semaphore(limit), time.perf_counter()
 
     async def run(job: Job, due: float) -> None:
         try:

@@ -68,7 +68,7 @@ def test_a_constant_latency_does_not_change_the_rate() -> None:
 
 @pytest.mark.parametrize(("service_rate", "keeps_up"), [(10.0, True), (9.7, True), (8.0, False)])
 def test_servers_keep_up_if_they_complete_rollouts_as_fast_as_these_arrive(service_rate: float, keeps_up: bool) -> None:
-    log = ArrivalLog(limit=1000)
+    log = ArrivalLog()
     for number in range(200):
         log.record_sent(0.1 * number, 0.1 * number, delayed=False)
     for number in range(200):
