@@ -25,6 +25,7 @@ from gymsdk.responses import (
     query_model,
     truncate_output,
 )
+from gymsdk.timers import timeout_at
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
     MAX_OUTPUT_CHARS,
@@ -147,7 +148,7 @@ async def _query_model(runner: EpisodeRunner, episode: Episode, model: Model) ->
     request = build_request(episode, runner.sampling)
     with runner.time_stage("model"):
         try:
-            async with asyncio.timeout_at(episode.deadline):
+            with timeout_at(episode.deadline):
                 return await query_model(model, request, episode=episode)
         except TimeoutError as error:
             raise Failed(

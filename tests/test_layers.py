@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 LAYERS = (
     {"errors", "types"},
     {"jsonl", "responses", "tracing"},
-    {"concurrency", "convert", "credentials", "http", "memory", "plugins", "sockets", "tools", "workers"},
+    {"concurrency", "convert", "credentials", "http", "memory", "plugins", "sockets", "timers", "tools", "workers"},
     {"client", "config", "models", "router", "tokens"},
     {"environment", "plugins.registry"},
     {"episode", "metrics"},

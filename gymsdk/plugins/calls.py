@@ -36,6 +36,7 @@ from gymsdk.errors import (
     format_validation_error,
 )
 from gymsdk.jsonl import dump_portable_json
+from gymsdk.timers import timeout_at
 from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
 from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict
 
@@ -113,7 +114,7 @@ class HookRunner:
             result = function(**arguments)
         else:
             # The timeout includes the wait for a free thread.
-            async with asyncio.timeout_at(deadline.at):
+            with timeout_at(deadline.at):
                 call = partial(_call_in_thread, function, arguments)
                 result = await self.threads.run(call if counter is None else counter.measure(call))
         if not inspect.isawaitable(result):

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gymsdk import timers
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
@@ -99,6 +100,7 @@ class Connection(HttpToolsProtocol):
         self._max_header_bytes = max_header_bytes
         self._idle_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
+        self._keep_alive_timer: timers.SharedTimer | asyncio.TimerHandle | None = None
         self._queued: bytearray | None = None
         self._is_body_complete = True
         self._partial_header_bytes = 0
@@ -151,6 +153,11 @@ class Connection(HttpToolsProtocol):
         self.transport.write(_build_retry_later_response(STOPPING_MESSAGE, STOPPING_RETRY_AFTER_SECONDS))
         self.transport.close()
 
+    def _unset_keepalive_if_required(self) -> None:
+        if self._keep_alive_timer is not None:
+            self._keep_alive_timer.cancel()
+            self._keep_alive_timer = None
+
     def on_message_begin(self) -> None:
         """Put the connection into the scope of the request."""
         super().on_message_begin()
@@ -174,8 +181,18 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Close the connection if the rest of an unread request body does not arrive in time."""
-        super().on_response_complete()
+        """Wait for the next request; close the connection if the rest of an unread body does not arrive in time."""
+        # As uvicorn does, except that the timer is shared.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            idle_until = self.loop.time() + self.timeout_keep_alive
+            self._keep_alive_timer = timers.call_at(self.loop, idle_until, self.timeout_keep_alive_handler)
         if not self._is_body_complete and self._body_timer is None:
             self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
 

@@ -1,0 +1,133 @@
+"""Timers that are cheap to start and to cancel, for deadlines that hardly any operation reaches.
+
+A timer of the event loop costs about as much as parsing a short response, and most are cancelled within milliseconds.
+The timers of this module share one timer of the loop for each tenth of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable
+from types import TracebackType
+from weakref import WeakKeyDictionary
+
+TICK_SECONDS = 0.1
+"""By how much a shared timer may be late."""
+
+MIN_SHARED_SECONDS = 5.0
+"""Shorter timers are not shared, so that they are never late by more than a fiftieth."""
+
+
+class SharedTimer:
+    """A timer that shares its tick with others; `cancel` stops it."""
+
+    __slots__ = ("_callback", "_timers")
+
+    def __init__(self, callback: Callable[[], object], timers: dict[SharedTimer, None]) -> None:
+        self._callback = callback
+        self._timers = timers
+        timers[self] = None
+
+    def cancel(self) -> None:
+        """Do not call the callback any more."""
+        self._timers.pop(self, None)
+
+    def run(self) -> None:
+        """Call the callback."""
+        self._callback()
+
+
+class _Clock:
+    """The shared timers of one event loop, by the tick in which they end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ticks: dict[int, dict[SharedTimer, None]] = {}
+        self._order: list[int] = []
+        self._next: asyncio.TimerHandle | None = None
+        self._next_tick = 0
+
+    def start(self, when: float, callback: Callable[[], object]) -> SharedTimer:
+        tick = math.ceil(when / TICK_SECONDS)
+        timers = self._ticks.get(tick)
+        if timers is None:
+            timers = self._ticks[tick] = {}
+            heapq.heappush(self._order, tick)
+            if self._next is None or tick < self._next_tick:
+                self._wait_for(tick)
+        return SharedTimer(callback, timers)
+
+    def _wait_for(self, tick: int) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        self._next, self._next_tick = self._loop.call_at(tick * TICK_SECONDS, self._run), tick
+
+    def _run(self) -> None:
+        """Run the timers of this tick, and wait for the next tick that has any."""
+        self._next = None
+        due = self._ticks.pop(heapq.heappop(self._order))
+        while self._order and not self._ticks[self._order[0]]:
+            del self._ticks[heapq.heappop(self._order)]
+        if self._order:
+            self._wait_for(self._order[0])
+        for timer in list(due):
+            # A callback may cancel a timer of the same tick.
+            if timer in due:
+                del due[timer]
+                timer.run()
+
+
+_clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clock] = WeakKeyDictionary()
+
+
+def call_at(
+    loop: asyncio.AbstractEventLoop, when: float, callback: Callable[[], object]
+) -> SharedTimer | asyncio.TimerHandle:
+    """Call *callback* at a time of the clock of *loop*, or up to `TICK_SECONDS` later; return the timer."""
+    if when - loop.time() < MIN_SHARED_SECONDS:
+        return loop.call_at(when, callback)
+    clock = _clocks.get(loop)
+    if clock is None:
+        clock = _clocks[loop] = _Clock(loop)
+    return clock.start(when, callback)
+
+
+class timeout_at:  # noqa: N801 - a context manager, used like a function
+    """Cancel the block at a time of the event loop's clock, like `asyncio.timeout_at`, but with a shared timer.
+
+    Args:
+        when: The time; `None` for no limit.
+
+    Raises:
+        TimeoutError: The time came inside the block.
+    """
+
+    __slots__ = ("_cancelling", "_is_expired", "_task", "_timer", "_when")
+
+    def __init__(self, when: float | None) -> None:
+        self._when = when
+        self._is_expired = False
+        self._timer: SharedTimer | asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        if self._when is None:
+            return
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a timeout must be used inside a task")
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = call_at(task.get_loop(), self._when, self._expire)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _expire(self) -> None:
+        self._is_expired = True
+        self._task.cancel()
