@@ -44,7 +44,7 @@ THIRD_PARTIES = {
     "gymsdk_startup": {""},
     "httptools": {"http.connections"},
     "hypothesis": {"checks.isolation"},
-    "matplotlib": {"rollouts.profile"},
+    "matplotlib": {"bench.plot", "rollouts.profile"},
     "mlflow": {"exporters.mlflow"},
     "multidict": {"http.connections"},
     "numpy": {"checks", "gym", "runs.compare"},

@@ -1,49 +1,29 @@
-"""Benchmark served environments: send rollouts in a closed loop and measure the servers meanwhile."""
+"""Benchmark served environments: prepare the servers and the jobs, and run one load after the other."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from array import array
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from itertools import count, cycle, islice
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 from gymsdk import jsonl
-from gymsdk.bench import report
-from gymsdk.bench.report import BenchResult, LoadResult, Memory, MetricsReading, compute_latency, compute_mean
-from gymsdk.bench.stage import LOAD, ProcessUsage, Stage, join_servers, measure_process, start_policy, start_servers
+from gymsdk.bench import shapes
+from gymsdk.bench.generator import LoadPlan, run_load
+from gymsdk.bench.recording import Recording, list_jobs, record_rollouts
+from gymsdk.bench.report import BenchResult, LoadResult
+from gymsdk.bench.shapes import Shape
+from gymsdk.bench.stage import Stage, join_servers, start_policy, start_servers
+from gymsdk.concurrency import count_affordable
 from gymsdk.environment import Environment
-from gymsdk.errors import BadRow, GymsdkError, UsageError
+from gymsdk.errors import UsageError
 from gymsdk.http import client
 from gymsdk.models import registry as models
-from gymsdk.models.recordings import compute_digests
 from gymsdk.plugins import registry
-from gymsdk.rollouts import folder
-from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row, iter_jobs
-from gymsdk.rollouts.remote import RemotePlayer
-from gymsdk.rollouts.run import LocalPlayer, collect
-from gymsdk.rollouts.tasks import get_default_split, read_splits
 from gymsdk.testing.endpoint import NAME
-from gymsdk.types import Model, Rollout, Row
-
-RECORDING_CONCURRENCY = 8
-"""How many episodes are recorded concurrently."""
-
-SAMPLE_SECONDS = 0.5
-"""Seconds between two measurements of memory."""
-
-REWARD_TOLERANCE = 1e-9
-"""The difference up to which two rewards count as equal."""
-
-Memories: TypeAlias = dict[str, list[float]]
+from gymsdk.types import Rollout
 
 SCRIPTED_PREFIX = "scripted/"
 """Prefix of the models that this process can play."""
@@ -57,6 +37,9 @@ MAX_DISTINCT_TASKS = 128
 WARMUP_ROLLOUTS = 32
 """Uncounted rollouts before the first load. They trigger imports and start workers."""
 
+DEFAULT_MAX_OUTSTANDING = 4096
+"""The most outstanding rollouts of an open loop. Without a bound, servers that cannot keep up would exhaust memory."""
+
 ProgressCallback: TypeAlias = Callable[[str], None]
 """Receives messages about the progress."""
 
@@ -67,7 +50,11 @@ class BenchPlan:
 
     Attributes:
         environments: The settings of each environment, by name.
-        concurrency_levels: The concurrency of each load.
+        shapes: Shapes of rollouts to measure with the benchmark's own environment.
+        concurrency_levels: The concurrency of each load of a closed loop.
+        rates: The arrivals per second of each load of an open loop. If there are any, there is no closed loop.
+        max_outstanding: The most outstanding rollouts of an open loop.
+        seed: The seed of the arrivals.
         rollouts: The number of rollouts of each load.
         minutes: The duration of each load, instead of *rollouts*.
         head: The head of running servers to measure, instead of servers that the benchmark starts.
@@ -78,8 +65,12 @@ class BenchPlan:
         keep: Selects the tasks by their recorded rollouts.
     """
 
-    environments: Mapping[str, Mapping[str, Any]]
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shapes: Sequence[Shape] = ()
     concurrency_levels: tuple[int, ...] = (16,)
+    rates: tuple[float, ...] = ()
+    max_outstanding: int = DEFAULT_MAX_OUTSTANDING
+    seed: int = 0
     rollouts: int = 200
     minutes: float | None = None
     head: str | None = None
@@ -88,44 +79,101 @@ class BenchPlan:
     attempts: int = 1
     keep: Callable[[Rollout], bool] = field(default=lambda _: True)
 
+    def list_loads(self) -> list[LoadPlan]:
+        """Return the loads that each environment gets.
+
+        Raises:
+            UsageError: This process may not open a connection for each concurrent rollout.
+        """
+        most = count_affordable(1)
+        if not self.rates and max(self.concurrency_levels) > most:
+            raise UsageError(
+                f"--concurrency {max(self.concurrency_levels)} needs more connections than this process may open"
+                f" ({most}); raise the limit of open files with `ulimit -Hn`, or lower --concurrency"
+            )
+        rollouts = self.rollouts if self.minutes is None else None
+        seconds = None if self.minutes is None else 60 * self.minutes
+        if self.rates:
+            limit = min(self.max_outstanding, most)
+            return [LoadPlan(limit, rollouts, seconds, self.attempts, rate, self.seed) for rate in self.rates]
+        return [LoadPlan(concurrency, rollouts, seconds, self.attempts) for concurrency in self.concurrency_levels]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """An environment to measure, its settings, and the shape that they produce if it is the benchmark's own."""
+
+    environment: Environment
+    settings: Mapping[str, Any]
+    shape: Shape | None = None
+
+    @property
+    def title(self) -> str:
+        return self.environment.name if self.shape is None else str(self.shape)
+
 
 async def measure(
     plan: BenchPlan, report_progress: ProgressCallback = lambda _: None
 ) -> AsyncGenerator[BenchResult, None]:
-    """Measure the environments of *plan* one after the other and yield their results.
+    """Measure the environments and shapes of *plan* one after the other and yield their results.
+
+    The shape `simple` comes first, so that the results of other shapes can be compared with it.
 
     Args:
         plan: What to measure.
         report_progress: Receives messages about the progress.
 
     Raises:
-        UsageError: The model is not a scripted policy.
+        UsageError: The model is not a scripted policy, running servers are to play the shapes, or the concurrency
+            exceeds the limit of open files.
     """
-    if plan.model is not None and not plan.model.startswith(SCRIPTED_PREFIX):
-        raise UsageError(
-            f"--model {plan.model}: only rewards of scripted policies can be checked; name a scripted policy"
-        )
+    _check_plan(plan)
+    loads = plan.list_loads()
+    simple: BenchResult | None = None
     try:
-        for name, settings in plan.environments.items():
-            yield await _measure_environment(plan, registry.load(name, **settings), report_progress)
+        for target in _list_targets(plan):
+            result = await _measure_target(plan, target, loads, report_progress)
+            if target.shape is not None and target.shape.is_simple:
+                simple = result
+            elif target.shape is not None and simple is not None:
+                result = shapes.add_factors(result, target.shape, simple)
+            yield result
     finally:
         await client.aclose()
 
 
-async def _measure_environment(
-    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback
+def _check_plan(plan: BenchPlan) -> None:
+    if plan.model is not None and not plan.model.startswith(SCRIPTED_PREFIX):
+        raise UsageError(
+            f"--model {plan.model}: only rewards of scripted policies can be checked; name a scripted policy"
+        )
+    if plan.shapes and plan.head is not None:
+        raise UsageError("--shape starts servers of its own environment; leave out --head, or name an environment")
+
+
+def _list_targets(plan: BenchPlan) -> list[_Target]:
+    ordered = sorted(plan.shapes, key=lambda shape: not shape.is_simple)
+    return [
+        *(_Target(registry.load(name, **settings), settings) for name, settings in plan.environments.items()),
+        *(_Target(shapes.build_environment(shape), {"shape": str(shape)}, shape) for shape in ordered),
+    ]
+
+
+async def _measure_target(
+    plan: BenchPlan, target: _Target, loads: Sequence[LoadPlan], report_progress: ProgressCallback
 ) -> BenchResult:
     async with AsyncExitStack() as stack:
-        setup = await _set_up(plan, environment, report_progress, stack)
-        loads = [each async for each in _run_loads(plan, setup, report_progress)]
+        setup = await _set_up(plan, target, report_progress, stack)
+        results = [each async for each in _run_loads(target, setup, loads, report_progress)]
     start = setup.stage.start
     return BenchResult(
-        environment=environment.name,
+        environment=target.environment.name,
+        shape=None if target.shape is None else str(target.shape),
         model=setup.model,
         ready=start and round(start.seconds, 3),
         ready_cpu=start and round(start.cpu, 3),
         ready_memory=start and round(start.memory, 1),
-        loads=tuple(loads),
+        loads=tuple(results),
     )
 
 
@@ -138,24 +186,25 @@ class _Setup:
     model: str
 
 
-async def _set_up(
-    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback, stack: AsyncExitStack
-) -> _Setup:
-    """Prepare the servers and the jobs for *environment*. The exit stack *stack* stops what this starts."""
+async def _set_up(plan: BenchPlan, target: _Target, report_progress: ProgressCallback, stack: AsyncExitStack) -> _Setup:
+    """Prepare the servers and the jobs for *target*. The exit stack *stack* stops what this starts."""
+    environment = target.environment
     if plan.head is not None:
         stage = await join_servers(plan.head)
         return _Setup(stage, await _record_rewards(plan, environment, plan.model or stage.model), stage.model)
-    report_progress(f"{environment.name}: recording, then starting its servers")
+    report_progress(f"{target.title}: recording, then starting its servers")
     model = plan.model or DEFAULT_MODEL
     recording = await _record_rewards(plan, environment, model)
-    words = [environment.name, *_format_settings(plan.environments[environment.name])]
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="gymsdk-")))
+    site = None if target.shape is None else shapes.install(folder / "site")
+    words = [environment.name, *_format_settings(target.settings)]
     if plan.model is not None:
-        return _Setup(await stack.enter_async_context(start_servers(words, model=model)), recording, model)
-    folder = stack.enter_context(TemporaryDirectory(prefix="gymsdk-"))
-    recording.write(Path(folder) / "recording.jsonl")
-    endpoint = await stack.enter_async_context(start_policy(Path(folder) / "recording.jsonl"))
-    stage = await stack.enter_async_context(start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint))
-    return _Setup(stage, recording, f"endpoint/{NAME}, which replays {model}")
+        servers = start_servers(words, model=model, site=site)
+        return _Setup(await stack.enter_async_context(servers), recording, model)
+    recording.write(folder / "recording.jsonl")
+    endpoint = await stack.enter_async_context(start_policy(folder / "recording.jsonl"))
+    servers = start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint, site=site)
+    return _Setup(await stack.enter_async_context(servers), recording, f"endpoint/{NAME}, which replays {model}")
 
 
 def _format_settings(settings: Mapping[str, Any]) -> list[str]:
@@ -174,268 +223,14 @@ async def _record_rewards(plan: BenchPlan, environment: Environment, model: str)
 
 
 async def _run_loads(
-    plan: BenchPlan, setup: _Setup, report_progress: ProgressCallback
+    target: _Target, setup: _Setup, loads: Sequence[LoadPlan], report_progress: ProgressCallback
 ) -> AsyncGenerator[LoadResult, None]:
     await run_load(
         setup.stage,
         setup.recording,
-        LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(plan.concurrency_levels)), rollouts=WARMUP_ROLLOUTS),
+        LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(each.concurrency for each in loads)), rollouts=WARMUP_ROLLOUTS),
     )
-    for concurrency in plan.concurrency_levels:
-        load_plan = LoadPlan(concurrency, rollouts=plan.rollouts, attempts=plan.attempts)
-        if plan.minutes is not None:
-            load_plan = LoadPlan(concurrency, seconds=60 * plan.minutes, attempts=plan.attempts)
-        report_progress(f"{setup.recording.environment}: {concurrency} at once")
-        yield await run_load(setup.stage, setup.recording, load_plan)
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Jobs of one environment, with the rewards of their episodes in this process, or `None` if they are unknown."""
-
-    environment: str
-    jobs: tuple[Job, ...]
-    rewards: tuple[float, ...] | None = None
-    lines: tuple[Row, ...] = ()
-
-    def write(self, path: Path) -> None:
-        """Write the rollouts to *path* for `scripted/replay`."""
-        path.write_bytes(b"".join(jsonl.dump_portable_json(line) + b"\n" for line in self.lines))
-
-
-def list_jobs(environment: Environment, *, split: str | None, limit: int, seed: int = 0) -> Recording:
-    """Return the first *limit* tasks of a split without rewards. Raises `BadRow` if the split is empty."""
-    selected = read_splits({environment.name: environment}, split, seed=seed, limit=limit)
-    sent = [build_input_row(row, environment=environment.name, task=number) for number, (_, row) in enumerate(selected)]
-    if not sent:
-        split_name = split or get_default_split(environment)
-        raise BadRow(f"split {split_name!r} of {environment.name!r} has no rows; choose another split with --split")
-    return Recording(environment.name, tuple(iter_jobs(sent)))
-
-
-async def record_rollouts(
-    environment: Environment,
-    model: Model,
-    *,
-    split: str | None,
-    limit: int,
-    seed: int = 0,
-    keep: Callable[[Rollout], bool] = lambda _: True,
-) -> Recording:
-    """Play the first *limit* tasks of a split with *model* in this process and record the rollouts.
-
-    Of tasks with the same opening, only the first is recorded, because a replay recognises a task by its opening.
-
-    Args:
-        environment: The environment.
-        model: The model that plays.
-        split: The split, or `None` for the default split.
-        limit: How many tasks to play.
-        seed: The seed of tasks and episodes.
-        keep: Selects the rollouts to record.
-
-    Raises:
-        UsageError: An episode has no reward, or *keep* selects none.
-    """
-    recording = list_jobs(environment, split=split, limit=limit, seed=seed)
-    play = LocalPlayer({environment.name: environment}, model, seed=seed, attempts=1)
-    async with play.open(), aclosing(collect(recording.jobs, play, concurrency=RECORDING_CONCURRENCY)) as results:
-        played = sorted([_select_scored(each) async for each in results], key=lambda each: each.job.task)
-    chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
-    if not chosen:
-        raise UsageError(
-            f"no task of {environment.name!r} can be replayed deterministically; choose another split with --split"
-        )
-    return Recording(
-        environment=environment.name,
-        jobs=tuple(each.job for each in chosen),
-        rewards=tuple(each.rollout.reward or 0.0 for each in chosen),
-        lines=tuple(folder.build_scored_line(each.rollout, each.job.key) for each in chosen),
-    )
-
-
-def _select_scored(result: PlayedJob) -> PlayedJob:
-    failure = result.rollout.failure
-    if failure is not None:
-        raise UsageError(
-            f"task {result.job.task} of {result.job.environment!r} cannot be recorded"
-            f" ({failure.kind}: {failure.message}); choose another split, or another scripted model"
-        )
-    return result
-
-
-def _has_distinct_rows(results: Sequence[PlayedJob]) -> list[PlayedJob]:
-    distinct: dict[bytes, PlayedJob] = {}
-    for each in results:
-        request = each.rollout.row["responses_create_params"]
-        distinct.setdefault(compute_digests(each.rollout.opening, request.get("instructions"))[-1], each)
-    return list(distinct.values())
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """The number of rollouts to send, or the seconds in which to send them, and their concurrency."""
-
-    concurrency: int
-    rollouts: int | None = None
-    seconds: float | None = None
-    attempts: int = 1
-
-
-@dataclass(slots=True)
-class Tally:
-    """The counts of the rollouts so far."""
-
-    expected: Mapping[int, float] | None
-    took: array[float] = field(default_factory=lambda: array("d"))
-    rewards: array[float] = field(default_factory=lambda: array("d"))
-    right: array[float] = field(default_factory=lambda: array("d"))
-    wrong: int = 0
-    calls: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    messages: dict[str, str] = field(default_factory=dict)
-
-    def add(self, result: PlayedJob) -> None:
-        """Count one rollout."""
-        rollout = result.rollout
-        self.calls += rollout.turns
-        if rollout.failure is not None or rollout.reward is None:
-            kind = rollout.failure.kind if rollout.failure else "no_reward"
-            self.failures[kind] += 1
-            self.messages.setdefault(kind, rollout.failure.message if rollout.failure else "")
-            return
-        self.rewards.append(rollout.reward)
-        if self.expected is not None:
-            right = self.expected[result.job.task]
-            self.right.append(right)
-            self.wrong += abs(rollout.reward - right) > REWARD_TOLERANCE
-
-    @property
-    def rollouts(self) -> int:
-        """How many rollouts ended, including failures."""
-        return len(self.rewards) + self.failures.total()
-
-
-async def run_load(stage: Stage, recording: Recording, order: LoadPlan) -> LoadResult:
-    """Send the jobs of *recording* to the servers of *stage* and return the result."""
-    tally = Tally(None if recording.rewards is None else _index_rewards(recording))
-    headers_for = stage.served.client.build_headers_for
-    requests, cpu = await report.read_metrics(stage.metered, headers_for), _measure_cpu(stage)
-    began = time.perf_counter()
-    async with _sample_memory(stage) as memories:
-        await _play_jobs(stage, recording, order, tally)
-    seconds = time.perf_counter() - began
-    cpu_used = {name: each - cpu[name] for name, each in _measure_cpu(stage).items()}
-    after = await report.read_metrics(stage.metered, headers_for)
-    return _build_result(recording, order, tally, seconds, cpu_used, memories, (requests, after))
-
-
-def _index_rewards(recording: Recording) -> dict[int, float]:
-    return {job.task: reward for job, reward in zip(recording.jobs, recording.rewards or (), strict=True)}
-
-
-async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally: Tally) -> None:
-    # Every rollout has a new id, because a server answers a known id with its earlier response.
-    agents = AgentClient(stage.served.client, once=stage.served.is_idempotent)
-    delivery = RemotePlayer(agents, attempts=order.attempts)
-    run, numbers = uuid4().hex[:12], count()
-
-    async def play(job: Job) -> PlayedJob:
-        began = time.perf_counter()
-        result = await replace(delivery, name=f"bench.{run}.{next(numbers)}")(job)
-        tally.took.append(time.perf_counter() - began)
-        return result
-
-    async with aclosing(collect(_iter_jobs(recording, order), play, concurrency=order.concurrency)) as results:
-        async for result in results:
-            tally.add(result)
-
-
-def _iter_jobs(recording: Recording, plan: LoadPlan) -> Iterator[Job]:
-    deadline = time.monotonic() + (float("inf") if plan.seconds is None else plan.seconds)
-    for job in islice(cycle(recording.jobs), plan.rollouts):
-        if time.monotonic() >= deadline:
-            return
-        yield job
-
-
-def _measure_cpu(stage: Stage) -> dict[str, float]:
-    """Return the seconds of CPU used so far by each process of *stage*, by its workers, and by this process."""
-    seconds = {LOAD: time.process_time()}
-    for name, used in _measure_processes(stage):
-        seconds |= {name: used.cpu, name_workers(name): used.workers_cpu}
-    return seconds
-
-
-def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
-    for name, pid in stage.pids.items():
-        try:
-            yield name, measure_process(pid)
-        except ProcessLookupError:
-            raise GymsdkError(f"the process of the {name} ended under load; see its log") from None
-
-
-def name_workers(name: str) -> str:
-    """Return the label of the worker processes of the process *name*."""
-    return f"{name}' workers" if name.endswith("s") else f"{name}'s workers"
-
-
-@asynccontextmanager
-async def _sample_memory(stage: Stage) -> AsyncIterator[Memories]:
-    """Sample the memory of each process of *stage*, including its workers."""
-    memories: Memories = {name: [] for name in stage.pids}
-
-    def look() -> None:
-        for name, used in _measure_processes(stage):
-            memories[name].append(used.memory + used.workers_memory)
-
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(SAMPLE_SECONDS)
-            look()
-
-    look()
-    watching = asyncio.ensure_future(watch())
-    try:
-        yield memories
-    finally:
-        watching.cancel()
-        await asyncio.wait({watching})
-    look()
-
-
-def _build_result(
-    recording: Recording,
-    order: LoadPlan,
-    tally: Tally,
-    seconds: float,
-    cpu_used: Mapping[str, float],
-    memories: Memories,
-    readings: tuple[MetricsReading, MetricsReading],
-) -> LoadResult:
-    each = max(1, tally.rollouts)
-    requests = report.count_requests_between(*readings)
-    others = {name_workers(name) for name in memories}
-    return LoadResult(
-        environment=recording.environment,
-        concurrency=order.concurrency,
-        rollouts=tally.rollouts,
-        seconds=round(seconds, 3),
-        rate=round(tally.rollouts / seconds, 2),
-        latency=compute_latency(tally.took),
-        cpu={name: round(1e3 * used / each, 4) for name, used in cpu_used.items() if used or name not in others},
-        memory={name: _summarize_memory(found) for name, found in memories.items()},
-        calls=round(tally.calls / each, 4),
-        requests={name: round(number / each, 4) for name, number in requests.items()},
-        reward=compute_mean(tally.rewards),
-        expected=None if tally.expected is None else compute_mean(tally.right),
-        wrong=None if tally.expected is None else tally.wrong,
-        failures=dict(tally.failures),
-        messages=tally.messages,
-        open=readings[1].open,
-    )
-
-
-def _summarize_memory(samples: list[float]) -> Memory:
-    before, half, after = (round(samples[index], 1) for index in (0, len(samples) // 2, -1))
-    return Memory(before=before, half=half, after=after, most=round(max(samples), 1))
+    for load in loads:
+        what = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} per second"
+        report_progress(f"{target.title}: {what}")
+        yield await run_load(setup.stage, setup.recording, load)

@@ -65,7 +65,7 @@ class Stage:
 
 @asynccontextmanager
 async def start_servers(
-    names: Sequence[str], *, model: str, endpoint: ChildProcess | None = None
+    names: Sequence[str], *, model: str, endpoint: ChildProcess | None = None, site: Path | None = None
 ) -> AsyncIterator[Stage]:
     """Start the servers of environments and stop them with the context.
 
@@ -73,11 +73,12 @@ async def start_servers(
         names: The environments and their settings, as words of the command.
         model: The model that plays.
         endpoint: The model's endpoint, or `None` if the servers play the model themselves.
+        site: A folder of further installed packages for the servers.
     """
     reached = ["--base-url", endpoint.ready_message["url"], "--api", "chat"] if endpoint else []
     words = ["serve", *names, "--port", "0", "--json", "--model", model, *reached]
     began = time.perf_counter()
-    async with start_child(words) as servers:
+    async with start_child(words, site=site) as servers:
         seconds, used = time.perf_counter() - began, measure_process(servers.pid)
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
         urls = [each["url"] for each in servers.ready_message["servers"].values()]
@@ -125,8 +126,12 @@ async def start_policy(recording: Path) -> AsyncIterator[ChildProcess]:
 
 
 @asynccontextmanager
-async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
+async def start_child(words: Sequence[str], *, site: Path | None = None) -> AsyncIterator[ChildProcess]:
     """Start a child process and yield it once it is ready. It ends with the context, or with this process.
+
+    Args:
+        words: The arguments of the child.
+        site: A folder of further installed packages for the child.
 
     Raises:
         UsageError: The child rejected its arguments.
@@ -137,6 +142,7 @@ async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=None if site is None else {**os.environ, "PYTHONPATH": _add_to_path(site)},
         # Ctrl-C must reach the benchmark only, which stops its children in order.
         start_new_session=True,
     )
@@ -149,6 +155,10 @@ async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
             await asyncio.wait({complaints})
     finally:
         await _stop_process(process)
+
+
+def _add_to_path(site: Path) -> str:
+    return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
 
 
 async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping[str, Any], asyncio.Task[None]]:

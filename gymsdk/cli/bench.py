@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,16 +14,28 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gymsdk.bench.load import BenchPlan
-    from gymsdk.bench.report import BenchResult, LoadResult
+    from gymsdk.bench.report import BenchResult
+
+OPEN_LOOP = "Open loop"
+"""The panel of the options of an open loop."""
 
 
 def bench(  # noqa: PLR0913  # each is an option of the command
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Name one or more environments.", show_default=False)
-    ],
+    names: options.OptionalNames = None,
     *,
     head: options.Head = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHAPE[,SHAPE...]",
+            help="Instead of an environment, measure rollouts of these shapes: simple (one model call), steps:N (N tool"
+            " calls and a reply), turns:N (N user turns).",
+            rich_help_panel=options.RUN,
+        ),
+    ] = None,
     rollouts: Annotated[
         int, typer.Option(min=1, metavar="N", help="Play N rollouts per load.", rich_help_panel=options.RUN)
     ] = 200,
@@ -40,10 +53,30 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         str,
         typer.Option(
             metavar="C[,C...]",
-            help="Run one load per number, with this many concurrent rollouts.",
+            help="Run one load per number, with this many concurrent rollouts (closed loop).",
             rich_help_panel=options.RUN,
         ),
     ] = "1,16,64",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R[,R...]",
+            help="Run one load per number instead, with R rollouts per second at random (Poisson) times.",
+            rich_help_panel=OPEN_LOOP,
+        ),
+    ] = None,
+    max_outstanding: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Delay rollouts while N are outstanding; their latency includes the delay.",
+            rich_help_panel=OPEN_LOOP,
+        ),
+    ] = 4096,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Draw the times with this seed.", rich_help_panel=OPEN_LOOP)
+    ] = 0,
     model: Annotated[
         str | None,
         typer.Option(
@@ -62,23 +95,43 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         ),
     ] = 1,
     json: options.Json = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the results as a PNG, SVG or PDF file; needs gymsdk[plot].",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Measure throughput and latency of served environments.
 
-    The command also measures CPU time and memory, for each number of concurrent rollouts.
+    The command also measures CPU time, memory, event-loop lag, bytes, and where the time of a rollout goes. It compares
+    every reward with the reward of the same rollout in this process.
 
     Without --head, the command starts the servers of each environment in processes of their own and stops them.
 
     Examples:
-        gymsdk bench math
         gymsdk bench tool_call --rollouts 500 --concurrency 1,64
+        gymsdk bench tool_call --rate 50,100,200 --rollouts 1000 --plot load.png
+        gymsdk bench --shape simple,steps:5,turns:10 --concurrency 64
     """
+    from gymsdk.bench import plot as drawing
     from gymsdk.bench.load import BenchPlan
+    from gymsdk.bench.shapes import parse_shapes
     from gymsdk.cli.process import Stopped, run_until_signal
 
+    if bool(names) == (shape is not None):
+        raise UsageError("name environments to measure, or shapes with --shape, but not both")
+    if shape is not None and (settings or split is not None):
+        raise UsageError("--shape has no settings and one split; leave out --set and --split")
     plan = BenchPlan(
-        environments=options.parse_settings(names, settings),
+        environments=options.parse_settings(names, settings) if names else {},
+        shapes=() if shape is None else parse_shapes(shape),
         concurrency_levels=_parse_concurrency(concurrency),
+        rates=() if rate is None else _parse_rates(rate),
+        max_outstanding=max_outstanding,
+        seed=seed,
         rollouts=rollouts,
         minutes=minutes,
         head=head,
@@ -86,11 +139,16 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         split=split,
         attempts=attempts,
     )
+    if plot is not None:
+        drawing.check_target(plot)
     try:
-        sound = run_until_signal(_print_measurements(plan, json=json))
+        results = run_until_signal(_print_measurements(plan, json=json))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    if not sound:
+    if plot is not None:
+        drawing.draw_results(results, plot)
+        typer.echo(f"drew {plot}", err=True)
+    if not all(load.is_correct for result in results for load in result.loads):
         raise typer.Exit(1)
 
 
@@ -101,82 +159,32 @@ def _parse_concurrency(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-async def _print_measurements(plan: BenchPlan, *, json: bool) -> bool:
-    """Print the result of each environment as soon as it is measured. Return whether all rollouts were correct."""
+def _parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(map(float, text.split(",")))
+    except ValueError:
+        rates = ()
+    if not rates or not all(math.isfinite(rate) and rate > 0 for rate in rates):
+        raise UsageError(f"--rate {text}: write positive numbers, as in --rate 50,100")
+    return rates
+
+
+async def _print_measurements(plan: BenchPlan, *, json: bool) -> Sequence[BenchResult]:
+    """Print the result of each environment as soon as it is measured, and return all results."""
     from contextlib import aclosing, redirect_stdout
 
     from gymsdk.bench.load import measure
+    from gymsdk.bench.table import format_factors, format_table
     from gymsdk.cli.progress import show_warnings
 
-    out, sound = sys.stdout, True
+    out = sys.stdout
+    found: list[BenchResult] = []
     with show_warnings(), redirect_stdout(sys.stderr):
         async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
             async for each in results:
-                typer.echo(each.model_dump_json() if json else _format_text(each), file=out)
+                found.append(each)
+                typer.echo(each.model_dump_json() if json else format_table(each), file=out)
                 out.flush()
-                sound = sound and all(load.is_correct for load in each.loads)
-    return sound
-
-
-def _format_text(served: BenchResult) -> str:
-
-    return format_table(served)
-
-
-def format_table(served: BenchResult) -> str:
-    """Return the results as a table with a column per load, followed by the problems."""
-    columns = [dict(_format_metrics(each)) for each in served.loads]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    cells = [["at once", *(str(each.concurrency) for each in served.loads)]]
-    cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        [*_format_header(served), *(_format_row(row, widths) for row in cells), *_format_problems(served.loads), ""]
-    )
-
-
-def _format_header(served: BenchResult) -> Iterator[str]:
-    yield f"{served.environment}: played by {served.model or 'an unknown model'}"
-    if served.ready is not None:
-        yield f"ready in {served.ready:.2f} s ({served.ready_cpu:.2f} s of CPU), with {served.ready_memory:.0f} MB"
-
-
-def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = zip(row, widths, strict=True)
-    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
-
-
-def _format_metrics(load: LoadResult) -> Iterator[tuple[str, str]]:
-    yield "rollouts", f"{load.rollouts:,}"
-    yield "rollouts a second", f"{load.rate:,.1f}"
-    if load.latency is not None:
-        for name, value in load.latency:
-            yield f"{name}, ms", f"{value:,.1f}"
-    for name, milliseconds in load.cpu.items():
-        yield f"CPU of the {name}, ms a rollout", f"{milliseconds:.2f}"
-    for name, memory in load.memory.items():
-        for when, megabytes in (("before", memory.before), ("halfway", memory.half), ("after", memory.after)):
-            yield f"memory of the {name} {when}, MB", f"{megabytes:,.0f}"
-    yield "model calls a rollout", f"{load.calls:.2f}"
-    for name, number in load.requests.items():
-        yield f"requests to {name} a rollout", f"{number:.2f}"
-    if load.reward is not None:
-        yield "mean reward", f"{load.reward:.3f}"
-    if load.wrong is not None:
-        yield "rewards unlike the recording's", f"{load.wrong:,}"
-    for kind, count in load.failures.items():
-        yield f"no reward: {kind}", f"{count:,}"
-    yield "left open", f"{load.open:,}"
-
-
-def _format_problems(loads: Sequence[LoadResult]) -> Iterator[str]:
-    yield from dict.fromkeys(f"{kind}: {message}" for load in loads for kind, message in load.messages.items())
-    for load in loads:
-        if load.wrong and load.expected is not None and load.reward is not None:
-            yield (
-                f"WRONG REWARDS: with {load.concurrency} at once, {load.wrong} of {load.rollouts} rewards"
-                f" differ from the recording;"
-                f" the mean is {load.reward:.4f}, expected {load.expected:.4f}"
-            )
-    if any(load.wrong is None for load in loads):
-        yield "the rewards are not checked: name the scripted policy that the servers play with --model"
+    if len(plan.shapes) > 1 and not json:
+        typer.echo(format_factors(found))
+    return found

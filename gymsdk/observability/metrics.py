@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from bisect import bisect_left
@@ -16,6 +17,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+from gymsdk.observability.loop_lag import LAG_BUCKET_SECONDS, LoopLagSampler
 
 BUCKET_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 """Upper bounds of the histogram buckets for response times, in seconds."""
@@ -54,23 +57,34 @@ class ServerMetrics(Collector):
     A request only increases counters of this object. `prometheus_client` builds the metrics from them when a client
     asks for the metrics.
 
+    Args:
+        name: The server's name.
+        worker: The number of the worker, if several processes serve the server at one port; a label of each metric.
+
     Attributes:
         name: The server's name, which is a label of each metric.
         in_flight: The number of requests that are being answered.
+        loop_lag: Samples the lag of the server's event loop, while the server runs.
         updates: Functions that update the values before they are rendered.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, worker: int | None = None) -> None:
         self.name = name
+        self._labels = {"server": name} | ({} if worker is None else {"worker": str(worker)})
         self.in_flight = 0
+        self.loop_lag: LoopLagSampler | None = None
         self.updates: list[Callable[[], Awaitable[object]]] = []
         self._gauges: dict[str, tuple[str, GaugeReader]] = {}
+        self._counters: dict[str, tuple[str, Callable[[], float]]] = {}
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
         self._responses: Counter[tuple[str, int]] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKET_SECONDS) + 1))
         started = time.time()
         self.add_gauge("uptime_seconds", "Seconds since the server started.", lambda: time.time() - started)
         self.add_gauge("requests_in_flight", "Requests that are being answered.", lambda: self.in_flight)
+        self.add_gauge("process_id", "The ID of the server's process.", os.getpid)
 
     def add_gauge(self, name: str, description: str, read: GaugeReader) -> None:
         """Add a gauge.
@@ -82,12 +96,38 @@ class ServerMetrics(Collector):
         """
         self._gauges[name] = (description, read)
 
+    def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Add a counter.
+
+        Args:
+            name: The name without the prefix `gymsdk_` and the suffix `_total`.
+            description: What the counter measures, as a sentence.
+            read: Returns its value.
+        """
+        self._counters[name] = (description, read)
+
     def sum_gauges(self, *names: str) -> int:
         """Return the sum of the gauges *names*; a gauge that the server does not have counts as 0."""
         return round(sum(sample.value for name in names if name in self._gauges for sample in self._read_gauge(name)))
 
-    def record_response(self, route: str, status: int, seconds: float) -> None:
-        """Count one response of *route*, which took *seconds*, for the counter and the histogram."""
+    def start_request(self) -> None:
+        """Count a request that is being answered; the caller decreases `in_flight` at its end."""
+        self.in_flight += 1
+        if self.loop_lag is not None:
+            self.loop_lag.wake()
+
+    def record_response(self, route: str, status: int, seconds: float, *, received: int = 0, sent: int = 0) -> None:
+        """Count one response.
+
+        Args:
+            route: The route of the request.
+            status: The status of the response.
+            seconds: Seconds until the end of the response.
+            received: The size of the request's body, in bytes.
+            sent: The size of the response's body, in bytes.
+        """
+        self._received[route] += received
+        self._sent[route] += sent
         self._responses[route, status] += 1
         self._seconds[route] += seconds
         self._buckets[route][bisect_left(BUCKET_SECONDS, seconds)] += 1
@@ -107,26 +147,61 @@ class ServerMetrics(Collector):
         for name, (description, _) in self._gauges.items():
             gauge = GaugeMetricFamily(METRIC_PREFIX + name, description)
             for sample in self._read_gauge(name):
-                gauge.add_sample(gauge.name, {"server": self.name, **sample.labels}, sample.value)
+                gauge.add_sample(gauge.name, {**self._labels, **sample.labels}, sample.value)
             yield gauge
+        for name, (description, read) in self._counters.items():
+            counter = CounterMetricFamily(METRIC_PREFIX + name, description, labels=(*self._labels,))
+            counter.add_metric((*self._labels.values(),), read())
+            yield counter
+        yield from self._collect_requests()
+        if self.loop_lag is not None:
+            yield from _collect_loop_lag(self._labels, self.loop_lag)
+
+    def _collect_requests(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            METRIC_PREFIX + "requests", "Responses by route and status.", labels=("server", "route", "status")
+            METRIC_PREFIX + "requests", "Responses by route and status.", labels=(*self._labels, "route", "status")
         )
         for (route, status), count in sorted(self._responses.items()):
-            requests.add_metric((self.name, route, str(status)), count)
+            requests.add_metric((*self._labels.values(), route, str(status)), count)
         yield requests
+        for name, sizes in (("request", self._received), ("response", self._sent)):
+            description = f"Bytes of the bodies of {name}s by route."
+            counter = CounterMetricFamily(f"{METRIC_PREFIX}{name}_bytes", description, labels=(*self._labels, "route"))
+            for route, size in sorted(sizes.items()):
+                counter.add_metric((*self._labels.values(), route), size)
+            yield counter
         seconds = HistogramMetricFamily(
-            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=("server", "route")
+            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=(*self._labels, "route")
         )
-        bounds = [*(f"{bound:g}" for bound in BUCKET_SECONDS), "+Inf"]
         for route, counts in sorted(self._buckets.items()):
-            buckets = [*zip(bounds, accumulate(counts), strict=True)]
-            seconds.add_metric((self.name, route), buckets, self._seconds[route])
+            buckets = _accumulate_buckets(BUCKET_SECONDS, counts)
+            seconds.add_metric((*self._labels.values(), route), buckets, self._seconds[route])
         yield seconds
 
     def _read_gauge(self, name: str) -> Sequence[Sample]:
         value = self._gauges[name][1]()
         return [Sample(value)] if isinstance(value, int | float) else value
+
+
+def _accumulate_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return [*zip(names, accumulate(counts), strict=True)]
+
+
+def _collect_loop_lag(labels: Mapping[str, str], sampler: LoopLagSampler) -> Iterator[Metric]:
+    lag = HistogramMetricFamily(
+        METRIC_PREFIX + "event_loop_lag_seconds",
+        "How late callbacks of the process's event loop run.",
+        labels=(*labels,),
+    )
+    buckets = _accumulate_buckets(LAG_BUCKET_SECONDS, sampler.counts)
+    lag.add_metric((*labels.values(),), buckets, sampler.seconds)
+    yield lag
+    longest = GaugeMetricFamily(
+        METRIC_PREFIX + "event_loop_lag_max_seconds", "The longest lag since the start.", labels=(*labels,)
+    )
+    longest.add_metric((*labels.values(),), sampler.longest)
+    yield longest
 
 
 def parse_samples(text: str) -> list[ParsedSample]:

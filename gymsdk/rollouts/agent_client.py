@@ -41,8 +41,8 @@ class AgentClient:
     retry: http.Retry = http.DEFAULT_RETRY
     agent_wait: float = AGENT_WAIT_SECONDS
 
-    async def run(self, name: str, row: Row) -> HttpResponse:
-        """Post *row* to `/run` of the agent *name*; the row is sent again only if it cannot be played twice.
+    async def run(self, name: str, row: Row | bytes) -> HttpResponse:
+        """Post *row*, or its JSON, to `/run` of the agent *name*; it is sent again only if it cannot be played twice.
 
         Returns:
             The response, with any status.
@@ -51,7 +51,7 @@ class AgentClient:
             UnknownServer: The head knows no agent of this name.
             Failed: There is no response.
         """
-        loop, body = asyncio.get_running_loop(), jsonl.dump_portable_json(row)
+        loop, body = asyncio.get_running_loop(), row if isinstance(row, bytes) else jsonl.dump_portable_json(row)
         deadline = loop.time() + self.seconds
         for number in range(MAX_RESENDS + 1):
             url = await self._get_url(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -118,6 +119,9 @@ class RunService:
         budget: The largest budget of an episode, whatever a row asks for.
         concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
+
+    Attributes:
+        serialise_seconds: The seconds that writing rollouts as JSON took.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class RunService:
         self.model = model
         self.budget = budget or Budget()
         self.slots = EpisodeSlots(concurrency, queue)
+        self.serialise_seconds = 0.0
         self._once = IdempotencyCache()
 
     @asynccontextmanager
@@ -165,11 +170,14 @@ class RunService:
             )
         if rollout.failure is not None:
             raise RolloutFailed(rollout, rollout.failure)
+        started = time.perf_counter()
         try:
             return dump_json(format_line(_rollout_to_row(rollout) | indices, rollout))
         except (TypeError, ValueError, RecursionError) as error:
             failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
             raise RolloutFailed(rollout, failure) from error
+        finally:
+            self.serialise_seconds += time.perf_counter() - started
 
     async def _play_row(self, request: RowRequest, row: Row, id: str) -> Rollout:
         budget = limit_budget(request.budget, self.budget)
@@ -333,6 +341,10 @@ def create_app(
     )
     metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
     metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
+    metrics.add_counter("episode_queue_seconds", "Seconds that episodes waited for a slot.", lambda: runs.slots.waited)
+    metrics.add_counter(
+        "serialise_seconds", "Seconds that writing rollouts as JSON took.", lambda: runs.serialise_seconds
+    )
     metrics.add_gauge("agent_sessions_open", "Open sessions of the agent.", lambda: len(agent.sessions))
     ready = asyncio.Event()
 

@@ -28,7 +28,15 @@ from gymsdk.http import bodies
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import HEAVY_BODY_BYTES, LARGE_BODY_BYTES, body_budget, default_body_budget
-from gymsdk.servers.middleware import Receive, RoutingMiddleware, Scope, Send, find_connection, json_response
+from gymsdk.servers.middleware import (
+    RECEIVED_BYTES_KEY,
+    Receive,
+    RoutingMiddleware,
+    Scope,
+    Send,
+    find_connection,
+    json_response,
+)
 from gymsdk.servers.routing import ServerApp
 from gymsdk.types import Item, Task
 
@@ -243,6 +251,7 @@ async def read_body(request: Request) -> bytes:
     if (connection := find_connection(request.scope)) is not None:
         body = connection.take_body(request.scope)
         if body is not None and len(body) < LARGE_BODY_BYTES:
+            request.scope[RECEIVED_BYTES_KEY] = len(body)
             return body
     try:
         async with asyncio.timeout(BODY_RECEIVE_SECONDS):
@@ -265,6 +274,7 @@ async def _receive_body(request: Request, max_bytes: int, *, is_reserved: bool) 
             is_reserved = True
     if len(received) >= LARGE_BODY_BYTES:
         body_budget().resize(request.scope, len(received))
+    request.scope[RECEIVED_BYTES_KEY] = len(received)
     return bytes(received)
 
 

@@ -140,6 +140,9 @@ class Pacer:
     doubles while passes are shorter than `target` seconds and halves while they are longer. It is never less than one,
     so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
     not hold back other work.
+
+    Attributes:
+        waited: The seconds that all work has spent in the queue.
     """
 
     def __init__(self, *, target: float = TARGET_PASS_SECONDS, max_quota: int = MAX_QUOTA) -> None:
@@ -147,7 +150,8 @@ class Pacer:
         self._max_quota = max_quota
         self._quota = max_quota
         self._left = max_quota
-        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self.waited = 0.0
+        self._waiting: OrderedDict[Hashable, tuple[Callable[[], None], float]] = OrderedDict()
         self._is_scheduled = False
         self._pass_began = 0.0
         self._starts = 0
@@ -169,7 +173,7 @@ class Pacer:
 
     def enqueue(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run `work` in a later pass; `drop` removes it by its `key`."""
-        self._waiting[key] = work
+        self._waiting[key] = (work, time.perf_counter())
 
     def drop(self, key: Hashable) -> None:
         """Remove the queued work of `key`, if there is any."""
@@ -200,7 +204,9 @@ class Pacer:
         while self._waiting and self._left > 0:
             self._left -= 1
             self._starts += 1
-            self._waiting.popitem(last=False)[1]()
+            work, queued_at = self._waiting.popitem(last=False)[1]
+            self.waited += time.perf_counter() - queued_at
+            work()
 
     def _measure(self) -> None:
         now = time.monotonic()
@@ -227,9 +233,13 @@ class EpisodeSlots:
     Args:
         slots: How many episodes play at the same time.
         queue: How many more may wait.
+
+    Attributes:
+        waited: The seconds that all episodes have spent in the queue.
     """
 
     def __init__(self, slots: int, queue: int) -> None:
+        self.waited = 0.0
         self._slots = slots
         self._queue = queue
         self._running = 0
@@ -272,6 +282,7 @@ class EpisodeSlots:
             )
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
+        queued_at = time.perf_counter()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -280,6 +291,8 @@ class EpisodeSlots:
             if not waiter.cancelled():
                 self._pass_on()
             raise
+        finally:
+            self.waited += time.perf_counter() - queued_at
 
     def _release_slot(self) -> None:
         self._ended += 1

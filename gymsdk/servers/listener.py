@@ -384,6 +384,7 @@ class Listener:
         self._context = security.tls.create_ssl_context() if security.tls else None
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
+        self._pacer = Pacer()
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
@@ -420,7 +421,7 @@ class Listener:
             interface="asgi3",
             lifespan="on",
             http=partial(  # type: ignore[arg-type]  # uvicorn calls it like the class
-                Connection, pacer=Pacer(), max_header_bytes=self._security.limits.header
+                Connection, pacer=self._pacer, max_header_bytes=self._security.limits.header
             ),
             ws="none",
             log_config=None,
@@ -441,6 +442,7 @@ class Listener:
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; if the stop interrupts it, tell the client that it can send the request again."""
         if scope["type"] != "http":
+            scope.setdefault("state", {})[middleware.PACER_KEY] = self._pacer
             await self._app(scope, receive, send)
             return
         if _INVALID_TARGET_KEY in scope:

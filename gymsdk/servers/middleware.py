@@ -23,9 +23,10 @@ from gymsdk.convert.anthropic import build_error
 from gymsdk.convert.api import ApiError
 from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
 from gymsdk.jsonl import dump_json
+from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
-from gymsdk.servers.limits import release_body
+from gymsdk.servers.limits import Pacer, release_body
 from gymsdk.tracing import LogContext
 from gymsdk.types import Item
 
@@ -37,6 +38,12 @@ REJECTED_ROUTE = "refused"
 
 LOG_INTERVAL_SECONDS = 1.0
 """Seconds between two logged rejections with the same status; the others are logged at `debug`."""
+
+PACER_KEY = "gymsdk.pacer"
+"""Key of the app's state that holds the `Pacer` of the server's socket."""
+
+RECEIVED_BYTES_KEY = "gymsdk.received_bytes"
+"""Key of a request's scope that holds the size of its body, once the body has been read."""
 
 MAX_METHOD_CHARS = 16
 """How many characters of a client's method are logged."""
@@ -193,16 +200,19 @@ class RoutingMiddleware:
 
     async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
+        sent = 0
 
         async def send_counted(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, sent
+            sent += len(message.get("body") or b"")
             if message["type"] == "http.response.start":
                 status = message["status"]
                 header = (tracing.REQUEST_ID_HEADER.encode(), request_context.request.encode())
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        self._metrics.in_flight += is_counted
+        if is_counted:
+            self._metrics.start_request()
         try:
             await self._app(scope, receive, send_counted)
         except Exception as error:
@@ -211,7 +221,7 @@ class RoutingMiddleware:
         finally:
             self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
-            self._metrics.record_response(route, status, seconds)
+            self._metrics.record_response(route, status, seconds, received=scope.get(RECEIVED_BYTES_KEY, 0), sent=sent)
             tracing.assign_route(request_context, route)
             level = (
                 logging.DEBUG
@@ -226,10 +236,16 @@ class RoutingMiddleware:
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle the lifespan: work outside of requests is logged under the server's name, too."""
         tracing.set_log_context(LogContext(self._metrics.name))
-        scope.setdefault("state", {})[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
+        state = scope.setdefault("state", {})
+        state[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
+        if isinstance(pacer := state.get(PACER_KEY), Pacer):
+            self._metrics.add_counter(
+                "admission_seconds", "Seconds that requests waited until they were started.", lambda: pacer.waited
+            )
         if tracing.is_profiling():
             tracing.profile_tasks(asyncio.get_running_loop())
-        await self._app(scope, receive, send)
+        with sample_loop_lag(self._metrics):
+            await self._app(scope, receive, send)
 
 
 def _log_request(

@@ -23,6 +23,7 @@ from gymsdk.errors import Failed, UsageError
 from gymsdk.http import bodies
 from gymsdk.http.tls import is_loopback
 from gymsdk.jsonl import dump_json
+from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import middleware
 from gymsdk.servers.model import build_model_entry, build_model_list, find_model, is_anthropic_client
@@ -158,6 +159,7 @@ def build_app(
         client_max_size=MAX_BODY_BYTES, middlewares=[_count_requests(metrics), _track_requests, _convert_route_errors]
     )
     served[REQUEST_TRACKER] = RequestTracker()
+    served.cleanup_ctx.append(_sample_loop_lag(metrics))
     drawn = draw_fates(faults)
     for face in INBOUND_APIS.values():
         served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
@@ -218,7 +220,8 @@ async def serve(
 def _count_requests(metrics: ServerMetrics) -> Middleware:
     @web.middleware
     async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-        started, status = time.perf_counter(), 500
+        started, status, sent = time.perf_counter(), 500, 0
+        metrics.start_request()
         try:
             answer = await handler(request)
         except web.HTTPException as error:
@@ -228,14 +231,24 @@ def _count_requests(metrics: ServerMetrics) -> Middleware:
             status = CLIENT_CLOSED_STATUS
             raise
         else:
-            status = answer.status
+            status, sent = answer.status, answer.content_length or 0
             return answer
         finally:
+            metrics.in_flight -= 1
             resource = request.match_info.route.resource
             route = "other" if resource is None else resource.canonical
-            metrics.record_response(route, status, time.perf_counter() - started)
+            seconds, received = time.perf_counter() - started, request.content_length or 0
+            metrics.record_response(route, status, seconds, received=received, sent=sent)
 
     return count_requests
+
+
+def _sample_loop_lag(metrics: ServerMetrics) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def sample(_: web.Application) -> AsyncIterator[None]:
+        with sample_loop_lag(metrics):
+            yield
+
+    return sample
 
 
 @web.middleware

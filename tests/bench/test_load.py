@@ -15,9 +15,10 @@ from aiohttp import web
 
 import gymsdk
 from gymsdk import Model, ServerClient, testing
-from gymsdk.bench.load import LoadPlan, Recording, record_rollouts, run_load
-from gymsdk.bench.report import count_requests_between, read_metrics
-from gymsdk.bench.stage import SERVERS, Stage, join_servers
+from gymsdk.bench.generator import LoadPlan, run_load
+from gymsdk.bench.readings import MetricsDifference, read_metrics
+from gymsdk.bench.recording import Recording, record_rollouts
+from gymsdk.bench.stage import LOAD, SERVERS, Stage, join_servers
 from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
 from gymsdk.errors import Failed, GymsdkError
@@ -83,6 +84,35 @@ async def test_concurrency_is_limited() -> None:
     assert model.most == 5
 
 
+async def test_an_open_loop_sends_at_the_given_rate_and_bounds_the_outstanding_rollouts() -> None:
+    model = Slow()
+    async with staged(model) as stage:
+        plan = LoadPlan(concurrency=3, rollouts=30, rate=2000.0)
+        load = await run_load(stage, await right(), plan)
+    assert (load.rollouts, load.wrong, model.most) == (30, 0, 3)
+    assert load.open_loop is not None
+    assert (load.open_loop.rate, load.open_loop.most, load.open_loop.keeps_up) == (2000.0, 3, False)
+    assert load.open_loop.delayed > 10
+    # The later rollouts were due long before they could be sent.
+    assert load.latency is not None
+    assert load.latency.max > 10.0 * 30 / 3 / 2
+    assert load.stages["send"] > 0
+
+
+async def test_a_load_shows_where_the_time_went_and_what_was_transferred() -> None:
+    async with staged(Slow()) as stage:
+        load = await run_load(stage, await right(), LoadPlan(concurrency=5, rollouts=25))
+    assert load.latency is not None
+    assert sum(load.stages.values()) == pytest.approx(load.latency.mean, rel=0.1)
+    assert {"queue", "reset", "model", "step", "verify", "close", "serialise", "server", "client"} == load.stages.keys()
+    assert load.stages["model"] >= 10.0
+    [(server, traffic)] = load.traffic.items()
+    assert server == "sums_simple_agent"
+    assert traffic.sent > traffic.received > 200
+    assert load.loop_lag.keys() == {SERVERS, LOAD}
+    assert all(0 <= lag.p50 <= lag.p99 <= lag.max for lag in load.loop_lag.values())
+
+
 async def test_a_reward_that_differs_from_the_recording_is_wrong() -> None:
     recording = await right(4)
     other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
@@ -142,7 +172,7 @@ async def test_requests_of_the_policy_endpoint_are_counted() -> None:
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
             await client.post(f"{url}/responses", body)
         after = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
-    assert count_requests_between(before, after) == {"policy": 3}
+    assert MetricsDifference(before, after).count_requests() == {"policy": 3}
 
 
 async def test_open_sessions_are_read() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import gymsdk
 from gymsdk import Environment
-from gymsdk.bench.load import list_jobs, record_rollouts
+from gymsdk.bench.recording import list_jobs, record_rollouts
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 
 ALIKE = """

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,9 +35,36 @@ def test_text_output_is_a_table(gymsdk: Callable[..., Any]) -> None:
     first, second, header, *lines = result.out.splitlines()
     assert first == "sums: played by endpoint/policy, which replays scripted/oracle"
     assert second.startswith("ready in ")
-    assert header.split() == ["at", "once", "1", "3"]
-    assert any(line.startswith("CPU of the policy endpoint, ms a rollout") for line in lines)
+    assert header.split() == ["concurrency", "1", "3"]
+    assert lines.index("CPU per rollout, ms") < next(
+        number for number, line in enumerate(lines) if line.startswith("  policy endpoint ")
+    )
     assert any(line.split() == ["mean", "reward", "1.000", "1.000"] for line in lines)
+
+
+def test_shapes_of_rollouts_are_compared_and_drawn(gymsdk: Callable[..., Any], tmp_path: Path) -> None:
+    plot = tmp_path / "shapes.svg"
+    result = gymsdk(
+        *("bench", "--shape", "steps:2,simple,turns:3", "--rollouts", 6, "--concurrency", 2, "--plot", plot)
+    )
+    assert result.code == 0, result.err
+    titles = [line.partition(":")[0] for line in result.out.splitlines() if ": played by " in line]
+    assert titles == ["simple", "steps", "turns"]
+    rows = result.out.partition("cost of a rollout by shape\n")[2].splitlines()
+    assert [row.split()[0] for row in rows if row] == ["shape", "simple", "steps:2", "turns:3"]
+    assert "<svg" in plot.read_text()
+
+
+def test_an_open_loop_reports_the_offered_and_the_achieved_rate(gymsdk: Callable[..., Any]) -> None:
+    result = gymsdk(
+        *("bench", "sums", "--rate", "40,80", "--rollouts", 20, "--split", "train"),
+        *("--max-outstanding", 10, "--seed", 3, "--model", "scripted/oracle", "--json"),
+    )
+    assert result.code == 0, result.err
+    loads = json.loads(result.out)["loads"]
+    assert [load["open_loop"]["rate"] for load in loads] == [40.0, 80.0]
+    assert all(load["open_loop"]["achieved"] > 0 and load["open_loop"]["most"] <= 10 for load in loads)
+    assert all(load["rollouts"] == 20 and load["wrong"] == 0 for load in loads)
 
 
 def _start_head(start: Callable[..., subprocess.Popen[str]], model: str) -> str:
@@ -79,6 +107,18 @@ def test_a_load_can_last_a_number_of_minutes(gymsdk: Callable[..., Any]) -> None
         (["nosuch"], "no environment named 'nosuch'"),
         (["sums", "--concurrency", "0"], "--concurrency 0: write positive integers"),
         (["sums", "--concurrency", "1,x"], "--concurrency 1,x: write positive integers"),
+        (
+            ["sums", "--concurrency", "1,999999"],
+            "--concurrency 999999 needs more connections than this process may open",
+        ),
+        (["sums", "--rate", "0"], "--rate 0: write positive numbers, as in --rate 50,100"),
+        (["sums", "--rate", "5,x"], "--rate 5,x: write positive numbers"),
+        (["sums", "--plot", "load.gif"], "--plot load.gif: name a file that ends with .png, .svg, .pdf"),
+        ([], "name environments to measure, or shapes with --shape, but not both"),
+        (["sums", "--shape", "simple"], "name environments to measure, or shapes with --shape, but not both"),
+        (["--shape", "long"], "'long' is not a shape; write simple, steps:N or turns:N"),
+        (["--shape", "simple", "--set", "x=1"], "--shape has no settings and one split"),
+        (["--shape", "simple", "--head", "http://127.0.0.1:1"], "--shape starts servers of its own environment"),
         (["sums", "--model", "vllm/x"], "--model vllm/x: only rewards of scripted policies can be checked"),
         (["sums", "--head", "127.0.0.1:1"], "write it as a URL"),
         (["sums", "--split", "tran"], "has no split 'tran'; did you mean 'train'?"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
@@ -136,11 +137,17 @@ async def test_requests_are_counted_by_route_and_status(client, metrics):
     assert found["requests_total", ("route", "other"), server, ("status", "404")] == 1
     assert found["request_seconds_bucket", ("le", "+Inf"), echo, server] == 2
     assert found["request_seconds_count", echo, server] == 2
+    assert found["request_bytes_total", echo, server] == len("{}{")
+    assert found["response_bytes_total", echo, server] > len("{}")
+    assert found["process_id", server] == os.getpid()
     assert {name for name, *_ in found} == {
         "places",
         "uptime_seconds",
         "requests_in_flight",
+        "process_id",
         "requests_total",
+        "request_bytes_total",
+        "response_bytes_total",
         *(f"request_seconds_{each}" for each in ("bucket", "count", "sum")),
     }
 
@@ -151,10 +158,13 @@ def test_each_metric_has_its_type_and_a_description(metrics):
     assert dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)) == {
         "gymsdk_uptime_seconds": "gauge",
         "gymsdk_requests_in_flight": "gauge",
+        "gymsdk_process_id": "gauge",
+        "gymsdk_request_bytes_total": "counter",
+        "gymsdk_response_bytes_total": "counter",
         "gymsdk_requests_total": "counter",
         "gymsdk_request_seconds": "histogram",
     }
-    assert len(re.findall(r"^# HELP \w+ \w.*[.]$", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^# HELP \w+ \w.*[.]$", text, re.MULTILINE)) == 7
 
 
 def test_buckets_are_cumulative(metrics):

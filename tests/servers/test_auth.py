@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
-from gymsdk.bench import report, stage
+from gymsdk.bench import readings, stage
 from gymsdk.http import client as http
 from gymsdk.models import registry as models
 from gymsdk.rollouts.remote import fetch_servers
@@ -198,7 +198,9 @@ async def test_our_clients_send_the_token_of_the_environment_variable(servers: S
     found = await fetch_servers(servers.head)
     assert set(found.agents) == {"counter_simple_agent"}
     joined = await stage.join_servers(servers.head)
-    assert (await report.read_metrics(joined.metered, joined.served.client.build_headers_for)).requests["counter"] >= 1
+    assert (await readings.read_metrics(joined.metered, joined.served.client.build_headers_for)).requests[
+        "counter"
+    ] >= 1
 
 
 async def test_a_program_can_pass_the_token_itself(servers: SecuredServers) -> None:

@@ -251,3 +251,18 @@ async def test_a_slot_granted_to_a_cancelled_request_goes_to_the_next_request() 
     async with asyncio.timeout(5):
         await second
     assert (admission.taken, admission.waiting) == (1, 0)
+
+
+async def test_the_time_in_the_queue_is_counted():
+    admission, inside = EpisodeSlots(slots=1, queue=10), asyncio.Event()
+
+    async def hold() -> None:
+        async with admission.acquire():
+            inside.set()
+            await asyncio.sleep(0.05)
+
+    first = asyncio.ensure_future(hold())
+    await inside.wait()
+    assert admission.waited == 0
+    await asyncio.gather(first, hold(), hold())
+    assert admission.waited >= 0.04 + 0.09

@@ -1,0 +1,236 @@
+"""Format the results of a benchmark as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gymsdk.bench.report import PERCENTILES, BenchResult, CostFactors, LoadResult, OpenLoop
+from gymsdk.bench.stage import LOAD, SERVERS
+
+STAGE_LABELS = {
+    "send": "wait to be sent",
+    "queue": "queue",
+    "reset": "reset",
+    "model": "model",
+    "step": "tools (step)",
+    "verify": "verify",
+    "close": "close",
+    "serialise": "serialise",
+    "server": "other in the server",
+    "client": "HTTP and client",
+}
+
+PERCENTILE_LABELS = {"p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9"}
+
+BUSY_SHARE = 0.9
+"""The share of a CPU core above which the load generator may be the bottleneck."""
+
+MAX_LATE_MILLISECONDS = 50.0
+"""How late the load generator may send rollouts before the result says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of a table under a heading. Each row has a label and, for each load, a text or `None`."""
+
+    heading: str
+    rows: Mapping[str, Sequence[str | None]]
+
+
+def format_table(result: BenchResult) -> str:
+    """Return a table with a column per load, followed by what is wrong with the loads."""
+    sections = [section for section in _list_sections(result.loads) if section.rows]
+    rows = [row for section in sections for row in _list_cells(section)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(result.loads) + 1)]
+    table = [_format_row(row, widths) for row in rows]
+    return "\n".join([*_format_header(result), *table, *_list_problems(result.loads), ""])
+
+
+def _format_header(result: BenchResult) -> Iterator[str]:
+    yield f"{result.title}: played by {result.model or 'an unknown model'}"
+    if result.ready is not None:
+        yield f"ready in {result.ready:.2f} s ({result.ready_cpu:.2f} s of CPU), with {result.ready_memory:.0f} MB"
+
+
+def _list_cells(section: Section) -> Iterator[list[str]]:
+    if section.heading:
+        columns = len(next(iter(section.rows.values())))
+        yield [section.heading, *[""] * columns]
+    indent = "  " if section.heading else ""
+    for label, texts in section.rows.items():
+        yield [indent + label, *(text or "" for text in texts)]
+
+
+def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = zip(row, widths, strict=True)
+    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
+
+
+def _list_sections(loads: Sequence[LoadResult]) -> Iterator[Section]:
+    yield Section("", dict([_list_load_names(loads)]))
+    yield Section("rollouts per second", dict(_list_rates(loads)))
+    latencies = [None if each.latency is None else each.latency.model_dump() for each in loads]
+    names = {**{name: PERCENTILE_LABELS[name] for name in PERCENTILES}, "mean": "mean", "max": "max"}
+    yield Section("latency, ms", _tabulate(latencies, names, "{:,.1f}"))
+    yield Section("mean time of a rollout, ms", _tabulate([each.stages for each in loads], STAGE_LABELS, "{:,.2f}"))
+    yield Section("CPU per rollout, ms", _tabulate([each.cpu for each in loads], {}, "{:.2f}"))
+    yield Section("CPU, cores", _tabulate([each.cpu_share for each in loads], {}, "{:.2f}"))
+    yield Section("memory, MB", dict(_list_memory(loads)))
+    yield Section("event-loop lag, ms", dict(_list_lags(loads)))
+    yield Section("per rollout", dict(_list_counts(loads)))
+    yield Section("cost relative to the shape simple", dict(_list_factors([each.factors for each in loads])))
+    yield Section("results", dict(_list_outcomes(loads)))
+
+
+def _tabulate(
+    columns: Sequence[Mapping[str, float] | None], labels: Mapping[str, str], template: str
+) -> dict[str, list[str | None]]:
+    """Return a row for each key of *labels* or of the *columns* that has a value."""
+    keys = dict.fromkeys([*labels, *(key for column in columns for key in column or {})])
+    rows = {
+        labels.get(key, key): [template.format(column[key]) if column and key in column else None for column in columns]
+        for key in keys
+    }
+    return {label: cells for label, cells in rows.items() if any(cells)}
+
+
+def _list_load_names(loads: Sequence[LoadResult]) -> tuple[str, list[str | None]]:
+    """Return the first row: the rate or the concurrency of each load. All loads of a result are of one kind."""
+    if any(each.open_loop for each in loads):
+        return "arrivals per second", [f"{each.open_loop.rate:g}" for each in loads if each.open_loop]
+    return "concurrency", [str(each.concurrency) for each in loads]
+
+
+def _list_rates(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
+    loops = [each.open_loop for each in loads if each.open_loop is not None]
+    if loops:
+        yield "offered", [_format_rate(loop.offered) for loop in loops]
+        yield "achieved", [_format_rate(loop.achieved) for loop in loops]
+        yield "the servers keep up", [_format_verdict(loop) for loop in loops]
+        yield "most rollouts outstanding", [f"{loop.most:,}" for loop in loops]
+    yield "from first request to last response", [f"{each.rate:,.1f}" for each in loads]
+
+
+def _format_rate(rate: float | None) -> str:
+    return "unknown" if rate is None else f"{rate:,.1f}"
+
+
+def _format_verdict(loop: OpenLoop) -> str:
+    return {None: "unknown", True: "yes", False: "NO"}[loop.keeps_up]
+
+
+def _list_memory(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
+    for name in dict.fromkeys(name for each in loads for name in each.memory):
+        found = [each.memory.get(name) for each in loads]
+        yield f"{name} before", [None if memory is None else f"{memory.before:,.0f}" for memory in found]
+        yield f"{name} peak", [None if memory is None else f"{memory.most:,.0f}" for memory in found]
+        yield f"{name} after", [None if memory is None else f"{memory.after:,.0f}" for memory in found]
+
+
+def _list_lags(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
+    for name in dict.fromkeys(name for each in loads for name in each.loop_lag):
+        found = [each.loop_lag.get(name) for each in loads]
+        yield f"{name} p50", [None if lag is None else f"{lag.p50:,.1f}" for lag in found]
+        yield f"{name} p99", [None if lag is None else f"{lag.p99:,.1f}" for lag in found]
+        yield f"{name} max", [None if lag is None else f"{lag.max:,.1f}" for lag in found]
+
+
+def _list_counts(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
+    yield "model calls", [f"{each.calls:.2f}" for each in loads]
+    for name in dict.fromkeys(name for each in loads for name in each.requests):
+        yield f"requests to {name}", [f"{each.requests.get(name, 0.0):.2f}" for each in loads]
+        traffic = [each.traffic.get(name) for each in loads]
+        yield f"kB to {name}", [None if each is None else f"{each.received / 1e3:,.2f}" for each in traffic]
+        yield f"kB from {name}", [None if each is None else f"{each.sent / 1e3:,.2f}" for each in traffic]
+
+
+def _list_factors(factors: Sequence[CostFactors | None]) -> Iterator[tuple[str, list[str | None]]]:
+    if not any(factors):
+        return
+    yield "CPU of the servers", [None if each is None else _format_factor(each.cpu) for each in factors]
+    yield "time per rollout", [None if each is None else _format_factor(each.rate) for each in factors]
+    yield "capacity table of NeMo Gym", [None if each is None else _format_factor(each.reference) for each in factors]
+
+
+def _format_factor(factor: float | None) -> str:
+    return "" if factor is None else f"{factor:.1f} x"
+
+
+def _list_outcomes(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
+    yield "rollouts", [f"{each.rollouts:,}" for each in loads]
+    yield "mean reward", [None if each.reward is None else f"{each.reward:.3f}" for each in loads]
+    yield "rewards unlike the recording's", [None if each.wrong is None else f"{each.wrong:,}" for each in loads]
+    for kind in dict.fromkeys(kind for each in loads for kind in each.failures):
+        yield f"no reward: {kind}", [f"{each.failures.get(kind, 0):,}" for each in loads]
+    yield "sessions and episodes left open", [f"{each.open:,}" for each in loads]
+
+
+def _list_problems(loads: Sequence[LoadResult]) -> Iterator[str]:
+    yield from dict.fromkeys(f"{kind}: {message}" for load in loads for kind, message in load.messages.items())
+    for load in loads:
+        yield from _describe_limits(load)
+        if load.wrong and load.expected is not None and load.reward is not None:
+            yield (
+                f"WRONG REWARDS: with {_name_load(load)}, {load.wrong} of {load.rollouts} rewards"
+                f" differ from the recording;"
+                f" the mean is {load.reward:.4f}, expected {load.expected:.4f}"
+            )
+    if any(load.wrong is None for load in loads):
+        yield "the rewards are not checked: name the scripted policy that the servers play with --model"
+
+
+def _name_load(load: LoadResult) -> str:
+    return f"{load.concurrency} at once" if load.open_loop is None else f"{load.open_loop.rate:g} per second"
+
+
+def _describe_limits(load: LoadResult) -> Iterator[str]:
+    """Say what limits a load: the servers, the bound on outstanding rollouts, or the load generator."""
+    loop = load.open_loop
+    if loop is not None and loop.keeps_up is False:
+        yield (
+            f"THE SERVERS DO NOT KEEP UP: with {loop.rate:g} rollouts offered per second, they complete"
+            f" {loop.achieved:,.1f}; the latency grows as long as the load lasts"
+        )
+    if loop is not None and loop.delayed:
+        yield (
+            f"with {loop.rate:g} per second, {loop.delayed:,} rollouts waited to be sent because"
+            f" {load.concurrency:,} were outstanding; their latency includes this wait"
+        )
+    if (share := load.cpu_share.get(LOAD, 0.0)) > BUSY_SHARE:
+        yield (
+            f"with {_name_load(load)}, the load generator uses {share:.0%} of a CPU core and may be the bottleneck;"
+            " the servers may sustain more"
+        )
+    if loop is not None and loop.late_p99 > MAX_LATE_MILLISECONDS:
+        yield (
+            f"with {_name_load(load)}, the load generator sent 1 % of the rollouts more than {loop.late_p99:,.0f} ms"
+            " late, because this machine is busy; their latency includes this delay"
+        )
+
+
+def format_factors(results: Sequence[BenchResult]) -> str:
+    """Return a table that compares the shapes of rollouts, one line for each load of each shape."""
+    shapes = [result for result in results if result.shape is not None]
+    header = ["shape", "load", "CPU, ms", "factor", "per second", "factor", "NeMo Gym's table"]
+    rows = [header, *(cells for result in shapes for cells in _list_factor_cells(result))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(["cost of a rollout by shape", *(_format_row(row, widths) for row in rows), ""])
+
+
+def _list_factor_cells(result: BenchResult) -> Iterable[list[str]]:
+    for load in result.loads:
+        is_simple = load.factors is None and result.shape == "simple"
+        factors = load.factors or (CostFactors(cpu=1.0, rate=1.0, reference=1.0) if is_simple else None)
+        cells = ["", "", ""] if factors is None else map(_format_factor, (factors.cpu, factors.rate, factors.reference))
+        cpu_factor, rate_factor, reference = cells
+        cpu = sum(used for name, used in load.cpu.items() if name.startswith(SERVERS))
+        yield [
+            result.title,
+            _name_load(load),
+            f"{cpu:.2f}",
+            cpu_factor,
+            f"{load.rate:,.1f}",
+            rate_factor,
+            reference,
+        ]
