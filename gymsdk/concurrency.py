@@ -211,6 +211,9 @@ def start_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) ->
         The task, or a finished future.
     """
     loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is not None:
+        # Such as the one that counts the CPU time of tasks.
+        return loop.create_task(coroutine, name=name)
     if sys.version_info >= (3, 12):
         return asyncio.Task(coroutine, loop=loop, name=name, eager_start=True)
     first_step, context = _FirstStep(coroutine), contextvars.copy_context()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from gymsdk.servers.middleware import Receive, Scope, Send
@@ -49,6 +50,9 @@ class ServerApp(FastAPI):
             layers = super().build_middleware_stack()
         finally:
             self.user_middleware = own
+        if isinstance(layers, ServerErrorMiddleware):
+            # An unknown error reaches the server's own middleware first, and then uvicorn, which answers with 500.
+            layers = layers.app
         app: ASGIApp = _DirectEndpoints(layers, self._endpoints, self.exception_handlers)
         for middleware, arguments, options in reversed(own):
             app = middleware(app, *arguments, **options)

@@ -345,7 +345,9 @@ def test_the_pages_load_nothing_from_elsewhere() -> None:
 
 
 def find_tool_line(run: Path) -> dict[str, Any]:
-    lines = (line for _, line in read_rows(run / "rollouts.jsonl"))
+    lines = [line for _, line in read_rows(run / "rollouts.jsonl")]
+    # Rollouts are written in the order in which they end.
+    lines.sort(key=lambda line: (line["_ng_task_index"], line["_ng_rollout_index"]))
     return next(line for line in lines if line["reward"] == 1 and line["gymsdk"]["turns"] > 1)
 
 
