@@ -81,7 +81,7 @@ def classify(frames: list[str]) -> tuple[str, str]:
 @contextmanager
 def sample(pid: int, output: Path) -> Iterator[None]:
     """Sample the process while the context is open, and write the call stacks to *output*."""
-    command = [Path(sys.executable).with_name("py-spy"), "record", "--pid", str(pid), "--rate", str(RATE)]
+    command = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(pid), "--rate", str(RATE)]
     options = ["--format", "raw", "--duration", str(MAX_SECONDS), "--output", str(output)]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sampler:
         try:
@@ -103,11 +103,11 @@ def show_profile(title: str, stacks: Path, output: TextIO) -> None:
         functions[innermost] += int(count)
     total = areas.total()
     print(f"{title}, {total} samples", file=output)
-    for area, count in areas.most_common():
-        print(f"  {100 * count / total:5.1f} %  {area}", file=output)
+    for area, samples in areas.most_common():
+        print(f"  {100 * samples / total:5.1f} %  {area}", file=output)
     print("functions with the most samples, without the functions that they call", file=output)
-    for function, count in functions.most_common(SHOWN_FUNCTIONS):
-        print(f"  {100 * count / total:5.1f} %  {function}", file=output)
+    for function, samples in functions.most_common(SHOWN_FUNCTIONS):
+        print(f"  {100 * samples / total:5.1f} %  {function}", file=output)
     print(file=output, flush=True)
 
 

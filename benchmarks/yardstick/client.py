@@ -145,13 +145,22 @@ async def _post_row(connection: Connection, row: Row, outcome: Outcome) -> None:
     outcome.latencies.append(time.perf_counter() - started)
 
 
-def fetch_json(url: str, path: str) -> object:
-    """Return the JSON that a GET request returns."""
+def fetch(url: str, body: bytes | None = None) -> bytes:
+    """Return the body of the response to a GET request, or to a POST request if there is a *body*.
 
-    async def fetch() -> object:
-        connection = await connect(url)
-        _, body = await connection.send(b"GET", path.encode())
+    Raises:
+        RuntimeError: The status is not 200.
+    """
+    return uvloop.run(_fetch(url, body))
+
+
+async def _fetch(url: str, body: bytes | None) -> bytes:
+    connection = await connect(url)
+    try:
+        path = urlsplit(url).path.encode()
+        head, answer = await connection.send(b"GET" if body is None else b"POST", path, body or b"")
+    finally:
         connection.transport.close()
-        return orjson.loads(body)
-
-    return uvloop.run(fetch())
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"{url} answered {head[9:12].decode()}: {answer[:500].decode()}")
+    return answer

@@ -14,6 +14,10 @@ from typing import Any
 import orjson
 
 RIGHT_SHARE = 0.85
+FORMS = 20
+ANSWERS = 800
+"""The number of answers of one seed: 40 of each form."""
+
 INSTRUCTION = (
     "Solve the following math problem. Make sure to put the answer (and only answer) inside \\boxed{}.\n\nProblem "
 )
@@ -50,10 +54,14 @@ class Row:
     reward: float
 
 
-def build_rows(environment: str, number: int) -> list[Row]:
-    """Return the first *number* rows of `math` or `tool_call`."""
+def build_rows(environment: str, number: int, start: int = 0) -> list[Row]:
+    """Return *number* rows of `math` or `tool_call`, from the row *start* on.
+
+    Rows of math beyond the first `ANSWERS` have other numbers in their answers. A short answer, such as an integer
+    below 100, repeats nevertheless, as it does in real data.
+    """
     build = {"math": _build_math_row, "tool_call": _build_tool_row}[environment]
-    return [build(index) for index in range(number)]
+    return [build(index) for index in range(start, start + number)]
 
 
 def _build_tool_row(index: int) -> Row:
@@ -65,8 +73,7 @@ def _build_tool_row(index: int) -> Row:
 
 
 def _build_math_row(index: int) -> Row:
-    answers = build_answers()
-    gold, answer, is_right = answers[index % len(answers)]
+    gold, answer, is_right = build_answers(index // ANSWERS)[index % ANSWERS]
     question = f"{index}. {QUESTION} <<<ANS:{answer}>>>"
     messages = [{"role": "user", "content": INSTRUCTION + question}]
     row = {"responses_create_params": {"input": messages}, "question": question, "expected_answer": gold}
@@ -74,11 +81,11 @@ def _build_math_row(index: int) -> Row:
 
 
 @cache
-def build_answers() -> list[tuple[str, str, bool]]:
-    """Return 800 tuples of an expected answer, the answer that the stub gives, and whether it is right."""
-    rng = random.Random(11)
+def build_answers(seed: int) -> list[tuple[str, str, bool]]:
+    """Return `ANSWERS` tuples of an expected answer, the answer that the stub gives, and whether it is right."""
+    rng = random.Random(11 + seed)
     answers = []
-    for _ in range(40):
+    for _ in range(ANSWERS // FORMS):
         a, b, c, d = rng.randint(2, 97), rng.randint(2, 97), rng.randint(2, 30), rng.randint(2, 30)
         for gold, equal in _build_forms(a, b, c, d):
             is_right = rng.random() < RIGHT_SHARE

@@ -7,14 +7,14 @@ URL, as in `http://127.0.0.1:PORT/latency2000/v1`:
 
 - `/latencyMS`: answer after MS milliseconds.
 - `/turnsN`: call the tool in the first N turns, each with a text of 1.5 kB; without it, call the tool once.
-- `/tokensN`: answer with a text of N tokens, their ids and their log-probabilities.
+- `/tokensN`: answer with a text of N tokens, their ids and their log-probabilities, and call no tool.
 
 A request with `<<<ANS:x>>>` gets a worked solution that ends in `\boxed{x}`. A request that offers tools gets a tool
 call until it contains enough tool outputs, and then a reply. No two texts are equal, so caches gain nothing.
 
 `GET /stats` returns the largest number of requests that were pending at the same time; `GET /reset` sets it to zero.
-`GET /watch/PID,...` makes the server record the CPU time of these processes at each request of a `/turnsN` path, and
-`GET /turns` returns the records as pairs of the number of tool outputs in the request and the CPU time in seconds.
+`GET /watch/PID,...` makes the server record the CPU time of these processes at each request of a `/turnsN` path, N > 1,
+and `GET /turns` returns the records as pairs of the number of tool outputs in the request and the CPU time in seconds.
 """
 
 from __future__ import annotations
@@ -147,16 +147,16 @@ def build_chat_completion(body: bytes, outputs: int, turns: int) -> bytes:
     ) % (number, message, finish_reason, CHAT_USAGE)
 
 
-def respond(path: bytes, body: bytes, turns: int | None, tokens: int) -> bytes:
+def respond(path: bytes, body: bytes, turns: int, tokens: int) -> bytes:
     """Return the body of the response to one request."""
     for end, mark in OUTPUT_MARKS.items():
         if path.endswith(end):
             outputs = body.count(mark)
-            if turns and STATS.watched:
+            if turns > 1 and STATS.watched:
                 STATS.turns.append((outputs, sum(map(read_cpu, STATS.watched))))
             if end == b"/responses":
-                return build_response(body, outputs, turns or 1, tokens)
-            return build_chat_completion(body, outputs, turns or 1)
+                return build_response(body, outputs, turns, tokens)
+            return build_chat_completion(body, outputs, turns)
     return control(path)
 
 
@@ -203,7 +203,7 @@ class StubProtocol(asyncio.Protocol):
         latency, turns, tokens, path = found.groups()
         STATS.pending += 1
         STATS.peak_pending = max(STATS.peak_pending, STATS.pending)
-        response = respond(path, body, int(turns) if turns else None, int(tokens or 0))
+        response = respond(path, body, int(turns or not tokens), int(tokens or 0))
         if latency:
             asyncio.get_running_loop().call_later(int(latency) / 1000, self.send, response, closes)
         else:
