@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -103,12 +103,12 @@ async def connect(url: str) -> Connection:
     return connection
 
 
-def post_rows(url: str, rows: Sequence[Row], in_flight: int) -> Outcome:
+def post_rows(url: str, rows: Iterable[Row], in_flight: int) -> Outcome:
     """Post each row to `/run` of the agent at *url*, *in_flight* at a time, and compare the rewards."""
     return uvloop.run(_post_rows(url, rows, in_flight))
 
 
-async def _post_rows(url: str, rows: Sequence[Row], in_flight: int) -> Outcome:
+async def _post_rows(url: str, rows: Iterable[Row], in_flight: int) -> Outcome:
     outcome, remaining = Outcome(), iter(rows)
     connections: list[Connection] = []
     while len(connections) < in_flight:

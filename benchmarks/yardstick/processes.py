@@ -181,7 +181,9 @@ def run_floor(environment: str, stub: str) -> Iterator[Server]:
 
 
 @contextmanager
-def run_gymsdk_serve(environment: str, base_url: str, *options: str, checkout: str = "") -> Iterator[Server]:
+def run_gymsdk_serve(
+    environment: str, base_url: str, *options: str, checkout: str = "", report: Path | None = None
+) -> Iterator[Server]:
     """Run `gymsdk serve` with the model at *base_url*.
 
     Args:
@@ -189,11 +191,22 @@ def run_gymsdk_serve(environment: str, base_url: str, *options: str, checkout: s
         base_url: The base URL of the stub, as in `http://127.0.0.1:8900/v1`.
         *options: Further options of the command.
         checkout: The source tree to import gymsdk from. Default: the installed one.
+        report: The file to write what `watched.py` records to. Default: the command is not watched.
     """
-    model = ["--model", "endpoint/stub", "--base-url", base_url, "--api", "responses"]
-    command = [sys.executable, "-m", "gymsdk", "serve", environment, "--port", "0", "--json", *model, *options]
+    serve = ["serve", environment, "--port", "0", "--json", *build_model_options(base_url), *options]
+    command = build_watched_command(report, *serve) if report else [sys.executable, "-m", "gymsdk", *serve]
     with run_server(command, environ=build_environ(checkout)) as server:
         yield server
+
+
+def build_model_options(base_url: str) -> list[str]:
+    """Return the options of `gymsdk serve` and `gymsdk rollout` that select the stub as the model."""
+    return ["--model", "endpoint/stub", "--base-url", base_url, "--api", "responses"]
+
+
+def build_watched_command(report: Path, *arguments: str) -> list[str]:
+    """Return the command line of a `gymsdk` command that writes what `watched.py` records to the file *report*."""
+    return [sys.executable, str(HERE / "watched.py"), str(report), *arguments]
 
 
 def build_environ(checkout: str) -> dict[str, str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import HERE, build_environ
+from .processes import build_environ, build_model_options, build_watched_command
 from .rows import build_rows
 
 ENVIRONMENT = "tool_call"
@@ -27,6 +26,7 @@ class RolloutRun:
         memory: The peak of its resident memory in bytes.
         longest_stall: The longest stall of its event loop in seconds.
         stalls: The number of stalls over 100 ms.
+        tasks: The number of tasks of the event loop in the last second.
         outcomes: The number of rollouts by outcome.
     """
 
@@ -34,6 +34,7 @@ class RolloutRun:
     memory: int
     longest_stall: float
     stalls: int
+    tasks: int
     outcomes: Counter[str]
 
 
@@ -55,9 +56,8 @@ def run_rollouts(
     with tempfile.TemporaryDirectory() as folder:
         tasks, output, report = Path(folder, "rows.jsonl"), Path(folder, "run"), Path(folder, "report.json")
         tasks.write_bytes(b"\n".join(row.body for row in build_rows(ENVIRONMENT, rollouts)) + b"\n")
-        model = ["--model", "endpoint/stub", "--base-url", base_url, "--api", "responses"]
-        load = ["--tasks", str(tasks), "--concurrency", str(in_flight), "--output", str(output)]
-        command = [sys.executable, str(HERE / "stalls.py"), str(report), "rollout", ENVIRONMENT, *load, *model]
+        options = ["--tasks", str(tasks), "--concurrency", str(in_flight), "--output", str(output)]
+        command = build_watched_command(report, "rollout", ENVIRONMENT, *options, *build_model_options(base_url))
         environ = {**os.environ, **build_environ(checkout)}
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ) as process:
             if on_start:

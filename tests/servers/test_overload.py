@@ -174,7 +174,7 @@ def counting(counter: Callable[..., Environment]) -> Environment:
 async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("gymsdk.servers.limits.DEFAULT_RETRY_SECONDS", 1.0)
     app = agent.create_app(counting, policy("done"), concurrency=2, queue=2)
     head = create_app("head", "A head that counts.", metrics=ServerMetrics("head"))
     config_requests: list[int] = []
