@@ -12,12 +12,13 @@ How the rows are measured:
 - math-512, tool-512, tool-2048: `gymsdk serve` with the stub as its model, and that number of `/run` requests in
   flight. math: 800 rows with different answers on servers that have graded other rows before; every reward is compared
   with the known one. `again` plays the same rows a second time, as a trainer's group of rollouts does.
-- rollout: `gymsdk rollout tool_call` against a model with a latency of 2 s. The CPU time per rollout is the marginal
+- rollout: `gymsdk rollout tool_call` against a model with a latency of 2 s, with the rows that the environment
+  generates (14 tools each; two model calls and one tool call per rollout). The CPU time per rollout is the marginal
   one: of a run minus that of a run with 64 rollouts, so that imports do not count. With 64 in flight, 1,024 rollouts
   take about 64 s whatever their CPU time is, because each waits for two model calls; a shorter latency would be
   faster but would change the number of timers that expire during a rollout, so the latency stays the same and the
-  number of rollouts is small. With 16,384 in flight, all rollouts start at once. A stall is the time by which a timer
-  of the run's event loop is late.
+  number of rollouts is small. With 4,096 and 16,384 in flight, all rollouts start at once. A stall is the time by
+  which a timer of the run's event loop is late.
 - run-8192: 8,192 `/run` requests at once on one process, without retries, while another process requests `/livez` ten
   times a second from every server on new connections.
 - separate: as tool-512 with `--separate`; the requests are those that the servers answer, from their `/metrics`. The
@@ -157,7 +158,7 @@ def measure_rollout(settings: Settings) -> Iterator[Figure]:
     model = f"{settings.stub}{LATENCY}/v1"
     start = run_rollouts(model, FEW, FEW, checkout=settings.checkout)
     floor = None
-    for in_flight, number in ((64, 1024), (4096, 8192), (16_384, 16_384)):
+    for in_flight, number in ((64, 1024), (4096, 4096), (16_384, 16_384)):
         rollouts = max(2 * FEW, settings.scaled(number))
         run = run_rollouts(model, in_flight, rollouts, checkout=settings.checkout)
         cpu = 1e3 * (run.cpu - start.cpu) / (rollouts - FEW)

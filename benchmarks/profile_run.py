@@ -137,7 +137,7 @@ def profile_rollout(in_flight: int, rollouts: int, stacks: Path) -> str:
     return f"gymsdk rollout tool_call, {in_flight} in flight, {rollouts} rollouts, {cpu:.2f} ms of CPU each"
 
 
-LOADS = {"serve": (profile_serve, 512, 6000), "rollout": (profile_rollout, 4096, 8192)}
+LOADS = {"serve": (profile_serve, 512, 6000), "rollout": (profile_rollout, 4096, 4096)}
 """What to sample, with the default number of requests in flight and of rollouts."""
 
 

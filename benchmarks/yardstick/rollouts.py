@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .processes import build_environ, build_model_options, build_watched_command
-from .rows import build_rows
 
 ENVIRONMENT = "tool_call"
 
@@ -43,6 +42,8 @@ def run_rollouts(
 ) -> RolloutRun:
     """Play *rollouts* tool_call rollouts, *in_flight* at a time, with the model server at *base_url*.
 
+    The rows are those that the environment generates. Each offers all 14 tools.
+
     Args:
         base_url: The base URL of the stub.
         in_flight: The number of concurrent rollouts.
@@ -54,9 +55,9 @@ def run_rollouts(
         subprocess.CalledProcessError: The command failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        tasks, output, report = Path(folder, "rows.jsonl"), Path(folder, "run"), Path(folder, "report.json")
-        tasks.write_bytes(b"\n".join(row.body for row in build_rows(ENVIRONMENT, rollouts)) + b"\n")
-        options = ["--tasks", str(tasks), "--concurrency", str(in_flight), "--output", str(output)]
+        output, report = Path(folder, "run"), Path(folder, "report.json")
+        load = ["--split", "train", "--limit", str(rollouts), "--concurrency", str(in_flight)]
+        options = [*load, "--output", str(output)]
         command = build_watched_command(report, "rollout", ENVIRONMENT, *options, *build_model_options(base_url))
         environ = {**os.environ, **build_environ(checkout)}
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ) as process:
