@@ -1,6 +1,6 @@
 """Measure what gymsdk costs per rollout, compared with the floor: the same work without a framework.
 
-usage: performance.py [--row NAME ...] [--list] [--json FILE] [--repeats N] [--scale F] [--checkout DIR]
+usage: performance.py [--row NAME ...] [--json FILE] [--repeats N] [--scale F] [--checkout DIR] [--peer NAME=PYTHON]
 
 The floor is one asyncio process with uvloop and aiohttp. It runs in the same run, alternating with gymsdk, because the
 speed of a shared machine changes: compare the ratios. Of several values the lowest counts, because other processes only
@@ -29,6 +29,7 @@ How the rows are measured:
 - tokens: one turn with 65,536 token ids and log-probabilities, from the model's response to the response of `/run`. The
   floor is to parse the first and to serialize the second once; with `--separate`, the proxy and the agent each do so.
 - workers: tool-512 with `--workers 2`, compared with one worker; and 1,000 sessions with a new connection per request.
+- peers: tool_call rollouts with 64 in flight in other frameworks, from this interpreter or the one that --peer names.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
@@ -72,6 +74,7 @@ from yardstick.processes import (
 from yardstick.rollouts import run_rollouts
 from yardstick.rows import ANSWERS, build_rows
 
+HERE = Path(__file__).parent
 MIB = 2**20
 TOOL = "tool_call"
 LATENCY = "/latency2000"
@@ -91,6 +94,8 @@ CONTROL_ROUTES = ('route="/livez"', 'route="/readyz"', 'route="/metrics"')
 
 TOKENS = 65_536
 SESSIONS = 1000
+PEERS = {"inspect_ai": "inspect_ai_peer.py"}
+"""The script that plays rollouts with each peer, by the package of the peer."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,8 @@ def measure_rollout(settings: Settings) -> Iterator[Figure]:
         name = f"{in_flight} in flight"
         yield Figure("rollout", f"CPU per rollout, {name}", cpu, "ms", floor, 1.3 if floor else None)
         yield Figure("rollout", f"peak memory, {name}", run.memory / MIB, "MiB", limit=MAX_MEMORY_MIB)
-        yield Figure("rollout", f"longest stall, {name}", 1e3 * run.longest_stall, "ms", limit=MAX_STALL_MS)
+        stall = f"longest stall, {name} ({run.stalled_at:.1f} s after the start)"
+        yield Figure("rollout", stall, 1e3 * run.longest_stall, "ms", limit=MAX_STALL_MS)
         yield Figure("rollout", f"not scored, {name}", rollouts - run.outcomes["scored"], limit=0)
         floor = floor or cpu
 
@@ -300,6 +306,22 @@ def measure_workers(settings: Settings) -> Iterator[Figure | Skipped]:
     yield Figure("workers", "wrong sessions", wrong, limit=0)
 
 
+def measure_peers(settings: Settings) -> Iterator[Figure | Skipped]:
+    """Yield the CPU time of the same tool_call rollouts in other frameworks, where they are installed."""
+    rollouts, in_flight = settings.scaled(500), 64
+    for name, script in PEERS.items():
+        python = settings.interpreters.get(name) or (sys.executable if find_spec(name) else None)
+        if python is None:
+            yield Skipped("peers", f"{name} is not installed; name an interpreter with --peer {name}=PYTHON")
+            continue
+        command = [python, str(HERE / "peers" / script), settings.stub, str(rollouts), str(in_flight)]
+        with run_floor(TOOL, settings.stub) as floor:
+            least = min(measure_floor(floor, rollouts, in_flight) for _ in range(settings.repeats))
+        result = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        yield Figure("peers", f"CPU per rollout, {name}", result["cpu"], "ms", least)
+        yield Figure("peers", f"not scored, {name}", rollouts - result["scored"])
+
+
 ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped]]] = {
     "math-512": measure_math,
     "tool-512": partial(measure_tool, "tool-512", 3000, 512),
@@ -310,6 +332,7 @@ ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped]]] = {
     "turns": measure_turns,
     "tokens": measure_tokens,
     "workers": measure_workers,
+    "peers": measure_peers,
 }
 
 

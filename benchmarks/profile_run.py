@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,8 +47,9 @@ AREAS: tuple[tuple[str, str], ...] = (
     ("deadlines and threads", r"gymsdk/(concurrency|tracing)\.py|gymsdk/workers/"),
     ("logs and metrics", r"gymsdk/observability/|/logging/|prometheus_client/"),
     ("rollout jobs and files", r"gymsdk/rollouts/|gymsdk/metrics\.py"),
+    # uvloop has no frames, so that its time appears in the function that runs the loop.
+    ("event loop and sockets", r"asyncio/|/uvloop/|selectors\.py|/ssl\.py|socket\.py|gymsdk/cli/process\.py"),
     ("command line", r"gymsdk/cli/|/rich/|/typer/|/click/"),
-    ("event loop and sockets", r"asyncio/|/uvloop/|selectors\.py|/ssl\.py|socket\.py"),
 )
 """The areas, with a pattern for the paths of their source files, which py-spy shortens to the part below site-packages.
 The first pattern that matches counts."""
@@ -66,16 +68,12 @@ def classify(frames: list[str]) -> tuple[str, str]:
     """
     parsed = [found for frame in reversed(frames) if (found := FRAME.match(frame))]
     innermost = f"{parsed[0]['function']} ({'/'.join(parsed[0]['file'].split('/')[-3:])})" if parsed else "?"
-    is_loop = False
     for found in parsed:
-        if THROUGH.search(found["file"]):
-            is_loop = True
-            continue
-        for area, pattern in AREAS:
-            if re.search(pattern, "/" + found["file"]):
-                # A sample inside the event loop itself has only the command line below it.
-                return ("event loop and sockets" if is_loop and area == "command line" else area), innermost
-    return ("event loop and sockets" if is_loop else OTHER), innermost
+        if not THROUGH.search(found["file"]):
+            for area, pattern in AREAS:
+                if re.search(pattern, "/" + found["file"]):
+                    return area, innermost
+    return OTHER, innermost
 
 
 @contextmanager
@@ -83,13 +81,17 @@ def sample(pid: int, output: Path) -> Iterator[None]:
     """Sample the process while the context is open, and write the call stacks to *output*."""
     command = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(pid), "--rate", str(RATE)]
     options = ["--format", "raw", "--duration", str(MAX_SECONDS), "--output", str(output)]
-    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sampler:
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as sampler:
         try:
             yield
         finally:
             # py-spy writes its file when it is interrupted, or when the process ends.
-            sampler.send_signal(2)
-            sampler.wait()
+            sampler.send_signal(signal.SIGINT)
+            _, messages = sampler.communicate()
+    if not output.exists():
+        sys.exit(f"py-spy could not sample the process, which needs the right to trace it (SYS_PTRACE): {messages}")
 
 
 def show_profile(title: str, stacks: Path, output: TextIO) -> None:

@@ -24,6 +24,7 @@ class RolloutRun:
         cpu: The CPU time of the process and its children in seconds.
         memory: The peak of its resident memory in bytes.
         longest_stall: The longest stall of its event loop in seconds.
+        stalled_at: The time from the start of the event loop to the end of this stall in seconds.
         stalls: The number of stalls over 100 ms.
         tasks: The number of tasks of the event loop in the last second.
         outcomes: The number of rollouts by outcome.
@@ -32,6 +33,7 @@ class RolloutRun:
     cpu: float
     memory: int
     longest_stall: float
+    stalled_at: float
     stalls: int
     tasks: int
     outcomes: Counter[str]

@@ -4,8 +4,8 @@ usage: python watched.py REPORT COMMAND [ARGUMENT...]
 
 While an event loop of the command runs, a timer is due every 10 ms. The stall is the time by which the timer is late:
 every other timer and every response waits that long, too. Once a second and at the end, the script writes to the file
-REPORT, as JSON: the longest stall, the number of stalls over 100 ms, the CPU time, the peak memory and the number of
-tasks.
+REPORT, as JSON: the longest stall and when it ended, the number of stalls over 100 ms, the CPU time, the peak memory
+and the number of tasks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import json
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class LoopWatch:
 
     def __init__(self, report: Path) -> None:
         self.report = report
-        self.longest = 0.0
+        self.longest = self.stalled_at = 0.0
+        self.started = time.monotonic()
         self.stalls = 0
         self.tasks = 0
         self._next_report = 0.0
@@ -44,7 +46,8 @@ class LoopWatch:
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         late = max(0.0, loop.time() - due)
-        self.longest = max(self.longest, late)
+        if late > self.longest:
+            self.longest, self.stalled_at = late, time.monotonic() - self.started
         self.stalls += late > STALL_SECONDS
         if loop.time() >= self._next_report:
             self._next_report = loop.time() + REPORT_SECONDS
@@ -57,6 +60,7 @@ class LoopWatch:
         kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
         report = {
             "longest_stall": self.longest,
+            "stalled_at": self.stalled_at,
             "stalls": self.stalls,
             "tasks": self.tasks,
             "cpu": sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds)),
