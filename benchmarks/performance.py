@@ -65,7 +65,7 @@ from yardstick.processes import (
     Server,
     build_environ,
     get_agent_url,
-    raise_file_limit,
+    prepare_process,
     run_floor,
     run_gymsdk_serve,
     run_stub,
@@ -346,7 +346,7 @@ def main() -> int:
     parser.add_argument("--checkout", default="", metavar="DIR", help="import gymsdk from this source tree")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="the interpreter of a peer")
     arguments = parser.parse_args()
-    raise_file_limit()
+    prepare_process()
     figures: list[Figure | Skipped] = []
     started = time.monotonic()
     with run_stub() as stub:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from yardstick.client import post_rows
-from yardstick.processes import get_agent_url, raise_file_limit, run_gymsdk_serve, run_stub
+from yardstick.processes import get_agent_url, prepare_process, run_gymsdk_serve, run_stub
 from yardstick.rollouts import RolloutRun, run_rollouts
 from yardstick.rows import build_rows
 
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int)
     parser.add_argument("--stacks", type=Path, metavar="DIR", help="keep the sampled call stacks in this folder")
     arguments = parser.parse_args()
-    raise_file_limit()
+    prepare_process()
     for what in arguments.what or LOADS:
         profile, in_flight, rollouts = LOADS[what]
         with tempfile.TemporaryDirectory() as folder:

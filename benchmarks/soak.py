@@ -43,7 +43,7 @@ from yardstick.processes import (
     build_model_options,
     build_watched_command,
     get_agent_url,
-    raise_file_limit,
+    prepare_process,
     run_gymsdk_serve,
     run_stub,
 )
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--in-flight", type=int, default=256)
     arguments = parser.parse_args()
-    raise_file_limit()
+    prepare_process()
     figures = soak(60 * arguments.minutes, arguments.in_flight)
     print(f"{arguments.minutes:g} minutes, {arguments.in_flight} in flight each, {os.cpu_count()} cores")
     print(format_table(figures))

@@ -220,7 +220,8 @@ def get_agent_url(server: Server, environment: str) -> str:
     return url
 
 
-def raise_file_limit() -> None:
-    """Raise this process's soft limit on open files to the hard limit."""
+def prepare_process() -> None:
+    """Raise this process's soft limit on open files to the hard limit, and stop the started processes after SIGTERM."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
