@@ -349,18 +349,20 @@ def main() -> int:
     prepare_process()
     figures: list[Figure | Skipped] = []
     started = time.monotonic()
-    with run_stub() as stub:
-        interpreters = dict(each.split("=", 1) for each in arguments.peer)
-        settings = Settings(stub, arguments.repeats, arguments.scale, arguments.checkout, interpreters)
-        for row in arguments.row or ROWS:
-            for figure in ROWS[row](settings):
-                print(" | ".join(filter(None, format_figure(figure))), file=sys.stderr, flush=True)
-                figures.append(figure)
-    print(format_table(figures))
-    print(f"\n{time.monotonic() - started:.0f} s")
-    if arguments.json:
-        measured = [figure.to_json() for figure in figures if isinstance(figure, Figure)]
-        arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
+    try:
+        with run_stub() as stub:
+            interpreters = dict(each.split("=", 1) for each in arguments.peer)
+            settings = Settings(stub, arguments.repeats, arguments.scale, arguments.checkout, interpreters)
+            for row in arguments.row or ROWS:
+                for figure in ROWS[row](settings):
+                    print(" | ".join(filter(None, format_figure(figure))), file=sys.stderr, flush=True)
+                    figures.append(figure)
+    finally:
+        # Also after Ctrl-C or a row that fails, the rows before it are results.
+        print(f"{format_table(figures)}\n\n{time.monotonic() - started:.0f} s", flush=True)
+        if arguments.json:
+            measured = [figure.to_json() for figure in figures if isinstance(figure, Figure)]
+            arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
     return int(any(isinstance(figure, Figure) and not figure.is_within_limit for figure in figures))
 
 

@@ -211,7 +211,8 @@ def build_watched_command(report: Path, *arguments: str) -> list[str]:
 
 def build_environ(checkout: str) -> dict[str, str]:
     """Return the environment variables that make Python import gymsdk from the source tree *checkout*."""
-    return {"PYTHONPATH": checkout} if checkout else {}
+    # Without PYTHONSAFEPATH, Python would import gymsdk from the current folder if that is a source tree.
+    return {"PYTHONPATH": checkout, "PYTHONSAFEPATH": "1"} if checkout else {}
 
 
 def get_agent_url(server: Server, environment: str) -> str:
