@@ -86,6 +86,7 @@ MAX_HEALTH_SECONDS = 1.0
 MAX_STALL_MS = 100
 MAX_MEMORY_MIB = 1536
 TURNS = 200
+EPISODES = 12
 TURN_WINDOWS = {"turn 10": (5, 15), "turn 200": (189, 199)}
 """The numbers of tool outputs in the first and the last model request between which the CPU time is read."""
 
@@ -222,19 +223,17 @@ def _count_requests(server: Server) -> float:
 
 def measure_turns(settings: Settings) -> Iterator[Figure]:
     """Yield the CPU time per turn at the beginning and at the end of episodes of 200 turns."""
-    episodes, model = max(2, settings.scaled(5 * FEW) // FEW), f"{settings.stub}/turns{TURNS}"
-    row = build_rows(TOOL, 1)
+    episodes, model = max(2, int(EPISODES * settings.scale)), f"{settings.stub}/turns{TURNS}"
+    row, ours, floors, failed = build_rows(TOOL, 1), [], [], 0
     limits = ["--turns", str(2 * TURNS), "--tool-calls", str(2 * TURNS)]
     with run_floor(TOOL, settings.stub) as floor, settings.serve(TOOL, f"{model}/v1", *limits) as server:
-        failed = 0
-        fetch(f"{settings.stub}/watch/{get_pids(server.tree)}")
         for _ in range(episodes):
-            failed += post_rows(get_agent_url(server, TOOL), row, 1).failed.total()
-        ours = orjson.loads(fetch(f"{settings.stub}/turns"))
-        fetch(f"{settings.stub}/watch/{floor.tree.pid}")
-        for _ in range(episodes):
+            fetch(f"{settings.stub}/watch/{floor.tree.pid}")
             floor.exchange({"rollouts": 1, "in_flight": 1, "turns": TURNS})
-        floors = orjson.loads(fetch(f"{settings.stub}/turns"))
+            floors += orjson.loads(fetch(f"{settings.stub}/turns"))
+            fetch(f"{settings.stub}/watch/{get_pids(server.tree)}")
+            failed += post_rows(get_agent_url(server, TOOL), row, 1).failed.total()
+            ours += orjson.loads(fetch(f"{settings.stub}/turns"))
         fetch(f"{settings.stub}/watch/")
     added = []
     for name, (first, last) in TURN_WINDOWS.items():
