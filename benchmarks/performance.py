@@ -324,7 +324,7 @@ def measure_peers(settings: Settings) -> Iterator[Figure | Skipped]:
 ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped]]] = {
     "math-512": measure_math,
     "tool-512": partial(measure_tool, "tool-512", 3000, 512),
-    "tool-2048": partial(measure_tool, "tool-2048", 6000, 2048),
+    "tool-2048": partial(measure_tool, "tool-2048", 4096, 2048),
     "rollout": measure_rollout,
     f"run-{OVERLOAD}": measure_overload,
     "separate": measure_separate,
