@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from fastapi import FastAPI, Request, Response
+from rollouts.conftest import RecordingProgress
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
 
 from gymsdk import Environment, ServerClient
 from gymsdk.http import client as http
@@ -19,7 +25,9 @@ from gymsdk.models.scripted import ScriptedModel
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job
+from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.remote import RemotePlayer
+from gymsdk.rollouts.run import Run, RunLimits, execute
 from gymsdk.servers import agent
 from gymsdk.servers.app import create_app
 from gymsdk.servers.limits import EpisodeSlots
@@ -170,31 +178,80 @@ def counting(counter: Callable[..., Environment]) -> Environment:
     return counter()
 
 
-@pytest.mark.slow
-async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
-    counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
-    app = agent.create_app(counting, policy("done"), concurrency=2, queue=2)
+@dataclass
+class LimitedServers:
+    """An agent that plays two episodes at a time and queues two, behind a head.
+
+    Attributes:
+        head: The URL of the head.
+        config_requests: The number of requests for the head's configuration.
+        rejections: The headers of each response of the agent with status 503.
+    """
+
+    head: str = ""
+    config_requests: int = 0
+    rejections: list[Headers] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def serve_limited_agent(environment: Environment, model: ScriptedModel) -> AsyncIterator[LimitedServers]:
+    """Serve an agent with small limits, and a head that knows it."""
+    servers = LimitedServers()
+    app = agent.create_app(environment, model, concurrency=2, queue=2)
     head = create_app("head", "A head that counts.", metrics=ServerMetrics("head"))
-    config_requests: list[int] = []
-    async with serve_app(app) as port:
+
+    async def record_rejections(scope: Scope, receive: Receive, send: Send) -> None:
+        async def record(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 503:
+                servers.rejections.append(Headers(raw=message["headers"]))
+            await send(message)
+
+        await app(scope, receive, record)
+
+    async with serve_app(record_rejections) as port:
 
         @head.get("/global_config_dict_yaml")
         async def config() -> Response:
-            config_requests.append(1)
+            servers.config_requests += 1
             address = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
             return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": address}}})
 
         async with serve_app(head) as head_port:
-            # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
-            player = RemotePlayer(AgentClient(ServerClient(f"http://127.0.0.1:{head_port}"), once=True), attempts=1)
-            row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
-            played = await asyncio.gather(
-                *(player(Job(task=number, repeat=0, environment="counter", row=row)) for number in range(12))
-            )
+            servers.head = f"http://127.0.0.1:{head_port}"
+            yield servers
+
+
+@pytest.mark.slow
+async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
+    counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.servers.limits.DEFAULT_RETRY_SECONDS", 1.0)
+    async with serve_limited_agent(counting, policy("done")) as servers:
+        # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
+        player = RemotePlayer(AgentClient(ServerClient(servers.head), once=True), attempts=1)
+        row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
+        played = await asyncio.gather(
+            *(player(Job(task=number, repeat=0, environment="counter", row=row)) for number in range(12))
+        )
     assert [each.rollout.outcome for each in played] == ["scored"] * 12
-    assert config_requests == [1]
+    assert servers.config_requests == 1
+
+
+@pytest.mark.slow
+async def test_a_run_with_more_rollouts_in_flight_than_its_servers_admit_waits_and_loses_none(
+    counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gymsdk.servers.limits.DEFAULT_RETRY_SECONDS", 1.0)
+    tasks = tmp_path / "rows.jsonl"
+    tasks.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
+    async with serve_limited_agent(counting, policy("done")) as servers:
+        plan = Plan(environments={}, head=servers.head, tasks=tasks, repeats=40)
+        run = Run(plan, tmp_path / "run", limits=RunLimits(concurrency=40, attempts=1))
+        [metrics] = await execute(run, RecordingProgress())
+    assert metrics["outcomes"] == {"scored": 40}
+    # A run that sends its requests again at once is rejected hundreds of times.
+    assert 0 < len(servers.rejections) < 200
+    assert all(int(headers["retry-after"]) >= 1 for headers in servers.rejections)
 
 
 @pytest.mark.slow
