@@ -47,6 +47,7 @@ class ProcessSpec:
         command: The program and its arguments.
         sock: A listening socket that the process inherits under the same descriptor number. Connections wait in its
             backlog while no process accepts them. `None` if the process opens its socket itself.
+        files: Further descriptors that the process inherits under the same numbers.
         stdin_line: The configuration line, which the supervisor writes to standard input. The supervisor then keeps the
             pipe open, so that the process sees the end of its input when the supervisor ends. Without a line, the
             process has no input.
@@ -57,6 +58,7 @@ class ProcessSpec:
     name: str
     command: Sequence[str]
     sock: socket.socket | None = None
+    files: Sequence[int] = ()
     stdin_line: bytes = b""
     is_restarted: Callable[[], bool] = lambda: True
     max_start_attempts: int | None = None
@@ -287,7 +289,7 @@ async def _start_process(spec: ProcessSpec, seconds: float) -> tuple[asyncio.sub
             child_stdin, stdin = _open_pipe(child_pipes, parent_pipes)
             output, child_output = _open_pipe(parent_pipes, child_pipes)
             status, reported = _open_pipe(parent_pipes, child_pipes)
-            command, inherited = list(spec.command), [spec.sock.fileno()] if spec.sock else []
+            command, inherited = list(spec.command), [*spec.files, *([spec.sock.fileno()] if spec.sock else [])]
             if process_guard.IS_AVAILABLE:
                 command = process_guard.build_command(command, seconds=seconds, status=reported)
                 inherited.append(reported)

@@ -54,14 +54,19 @@ class ServerMetrics(Collector):
     A request only increases counters of this object. `prometheus_client` builds the metrics from them when a client
     asks for the metrics.
 
+    Args:
+        name: The server's name.
+        worker: The number of the worker, if several processes serve the server at one port; a label of each metric.
+
     Attributes:
         name: The server's name, which is a label of each metric.
         in_flight: The number of requests that are being answered.
         updates: Functions that update the values before they are rendered.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, worker: int | None = None) -> None:
         self.name = name
+        self._labels = {"server": name} | ({} if worker is None else {"worker": str(worker)})
         self.in_flight = 0
         self.updates: list[Callable[[], Awaitable[object]]] = []
         self._gauges: dict[str, tuple[str, GaugeReader]] = {}
@@ -107,21 +112,21 @@ class ServerMetrics(Collector):
         for name, (description, _) in self._gauges.items():
             gauge = GaugeMetricFamily(METRIC_PREFIX + name, description)
             for sample in self._read_gauge(name):
-                gauge.add_sample(gauge.name, {"server": self.name, **sample.labels}, sample.value)
+                gauge.add_sample(gauge.name, {**self._labels, **sample.labels}, sample.value)
             yield gauge
         requests = CounterMetricFamily(
-            METRIC_PREFIX + "requests", "Responses by route and status.", labels=("server", "route", "status")
+            METRIC_PREFIX + "requests", "Responses by route and status.", labels=(*self._labels, "route", "status")
         )
         for (route, status), count in sorted(self._responses.items()):
-            requests.add_metric((self.name, route, str(status)), count)
+            requests.add_metric((*self._labels.values(), route, str(status)), count)
         yield requests
         seconds = HistogramMetricFamily(
-            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=("server", "route")
+            METRIC_PREFIX + "request_seconds", "Seconds until the end of a response.", labels=(*self._labels, "route")
         )
         bounds = [*(f"{bound:g}" for bound in BUCKET_SECONDS), "+Inf"]
         for route, counts in sorted(self._buckets.items()):
             buckets = [*zip(bounds, accumulate(counts), strict=True)]
-            seconds.add_metric((self.name, route), buckets, self._seconds[route])
+            seconds.add_metric((*self._labels.values(), route), buckets, self._seconds[route])
         yield seconds
 
     def _read_gauge(self, name: str) -> Sequence[Sample]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import random
 import socket
 import ssl
@@ -58,6 +59,8 @@ MAX_RETRY_AFTER_SECONDS = 60
 
 STOPPING_RETRY_AFTER_SECONDS = 5
 """`Retry-After` of a server that stops, in seconds."""
+
+log = logging.getLogger("gymsdk")
 
 TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections; close some, or try again"
 STOPPING_MESSAGE = "the server is stopping; send the request again"
@@ -307,14 +310,20 @@ class Listener:
         self._context = security.tls.create_ssl_context() if security.tls else None
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
+        self._server: _Server | None = None
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
         install_exhaustion_handler(asyncio.get_running_loop())
-        server = _Server(self._build_config(), up, over)
+        server = self._server = _Server(self._build_config(), up, over)
         tls = self._security.tls
         with trust_own_certificate(self._address, tls.certificate, self._hosts) if tls else nullcontext():
             await self._run(server, over)
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        assert self._server is not None, "the listener runs"
+        self._server.adopt(connection)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:
         serving = asyncio.ensure_future(server.serve([self._sock]))
@@ -426,6 +435,27 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._up = up
         self._over = over
+        self._adopting: set[asyncio.Task[None]] = set()
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        task = asyncio.ensure_future(self._adopt(connection))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, connection: socket.socket) -> None:
+        def build_protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn itself calls it
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(build_protocol, connection, ssl=self.config.ssl)
+        except OSError as error:
+            # The client has disconnected, or its TLS handshake failed.
+            log.debug("a connection was not established: %r", error)
+            connection.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the app, and extend the accept queue beyond the number of connections accepted in one pass.
