@@ -498,9 +498,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     for warning in deployment.list_warnings(planned, settings):
         typer.echo(warning, err=True)
     announcer = Announcer(json=json, tries=tries)
+    check_workers(planned, separate=separate)
     chosen = ray.choose_cluster(planned, ray_address, has_files=bool(config))
     announcer.ray = chosen.note
-    check_workers(chosen.deployment, separate=separate)
     _check_replicas(chosen.deployment, separate=separate)
     deployment.serve_until_stopped(chosen.deployment, announcer, separate=separate, ray_is_optional=chosen.is_optional)
 

@@ -15,6 +15,7 @@ from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
 from gymsdk.servers.app import read_body
+from gymsdk.servers.auth import FORWARDED_KEY
 from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
 from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
@@ -56,20 +57,22 @@ class Siblings:
         self.token = token
 
     async def list_all(self) -> list[Instance]:
-        """Return the instances of all workers, including this one."""
+        """Return the instances of all workers that run now, including this one."""
+        # The cached list may lack a worker that started a moment ago.
+        await self._instances.renew()
+        return await self._list_known()
+
+    async def _list_known(self) -> list[Instance]:
         known = await self._instances.find_by_name(self._name, self._kind)
         shared = next((each.shared_url for each in known if each.id == self.instance), "")
         return [each for each in known if shared and each.shared_url == shared]
 
     async def find(self, process: str) -> Instance | None:
         """Return the instance in the worker *process*, `None` if it does not run."""
-        for _ in range(2):
-            for each in await self.list_all():
-                if each.process == process:
-                    return each
-            # The worker may have started just now.
-            await self._instances.renew()
-        return None
+        known = {each.process: each for each in await self._list_known()}
+        if process not in known:
+            known = {each.process: each for each in await self.list_all()}
+        return known.get(process)
 
     async def is_known(self, id: str) -> bool:
         """Return whether the head lists the instance."""
@@ -113,7 +116,7 @@ class Ownership:
         instance = await self._siblings.find(f"worker-{owner}")
         if instance is not None:
             try:
-                return await forward_request(
+                response = await forward_request(
                     request,
                     dump_json(content),
                     instance.url,
@@ -122,6 +125,9 @@ class Ownership:
                 )
             except client.NotSent:
                 pass
+            else:
+                request.scope.setdefault("state", {})[FORWARDED_KEY] = True
+                return response
         # The owner is gone, and the rollout or session with it.
         self._memory.claim(self._get_key(id), self._worker, seconds, take=True)
         return None
