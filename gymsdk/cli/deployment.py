@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import sys
@@ -21,6 +22,7 @@ from gymsdk.deploy.programs import Program, run_programs, split_programs
 from gymsdk.errors import UsageError
 from gymsdk.models import registry
 from gymsdk.types import Model
+from gymsdk.workers.offload import get_worker_count
 
 log = logging.getLogger("gymsdk")
 
@@ -135,6 +137,9 @@ def serve_as_child(name: str, socket_fd: int) -> None:
     deployment = child.read_deployment(socket_fd)
     logs = deployment.logs.model_copy(update={"server": "head" if name == child.HEAD_SERVER else name})
     sockets = {} if deployment.worker else {deployment.only or name: child.open_socket(socket_fd)}
+    if deployment.worker is not None:
+        # Together, the workers start as many processes for grading as one server would.
+        os.environ.setdefault("GYMSDK_WORKERS", str(max(1, get_worker_count() // deployment.worker.count)))
     announce = Announcer(json=False, tries=False)
     serve_until_stopped(deployment.model_copy(update={"logs": logs}), announce, sockets=sockets)
 

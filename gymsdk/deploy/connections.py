@@ -24,8 +24,11 @@ from gymsdk.concurrency import EXHAUSTION_ERRNOS, install_exhaustion_handler
 from gymsdk.config.model import WorkerConfig
 from gymsdk.deploy.runner import Adopt, Work
 
-MAX_CONNECTIONS_PER_PASS = 64
-"""Connections that one pass of the event loop accepts or receives for one server."""
+MAX_ACCEPTS_PER_PASS = 8
+"""Connections that one pass of the event loop accepts for one server, before it looks again which workers are idle."""
+
+MAX_RECEIVED_PER_PASS = 64
+"""Connections that a worker receives in one pass of its event loop."""
 
 RETRY_SECONDS = 0.02
 """Seconds until the next attempt, if no worker can take a connection or the process has too many open files."""
@@ -174,7 +177,7 @@ class ConnectionDistributor:
                 self._loop.add_reader(each, self._accept, number)
 
     def _accept(self, number: int) -> None:
-        for _ in range(MAX_CONNECTIONS_PER_PASS):
+        for _ in range(MAX_ACCEPTS_PER_PASS):
             if not self._is_accepting:
                 return
             try:
@@ -225,7 +228,7 @@ def receive_connections(worker: WorkerConfig, servers: Mapping[str, Adopt]) -> W
 
         def receive() -> None:
             try:
-                for number, connection in _receive_all(channel, MAX_CONNECTIONS_PER_PASS):
+                for number, connection in _receive_all(channel, MAX_RECEIVED_PER_PASS):
                     by_number[number](connection)
             except EOFError:
                 # The supervisor has ended, and this process ends, too.
