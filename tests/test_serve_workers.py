@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from deployed import get_nodes, run_command, wait_until
+from deployed import Run, get_nodes, run_command, serving, wait_until
 
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
@@ -375,6 +375,18 @@ async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) 
         assert (code, "worker-2 restarted" in output) == (0, True), output
         code, output = await run_command("restart", "tally", "--head", workers.head)
         assert (code, "restart its workers one by one: worker-1, worker-2" in output) == (1, True), output
+
+
+async def test_a_run_completes_although_a_worker_is_killed(tmp_path: Path) -> None:
+    async with serving("tool_call", "--workers", 2, "--port", 0) as deployment:
+        before = deployment.children()
+        run = Run(deployment.head, ("tool_call",), tmp_path / "run", 30, 4)
+        playing = await run.begin()
+        await run.wait_for_rollouts(10)
+        os.kill(before["worker-2"], signal.SIGKILL)
+        await run.end(playing)
+        assert len(run.content()) == 120
+        assert deployment.children()["worker-1"] == before["worker-1"]
 
 
 async def test_no_request_is_refused_while_one_of_one_workers_is_down(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from gymsdk.servers.middleware import App
 from gymsdk.servers.pausing import PausableModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
-from gymsdk.servers.shared_memory import SharedMemory, SharedPause
+from gymsdk.servers.shared_memory import MAX_PAUSES, SharedMemory, SharedPause
 from gymsdk.servers.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.testing import oracle
 from gymsdk.tokens.capture import TokenCaptureFolder
@@ -234,6 +234,8 @@ class ServerBuilder:
         if self._memory is None:
             return None
         names = [each.name for each in self._blocks.values() if each.kind == MODELS]
+        if len(names) > MAX_PAUSES:
+            raise UsageError(f"--workers can serve at most {MAX_PAUSES} models, and there are {len(names)}")
         return SharedPause(self._memory, names.index(block.name))
 
     def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:

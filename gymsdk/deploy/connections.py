@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gymsdk.concurrency import EXHAUSTION_ERRNOS, install_exhaustion_handler
+from gymsdk.concurrency import ACCEPT_PAUSE_SECONDS, EXHAUSTION_ERRNOS, install_exhaustion_handler
 from gymsdk.config.model import WorkerConfig
 from gymsdk.deploy.runner import Adopt, Work
 
@@ -31,7 +31,7 @@ MAX_RECEIVED_PER_PASS = 64
 """Connections that a worker receives in one pass of its event loop."""
 
 RETRY_SECONDS = 0.02
-"""Seconds until the next attempt, if no worker can take a connection or the process has too many open files."""
+"""Seconds until the next attempt, if no worker can take a connection."""
 
 STATE = struct.Struct("=cI")
 """What a worker tells the supervisor: whether it takes connections, and its process id."""
@@ -187,7 +187,10 @@ class ConnectionDistributor:
             except OSError as error:
                 if error.errno not in EXHAUSTION_ERRNOS:
                     raise
-                self._wait()
+                # asyncio's own message, of which the handler logs one line per second.
+                message = "socket.accept() out of system resource"
+                self._loop.call_exception_handler({"message": message, "exception": error})
+                self._wait(ACCEPT_PAUSE_SECONDS + RETRY_SECONDS)
                 return
             if not self._pass_on(number, connection):
                 self._waiting.append((number, connection))
@@ -209,9 +212,9 @@ class ConnectionDistributor:
             self._pause()
         return False
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float = RETRY_SECONDS) -> None:
         self._pause()
-        self._loop.call_later(RETRY_SECONDS, self._resume)
+        self._loop.call_later(seconds, self._resume)
 
 
 def receive_connections(worker: WorkerConfig, servers: Mapping[str, Adopt]) -> Work:
