@@ -47,21 +47,21 @@ class ProcessSpec:
         command: The program and its arguments.
         sock: A listening socket that the process inherits under the same descriptor number. Connections wait in its
             backlog while no process accepts them. `None` if the process opens its socket itself.
-        files: Further descriptors that the process inherits under the same numbers.
         stdin_line: The configuration line, which the supervisor writes to standard input. The supervisor then keeps the
             pipe open, so that the process sees the end of its input when the supervisor ends. Without a line, the
             process has no input.
         is_restarted: Whether the supervisor restarts the process after an exit; called at each exit.
         max_start_attempts: After how many exits before it is ready the supervisor gives up; `None` means never.
+        files: Further descriptors that the process inherits under the same numbers.
     """
 
     name: str
     command: Sequence[str]
     sock: socket.socket | None = None
-    files: Sequence[int] = ()
     stdin_line: bytes = b""
     is_restarted: Callable[[], bool] = lambda: True
     max_start_attempts: int | None = None
+    files: Sequence[int] = ()
 
 
 class _StartFailed(Exception):
