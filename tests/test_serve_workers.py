@@ -328,6 +328,7 @@ async def test_a_burst_of_connections_is_spread_over_the_workers(served: Workers
     assert min(after[worker] - before[worker] for worker in after) >= 10
 
 
+@pytest.mark.timeout(180)
 async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) -> None:
     with serve_workers(tmp_path) as workers:
         cookies: dict[str, dict[str, str]] = {}
@@ -377,6 +378,7 @@ async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) 
         assert (code, "restart its workers one by one: worker-1, worker-2" in output) == (1, True), output
 
 
+@pytest.mark.timeout(180)
 async def test_a_run_completes_although_a_worker_is_killed(tmp_path: Path) -> None:
     async with serving("tool_call", "--workers", 2, "--port", 0) as deployment:
         before = deployment.children()
