@@ -29,6 +29,25 @@ WARNING_INTERVAL_SECONDS = 1.0
 log = logging.getLogger("gymsdk")
 
 
+class ExhaustionLog:
+    """Warns, at most once in `WARNING_INTERVAL_SECONDS`, that this process cannot accept a connection."""
+
+    def __init__(self) -> None:
+        self._warned_at = float("-inf")
+
+    def record(self, error: OSError) -> None:
+        """Warn of *error*, one of `EXHAUSTION_ERRNOS`."""
+        if time.monotonic() < self._warned_at + WARNING_INTERVAL_SECONDS:
+            return
+        self._warned_at = time.monotonic()
+        log.warning(
+            "no further connection can be accepted (%s): this process may have %d files open; new clients wait until"
+            " others disconnect; raise the limit with `ulimit -Hn`, or send fewer requests at once",
+            error.strerror,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
+
+
 class Acceptor:
     """Accepts connections, at most `MAX_ACCEPTS_PER_PASS` in one pass of the event loop.
 
@@ -53,7 +72,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._connecting: set[asyncio.Task[None]] = set()
-        self._warned_at = float("-inf")
+        self._exhaustion_log = ExhaustionLog()
 
     def open(self) -> None:
         """Begin to accept connections."""
@@ -86,9 +105,13 @@ class Acceptor:
                     raise
                 self._wait_for_descriptors(error)
                 return
-            task = self._loop.create_task(self._connect(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self.adopt(connection)
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve *connection*, which this or another process has accepted."""
+        task = self._loop.create_task(self._connect(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -101,12 +124,4 @@ class Acceptor:
     def _wait_for_descriptors(self, error: OSError) -> None:
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
-        if time.monotonic() < self._warned_at + WARNING_INTERVAL_SECONDS:
-            return
-        self._warned_at = time.monotonic()
-        log.warning(
-            "no further connection can be accepted (%s): this process may have %d files open; new clients wait until"
-            " others disconnect; raise the limit with `ulimit -Hn`, or send fewer requests at once",
-            error.strerror,
-            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        )
+        self._exhaustion_log.record(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import sys
@@ -21,6 +22,7 @@ from gymsdk.deploy.programs import Program, run_programs, split_programs
 from gymsdk.errors import UsageError
 from gymsdk.models import registry
 from gymsdk.types import Model
+from gymsdk.workers.offload import get_worker_count
 
 log = logging.getLogger("gymsdk")
 
@@ -126,15 +128,18 @@ def list_warnings(deployment: Deployment, setting_pairs: Sequence[str]) -> list[
 
 
 def serve_as_child(name: str, socket_fd: int) -> None:
-    """Serve one server of a deployment in this process, as its supervisor asks.
+    """Serve one server of a deployment, or all servers as one of several workers, as the supervisor asks.
 
     Args:
-        name: The name of the server, for the process list; the deployment on standard input names it, too.
-        socket_fd: The descriptor of the listening socket.
+        name: The name of the server or worker, for the process list; the deployment on standard input names it, too.
+        socket_fd: The descriptor of the listening socket, or of the channel of the worker.
     """
     deployment = child.read_deployment(socket_fd)
     logs = deployment.logs.model_copy(update={"server": "head" if name == child.HEAD_SERVER else name})
-    sockets = {deployment.only or name: child.open_socket(socket_fd)}
+    sockets = {} if deployment.worker else {deployment.only or name: child.open_socket(socket_fd)}
+    if deployment.worker is not None:
+        # Together, the workers start as many processes for grading as one server would.
+        os.environ.setdefault("GYMSDK_WORKERS", str(max(1, get_worker_count() // deployment.worker.count)))
     announce = Announcer(json=False, tries=False)
     serve_until_stopped(deployment.model_copy(update={"logs": logs}), announce, sockets=sockets)
 
@@ -168,7 +173,7 @@ def serve_until_stopped(
     try:
         # The output of an environment's code must not mix with the JSON line for programs.
         with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile), redirect_stdout(sys.stderr):
-            if deployment.only is not None:
+            if deployment.is_child:
                 from gymsdk.deploy.process import use_offload
 
                 use_offload(deployment.offload)
@@ -194,7 +199,7 @@ async def _serve_deployment(
     from gymsdk.deploy import process_guard
     from gymsdk.http import client
 
-    if sockets and not process_guard.IS_AVAILABLE:
+    if deployment.is_child and not process_guard.IS_AVAILABLE:
         process_guard.watch_parent()
     try:
         async with _start_vllm(deployment) as started:
@@ -206,9 +211,9 @@ async def _serve_deployment(
 
                 check_reachable(deployment)
             served, programs = split_programs(started)
-            if started.only is not None or started.role not in {None, "resources"}:
+            if started.is_child or started.role not in {None, "resources"}:
                 programs = ()
-            if separate:
+            if separate or deployment.workers is not None:
                 await _serve_separately(served, announce, programs)
             else:
                 await _serve_in_process(served, announce, sockets, programs)
@@ -254,11 +259,14 @@ async def _serve_in_process(
 
                 await stack.enter_async_context(run_replicas(deployment, running.head_url))
             started = await stack.enter_async_context(run_programs(programs, deployment, running.head_url))
-            if deployment.only is None:
+            if not deployment.is_child:
                 policy = deployment.model.name if deployment.model else running.model
                 await announce(running.head_url, (*running.services, *started), policy, folder, running.environments)
             announce.ready = True
-            check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, deployment.only))
+            # One of several workers warns for all.
+            is_silent = deployment.worker is not None and deployment.worker.number > 1
+            model = None if is_silent else running.model
+            check = asyncio.ensure_future(_warn_if_engine_is_down(model, deployment.only))
             try:
                 # From here on, so that the modules imported so far are never traversed.
                 with collect_rarely():
@@ -277,6 +285,7 @@ async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None
 async def _serve_separately(deployment: Deployment, announce: Announcer, programs: Sequence[Program]) -> None:
     from gymsdk.deploy.process import find_head, plan_servers, select_servers_here
     from gymsdk.deploy.separate import serve_separately
+    from gymsdk.deploy.workers import serve_with_workers
 
     security = plan.get_security(deployment)
     deployment, sockets = await find_head(deployment, security)
@@ -287,8 +296,9 @@ async def _serve_separately(deployment: Deployment, announce: Announcer, program
     )
     local_servers = select_servers_here(blocks, deployment, security)
     prefix_lines = not (deployment.logs.takes_stderr and deployment.logs.format == "json")
+    serve = serve_separately if deployment.workers is None else serve_with_workers
     async with (
-        serve_separately(
+        serve(
             local_servers, deployment=deployment, sockets=sockets, security=security, prefix_lines=prefix_lines
         ) as running,
         run_programs(programs, deployment, running.head_url) as started,

@@ -51,7 +51,8 @@ def restart(
 ) -> None:
     """Restart a supervised server after its sessions have ended.
 
-    The servers of `gymsdk serve --separate` are supervised.
+    The servers of `gymsdk serve --separate` are supervised, and the workers of `gymsdk serve --workers N`, which have
+    the names worker-1 to worker-N.
 
     Examples:
         gymsdk restart math
@@ -127,9 +128,11 @@ async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply
             now.settled or _includes(now, then)
         )
     known_ids = {each.id for each in then.instances}
-    instances = [each for each in now.instances if each.name == name]
+    instances = [each for each in now.instances if name in {each.name, each.process}]
+    # A worker has several servers, and all of them must be back.
+    count = max(len(ending.pids), len(ending.instances))
     new = [each for each in instances if each.id not in known_ids and each.status == "success"]
-    return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in instances)
+    return len(new) >= count and not any(each.id in ending.instances for each in instances)
 
 
 def _includes(now: HeadSnapshot, then: HeadSnapshot) -> bool:

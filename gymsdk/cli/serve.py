@@ -205,6 +205,17 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         bool,
         typer.Option("--separate", help="Run each server in a supervised process.", rich_help_panel=options.RUN),
     ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=255,
+            metavar="N",
+            help="Run N supervised processes behind the same ports, each with all servers.",
+            show_default=False,
+            rich_help_panel=options.RUN,
+        ),
+    ] = None,
     role: Annotated[
         Literal["head", "resources", "agent", "model"] | None,
         typer.Option(help="Run only the servers of this role.", rich_help_panel=options.RUN),
@@ -426,6 +437,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         return
     from gymsdk.config.model import Limits, TokenCaptureConfig
     from gymsdk.deploy import plan
+    from gymsdk.deploy.workers import check_workers
     from gymsdk.http.tls import Tls
     from gymsdk.types import Budget
 
@@ -478,6 +490,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         "replicas": replicas,
         "cpus_per_replica": cpus_per_replica,
         "gpus_per_replica": gpus_per_replica,
+        "workers": workers,
         "token_capture": TokenCaptureConfig(folder=token_capture_dir) if token_capture_dir else None,
     }
     log_options = {"level": log_level, "format": log_format, "directory": log_dir}
@@ -485,6 +498,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     for warning in deployment.list_warnings(planned, settings):
         typer.echo(warning, err=True)
     announcer = Announcer(json=json, tries=tries)
+    check_workers(planned, separate=separate)
     chosen = ray.choose_cluster(planned, ray_address, has_files=bool(config))
     announcer.ray = chosen.note
     _check_replicas(chosen.deployment, separate=separate)

@@ -99,9 +99,9 @@ def _format_json(result: StatusReport) -> str:
 
 def format_status(result: StatusReport) -> str:
     """Return the table of servers, followed by the problems."""
-    with_gpus, with_nodes = (any(each.gpus for each in result.servers), any(each.node for each in result.servers))
     columns = [dict(_format_cells(each)) for each in result.servers]
-    names = [name for name in columns[0] if (name != "GPU" or with_gpus) and (name != "node" or with_nodes)]
+    optional = {"GPU", "node", "process"}
+    names = [name for name in columns[0] if name not in optional or any(column[name] for column in columns)]
     cells = [names, *([column[name] for name in names] for column in columns)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -112,6 +112,7 @@ def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
     yield "server", row.name
     yield "kind", SERVER_LABELS.get(row.kind or "", row.kind or "")
     yield "node", row.node[:8]
+    yield "process", row.process
     yield "health", _mark_problem(row.health, row.wrong, "missing", "unhealthy")
     yield "last exit", _mark_problem(_format_exit(row), row.wrong, "exit")
     yield "uptime", "" if row.uptime is None else _format_duration(row.uptime)

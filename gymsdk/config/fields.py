@@ -46,6 +46,7 @@ TOP_LEVEL_KEYS = frozenset(
         "log_dir",
         "nemo_gym_log_dir",
         "profile_dir",
+        "workers",
         "profiling_enabled",
         "profiling_results_dirpath",
         "model_endpoint_readiness_timeout_seconds",

@@ -49,6 +49,9 @@ DEFAULT_MAX_SESSIONS = 10_000
 MAX_BODY_BYTES = 256 * 2**20
 """Largest request body in bytes, unless the server's limits say otherwise."""
 
+MAX_WORKERS = 255
+"""Maximum number of workers of a deployment."""
+
 ROOT_PATH_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
 
 IMPLEMENTATIONS: dict[ServerKind, tuple[str, ...]] = {
@@ -314,6 +317,29 @@ def parse_root_path(value: str) -> str:
     return path
 
 
+class WorkerConfig(FrozenModel):
+    """What the supervisor of `--workers` tells one worker; the command line and the files never set it.
+
+    Attributes:
+        number: The number of the worker, from 1.
+        count: The number of workers.
+        channel: The descriptor of the socket on which the supervisor passes the connections of clients.
+        shared_file: The descriptor of the memory that all workers share.
+        ports: The port of each server, which all workers share, by name. The order is that of the channel.
+    """
+
+    number: int = Field(ge=1)
+    count: int = Field(ge=1)
+    channel: int = Field(ge=0)
+    shared_file: int = Field(ge=0)
+    ports: Mapping[str, Port]
+
+    @property
+    def name(self) -> str:
+        """The name of the worker's process."""
+        return f"worker-{self.number}"
+
+
 class Deployment(FrozenModel):
     """The servers of this node, and how to run them: all that the command line and the configuration files decide.
 
@@ -355,6 +381,9 @@ class Deployment(FrozenModel):
             0 to run one instance of each server here.
         cpus_per_replica: The CPUs that Ray reserves for a replica.
         gpus_per_replica: The GPUs that Ray reserves for a replica.
+        workers: The number of processes behind the ports of the servers, each with all servers; `None` to run the
+            servers in one process, together with the head.
+        worker: The worker that this process is; `None` for every other process.
         policy: The endpoint for model servers that name none.
         ignored: The place of each of NeMo Gym's keys that gymsdk ignores.
         notes: Warnings for the user.
@@ -396,6 +425,8 @@ class Deployment(FrozenModel):
     replicas: int = Field(0, ge=0)
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False)
     gpus_per_replica: float = Field(0.0, ge=0, allow_inf_nan=False)
+    workers: int | None = Field(None, ge=1, le=MAX_WORKERS)
+    worker: WorkerConfig | None = None
     policy: PolicyConfig = Field(default=PolicyConfig(), exclude=True)
     ignored: Mapping[str, Place] = Field(default={}, exclude=True)
     notes: tuple[str, ...] = Field(default=(), exclude=True)
@@ -408,6 +439,11 @@ class Deployment(FrozenModel):
         dumped["budget"]["output"] = self.budget.output
         # In ASCII, because UTF-8 cannot express the bytes of a file name that are not UTF-8.
         return json.dumps(dumped).encode() + b"\n"
+
+    @property
+    def is_child(self) -> bool:
+        """Whether a supervisor started this process to run a part of the deployment."""
+        return self.only is not None or self.worker is not None
 
     @property
     def head_address(self) -> tuple[str, int]:

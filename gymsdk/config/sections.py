@@ -54,6 +54,7 @@ DEPLOYMENT_FIELDS = {
     "insecure": "insecure",
     "readiness": "model_endpoint_readiness_timeout_seconds",
     "ray_address": RAY_ADDRESS_KEY,
+    "workers": "workers",
 }
 """The fields of a deployment with the value of a key."""
 

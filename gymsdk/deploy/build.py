@@ -46,6 +46,8 @@ from gymsdk.servers.middleware import App
 from gymsdk.servers.pausing import PausableModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
+from gymsdk.servers.shared_memory import MAX_PAUSES, SharedMemory, SharedPause
+from gymsdk.servers.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.testing import oracle
 from gymsdk.tokens.capture import TokenCaptureFolder
 from gymsdk.types import Budget, Model
@@ -94,14 +96,17 @@ class ServerBuilder:
         self._deployment = deployment
         self._token = token
         self._head = ""
-        self._metrics = {each.name: ServerMetrics(each.name) for each in local_servers}
+        self._worker = deployment.worker
+        self._memory = SharedMemory(deployment.worker.shared_file) if deployment.worker is not None else None
+        number = deployment.worker.number if deployment.worker is not None else None
+        self._metrics = {each.name: ServerMetrics(each.name, worker=number) for each in local_servers}
         self._instances = InstanceDirectory(self._build_snapshot)
         self.environments = {
             each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()
         }
         self._services = {each.name: self._build_service(each) for each in local_servers}
         self.models = {
-            each.name: PausableModel(self._choose_model(each, existing_models))
+            each.name: PausableModel(self._choose_model(each, existing_models), self._build_pause(each))
             for each in blocks
             if self._needs_model(each, existing_models)
         }
@@ -185,7 +190,11 @@ class ServerBuilder:
     def _build_service(self, block: ServerConfig) -> Service:
         fields = get_row_fields(block, self.environments.get(block.name))
         place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
-        return Service.model_validate({**place, "port": block.port or 0, "fields": fields})
+        service = Service.model_validate({**place, "port": block.port or 0, "fields": fields})
+        if self._worker is None or block.name not in self._worker.ports:
+            return service
+        shared = {"shared_port": self._worker.ports[block.name], "process": self._worker.name}
+        return service.model_copy(update=shared)
 
     def _build_app(self, block: ServerConfig, urls: Urls) -> App:
         self._head = urls[HEAD_SERVER]
@@ -199,7 +208,35 @@ class ServerBuilder:
             ENVIRONMENTS: self._build_environment_app,
             MODELS: self._build_model_app,
         }
-        return make[block.kind](block, urls)
+        app = make[block.kind](block, urls)
+        if self._worker is None or block.name not in self._worker.ports:
+            return app
+        return WorkerMiddleware(
+            app,
+            self._worker.ports[block.name],
+            self._get_siblings(block.name),
+            self._metrics[block.name].render_current,
+            can_pause=block.kind == MODELS,
+        )
+
+    def _get_siblings(self, name: str) -> Siblings:
+        service = self._services[name]
+        return Siblings(name, service.kind, service.id, self._instances, self._token)
+
+    def _get_owners(self, name: str) -> Ownership | None:
+        """Return what finds the worker that has an id of a client, `None` if this process is not one of several."""
+        if self._worker is None or self._memory is None or self._worker.count == 1:
+            return None
+        return Ownership(name, self._worker.number, self._memory, self._get_siblings(name))
+
+    def _build_pause(self, block: ServerConfig) -> SharedPause | None:
+        """Return the pause of a model server that all workers share, `None` if this process is not a worker."""
+        if self._memory is None:
+            return None
+        names = [each.name for each in self._blocks.values() if each.kind == MODELS]
+        if len(names) > MAX_PAUSES:
+            raise UsageError(f"--workers can serve at most {MAX_PAUSES} models, and there are {len(names)}")
+        return SharedPause(self._memory, names.index(block.name))
 
     def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:
         assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
@@ -211,10 +248,11 @@ class ServerBuilder:
             with_mcp=block.part.mcp,
             metrics=self._metrics[block.name],
             peers=self._get_peers(block.name),
+            owners=self._get_owners(block.name),
         )
 
     def _get_peers(self, name: str) -> Peers:
-        url = partial(self._instances.find_url, name=name, kind="resources_servers")
+        url = partial(self._instances.find_url, name=name, kind=self._services[name].kind)
         return Peers(self._services[name].id, url, token=self._token)
 
     def _build_agent_app(self, block: ServerConfig, urls: Urls) -> App:
@@ -232,6 +270,8 @@ class ServerBuilder:
             name=block.name,
             budget=self._get_budget(block),
             metrics=self._metrics[block.name],
+            peers=None if self._worker is None else self._get_peers(block.name),
+            owners=self._get_owners(block.name),
         )
 
     def _build_environment_app(self, block: ServerConfig, _: Urls) -> App:
@@ -241,6 +281,7 @@ class ServerBuilder:
             name=block.name,
             budget=self._get_budget(block),
             metrics=self._metrics[block.name],
+            owners=self._get_owners(block.name),
         )
 
     def _build_model_app(self, block: ServerConfig, _: Urls) -> App:
@@ -267,7 +308,8 @@ class ServerBuilder:
                 name,
                 self._instances,
                 local=own,
-                prefers_local=self._deployment.role == "replica",
+                # What spreads the requests over the replicas or workers has chosen this one.
+                prefers_local=self._deployment.role == "replica" or self._worker is not None,
                 token=self._token,
             )
         return self._load_balancers[name]

@@ -22,21 +22,22 @@ CONFIG_WAIT_SECONDS = 60.0
 
 
 def read_deployment(file: int) -> Deployment:
-    """Read the deployment that the supervisor writes to standard input, beside the listening socket *file*.
+    """Read the deployment that the supervisor writes to standard input, beside the socket *file*.
 
     Args:
-        file: The descriptor of the socket.
+        file: The descriptor of the socket: a listening one, or the channel of a worker.
 
     Raises:
-        UsageError: No listening socket is open under the number *file*.
+        UsageError: No such socket is open under the number *file*.
         GymsdkError: Standard input does not hold a deployment.
     """
-    open_socket(file).detach()
+    if not _is_channel(file):
+        open_socket(file).detach()
     try:
         return Deployment.model_validate(json.loads(read_config_line()))
     except ValueError:
         raise GymsdkError(
-            "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"
+            "the configuration on this server's standard input is invalid; only a supervisor may pass --only and --fd"
         ) from None
 
 
@@ -65,6 +66,18 @@ def read_config_line(file: int = 0, *, seconds: float = CONFIG_WAIT_SECONDS) -> 
             )
         line += chunk
     return line
+
+
+def _is_channel(file: int) -> bool:
+    """Return whether *file* is the channel of a worker, and keep the children of this process from inheriting it."""
+    try:
+        with socket.socket(fileno=os.dup(file)) as at:
+            is_channel = at.family == socket.AF_UNIX
+    except OSError:
+        return False
+    if is_channel:
+        os.set_inheritable(file, False)
+    return is_channel
 
 
 def open_socket(file: int) -> socket.socket:

@@ -20,6 +20,7 @@ from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerCo
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
+from gymsdk.deploy.distributor import receive_connections
 from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name, get_head_host
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
@@ -297,6 +298,7 @@ def _build_runner(
         ),
         path=deployment.root_path,
         supervisor=deployment.supervisor,
+        receive=None if deployment.worker is None else partial(receive_connections, deployment.worker),
     )
     bound = {each.name: find_socket(each, deployment, sockets) for each in local_servers}
     return ServerRunner(

@@ -29,6 +29,9 @@ from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
 from gymsdk.types import Item
 
+Adopt: TypeAlias = Callable[[socket.socket], None]
+"""Serves a connection that another process has accepted."""
+
 Work: TypeAlias = Callable[[asyncio.Event, asyncio.Event], Coroutine[Any, Any, None]]
 """A background task: it sets the first event once it is up, and ends when the second event is set."""
 
@@ -298,6 +301,7 @@ class HeadConnection:
         supplied: Returns the servers to start because no node has them; see `AutoStarter`.
         path: The path under which a proxy shows the head, and beneath it each server by its name.
         supervisor: The ID that the nodes of one supervisor have in common.
+        receive: Receives connections from the supervisor, for the servers with the given names.
     """
 
     head_url: str | None = None
@@ -309,6 +313,7 @@ class HeadConnection:
     supplied: Callable[[Sequence[Service], Collection[str]], Sequence[ServerSpec]] = lambda _, __: ()
     path: str = ""
     supervisor: str = ""
+    receive: Callable[[Mapping[str, Adopt]], Work] | None = None
 
 
 class ServerRunner:
@@ -347,6 +352,7 @@ class ServerRunner:
         self._connection = connection or HeadConnection()
         self._up = asyncio.Event()
         self._tasks: list[list[BackgroundTask]] = []
+        self._listeners: dict[str, Listener] = {}
         self.services: list[Service] = []
         self.supplied: list[Service] = []
         self._registry = NodeRegistry(self.services, taken=extra_config, lease=self._connection.lease)
@@ -439,6 +445,9 @@ class ServerRunner:
             await self._wait_until_up(
                 [BackgroundTask(self.node.description, run_in_thread(self.node.run, "heartbeat"))]
             )
+        if self._connection.receive is not None:
+            work = self._connection.receive({name: each.adopt for name, each in self._listeners.items()})
+            await self._wait_until_up([BackgroundTask("the connections of clients", work)])
 
     def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
         """Start a server while others run; return its task, and a function that announces the server."""
@@ -485,6 +494,8 @@ class ServerRunner:
         listener = Listener(
             app, at, grace=self._times.grace, host=host, extra_hosts=also, security=self._security, path=path
         )
+        if part is not None:
+            self._listeners[part.service.name] = listener
         return BackgroundTask(what, listener.run)
 
     async def _wait_until_up(self, strands: list[BackgroundTask]) -> None:

@@ -81,18 +81,18 @@ async def serve_separately(
         GymsdkError: A server does not start.
     """
     with ExitStack() as stack:
-        sockets_by_role = _bind_sockets(blocks, deployment, sockets, security, stack)
+        sockets_by_role = bind_sockets(blocks, deployment, sockets, security, stack)
         ended = asyncio.Event()
         supervisor = Supervisor(
             _build_process_specs(sockets_by_role, deployment),
-            seconds=_compute_stop_seconds(deployment.times),
+            seconds=compute_stop_seconds(deployment.times),
             last=HEAD_NODE_ID,
             prefix_lines=prefix_lines,
             ended=ended.set,
         )
-        node = _build_node(sockets_by_role, supervisor, deployment, security, ended)
+        node = build_node(sockets_by_role, supervisor, deployment, security, ended)
         services = tuple(
-            _build_service(each, sockets_by_role.servers[each.name], deployment, security) for each in blocks
+            build_service(each, sockets_by_role.servers[each.name], deployment, security) for each in blocks
         )
         running = asyncio.ensure_future(supervisor.run())
         beating = BackgroundTask(node.description, node.run)
@@ -109,7 +109,7 @@ async def serve_separately(
         running.result()
 
 
-def _bind_sockets(
+def bind_sockets(
     blocks: Sequence[ServerConfig],
     deployment: Deployment,
     bound: Mapping[str, socket.socket],
@@ -150,7 +150,7 @@ def _build_process_specs(sockets_by_role: Sockets, deployment: Deployment) -> li
     ]
 
 
-def _build_node(
+def build_node(
     sockets_by_role: Sockets, supervisor: Supervisor, deployment: Deployment, security: Security, wake: asyncio.Event
 ) -> Node:
     """Return the node that reports exits to the head, and restarts servers at the head's request."""
@@ -166,7 +166,7 @@ def _build_node(
     )
 
 
-def _build_service(block: ServerConfig, at: socket.socket, deployment: Deployment, security: Security) -> Service:
+def build_service(block: ServerConfig, at: socket.socket, deployment: Deployment, security: Security) -> Service:
     host = block.advertise_host or deployment.advertise_host or block.host or deployment.host
     return Service(
         name=block.name,
@@ -205,7 +205,7 @@ async def _wait_for_all(
     security: Security,
 ) -> None:
     async def rise(name: str, at: socket.socket) -> None:
-        await _wait_for_answer(at, times.starting, security)
+        await wait_for_answer(at, times.starting, security)
         supervisor.mark_ready(name)
 
     rising = [asyncio.ensure_future(rise(name, at)) for name, at in sockets.items()]
@@ -217,7 +217,7 @@ async def _wait_for_all(
             each.cancel()
 
 
-async def _wait_for_answer(at: socket.socket, seconds: float, security: Security) -> None:
+async def wait_for_answer(at: socket.socket, seconds: float, security: Security) -> None:
     headers = credentials.build_auth_headers(security.token)
     host, port = at.getsockname()[:2]
     clock = asyncio.get_running_loop().time
@@ -232,6 +232,6 @@ async def _wait_for_answer(at: socket.socket, seconds: float, security: Security
     )
 
 
-def _compute_stop_seconds(times: Times) -> float:
+def compute_stop_seconds(times: Times) -> float:
     """Return the seconds that a server may take to stop: the sum of the time limits of its stages."""
     return times.grace + 2 * times.ending + 3.0

@@ -52,6 +52,7 @@ class ProcessSpec:
             process has no input.
         is_restarted: Whether the supervisor restarts the process after an exit; called at each exit.
         max_start_attempts: After how many exits before it is ready the supervisor gives up; `None` means never.
+        files: Further descriptors that the process inherits under the same numbers.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ProcessSpec:
     stdin_line: bytes = b""
     is_restarted: Callable[[], bool] = lambda: True
     max_start_attempts: int | None = None
+    files: Sequence[int] = ()
 
 
 class _StartFailed(Exception):
@@ -287,7 +289,7 @@ async def _start_process(spec: ProcessSpec, seconds: float) -> tuple[asyncio.sub
             child_stdin, stdin = _open_pipe(child_pipes, parent_pipes)
             output, child_output = _open_pipe(parent_pipes, child_pipes)
             status, reported = _open_pipe(parent_pipes, child_pipes)
-            command, inherited = list(spec.command), [spec.sock.fileno()] if spec.sock else []
+            command, inherited = list(spec.command), [*spec.files, *([spec.sock.fileno()] if spec.sock else [])]
             if process_guard.IS_AVAILABLE:
                 command = process_guard.build_command(command, seconds=seconds, status=reported)
                 inherited.append(reported)

@@ -128,6 +128,7 @@ class ServerStatus(BaseModel):
         name: The server's name.
         kind: The kind of server.
         node: The node's id; empty for the head's process.
+        process: The name of the process, if a supervisor runs all servers in several processes.
         url: The server's URL.
         health: The result of the health check, `draining` or `missing`.
         exit_code: The exit code of its last process.
@@ -147,6 +148,7 @@ class ServerStatus(BaseModel):
     name: str
     kind: str | None = None
     node: str = ""
+    process: str = ""
     url: str | None = None
     health: str = "missing"
     exit_code: int | None = None
@@ -358,6 +360,7 @@ def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerRepl
         name=instance.name,
         kind=instance.kind,
         node=instance.node,
+        process=instance.process,
         url=instance.url,
         health="draining" if instance.draining and health == "success" else health,
         round_trip=round_trip,

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, types
+from gymsdk.config.model import DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import EpisodeError, Failed, Unscorable
@@ -26,6 +27,7 @@ from gymsdk.servers.app import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA,
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import cookie_name
 from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.limits import EpisodeSlots, IdempotencyCache
 from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
 from gymsdk.servers.requests import (
@@ -39,6 +41,7 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
+from gymsdk.servers.workers import Ownership
 from gymsdk.tokens.history import drop_ids_after_break
 from gymsdk.types import (
     AGENT_SUFFIX,
@@ -119,6 +122,7 @@ class RunService:
         budget: The largest budget of an episode, whatever a row asks for.
         concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
+        owners: Finds the worker that plays a rollout, if several processes serve the agent.
 
     Attributes:
         serialise_seconds: The seconds that writing rollouts as JSON took.
@@ -132,6 +136,7 @@ class RunService:
         budget: Budget | None = None,
         concurrency: int = MAX_CONCURRENT_EPISODES,
         queue: int = MAX_QUEUED_EPISODES,
+        owners: Ownership | None = None,
     ) -> None:
         self.environment = environment
         self.model = model
@@ -139,6 +144,7 @@ class RunService:
         self.slots = EpisodeSlots(concurrency, queue)
         self.serialise_seconds = 0.0
         self._once = IdempotencyCache()
+        self._owners = owners
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -197,7 +203,25 @@ class RunService:
             return await self.play_to_json(request, format_line)
         key = f"{request.id}:{digest_row(body)}"
         keep = not NUMBERED_ROLLOUT_PATTERN.fullmatch(request.id)
-        return await self._once(key, lambda: self.play_to_json(request, format_line), keep=keep)
+
+        async def play() -> bytes:
+            is_kept = False
+            try:
+                answer = await self.play_to_json(request, format_line)
+                is_kept = keep
+                return answer
+            finally:
+                # Without the response, any worker can play the row again.
+                if self._owners is not None and not is_kept:
+                    self._owners.release(request.id)
+
+        return await self._once(key, play, keep=keep)
+
+    async def forward_to_owner(self, request: Request, row_request: RowRequest, body: Row) -> Response | None:
+        """Return the response of the worker that plays this rollout id, `None` if this process is to play it."""
+        if self._owners is None or not row_request.id:
+            return None
+        return await cancel_if_client_leaves(request, self._owners.forward(request, row_request.id, body))
 
     async def aggregate(self, body: Row) -> Item:
         """Return the metrics of the verified rows in `body`.
@@ -310,7 +334,7 @@ async def answer_request(runs: RunService, request: Item, connection: SessionCon
     return rollout.response or responses.build_response([], model="", status="incomplete", request=body)
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     environment: Playable,
     model: Model,
     *,
@@ -320,6 +344,8 @@ def create_app(
     concurrency: int = MAX_CONCURRENT_EPISODES,
     queue: int = MAX_QUEUED_EPISODES,
     metrics: ServerMetrics | None = None,
+    peers: Peers | None = None,
+    owners: Ownership | None = None,
 ) -> FastAPI:
     """Create the agent server, which plays rows of an environment with a model.
 
@@ -332,13 +358,14 @@ def create_app(
         concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
         metrics: The server's metrics.
+        peers: The other instances, if several processes serve the agent at one port.
+        owners: Finds the worker that has a rollout or a session whose id the client chose, in the same case.
     """
     server_name = name or environment.name + AGENT_SUFFIX
     metrics = metrics or ServerMetrics(server_name)
-    runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue)
-    agent = AgentEndpoints(
-        server_name, runs, resources or (environment if isinstance(environment, SessionLocator) else None)
-    )
+    runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue, owners=owners)
+    locator = resources or (environment if isinstance(environment, SessionLocator) else None)
+    agent = AgentEndpoints(server_name, runs, locator, instance=peers.instance if peers else None, owners=owners)
     metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
     metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
     metrics.add_counter("episode_queue_seconds", "Seconds that episodes waited for a slot.", lambda: runs.slots.waited)
@@ -357,6 +384,8 @@ def create_app(
 
     about = f"The agent of the environment {environment.name}: it plays rows, and answers requests with tools."
     app = create_base_app(server_name, about, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
+    if peers is not None:
+        app.add_middleware(ForwardingMiddleware, cookie=cookie_name("Agent", server_name), peers=peers)
     _add_routes(app, agent)
     return app
 
@@ -381,10 +410,21 @@ class AgentEndpoints:
         name: The server's name.
         runs: Plays rows.
         resources: Where callers open their sessions, if they can have any.
+        instance: The id of this instance, if several processes serve the agent.
+        owners: Finds the worker that has a session, in the same case.
     """
 
-    def __init__(self, name: str, runs: RunService, resources: SessionLocator | None) -> None:
-        self.sessions = AgentSessions()
+    def __init__(
+        self,
+        name: str,
+        runs: RunService,
+        resources: SessionLocator | None,
+        *,
+        instance: str | None = None,
+        owners: Ownership | None = None,
+    ) -> None:
+        self.sessions = AgentSessions(instance=instance)
+        self._owners = owners
         self._name = name
         self._runs = runs
         self._resources = resources
@@ -395,6 +435,8 @@ class AgentEndpoints:
         row = await read_json_object(request)
         self._check_agent_ref(row)
         row_request = parse_row_request(row, self._runs.environment, rollout=rollout_id_of(request.scope))
+        if (forwarded := await self._runs.forward_to_owner(request, row_request, row)) is not None:
+            return forwarded
         return Response(
             await cancel_if_client_leaves(request, self._runs.play_once(row_request, row)),
             media_type="application/json",
@@ -416,13 +458,19 @@ class AgentEndpoints:
 
     async def open(self, request: Request) -> Response:
         """Open an agent session; a repeated request returns the same session."""
-        request_body = parse_body(OpenAgentSession, await read_json_object(request))
+        content = await read_json_object(request)
+        request_body = parse_body(OpenAgentSession, content)
+        if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
+            return forwarded
         session = self.sessions.open(request_body, agent_sessions.connect_to_tools(request_body, self._auth_headers))
         return self._with_token(json_response({"agent_session_id": request_body.agent_session_id}), session)
 
     async def close(self, request: Request) -> Response:
         """Close an agent session; an unknown session counts as closed from then on."""
-        request_body = parse_body(CloseAgentSession, await read_json_object(request))
+        content = await read_json_object(request)
+        request_body = parse_body(CloseAgentSession, content)
+        if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
+            return forwarded
         cookies = self.sessions.close(request_body)
         return json_response(
             {
@@ -435,6 +483,13 @@ class AgentEndpoints:
     async def aggregate(self, request: Request) -> Response:
         """Return the metrics of verified rows."""
         return json_response(await self._runs.aggregate(await read_json_object(request)))
+
+    async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
+        """Return the response of the worker that has a session, `None` if that is this process."""
+        if self._owners is None:
+            return None
+        # A closed session's id stays in use, so its worker must answer for it, too.
+        return await self._owners.forward(request, f"session\0{session_id}", content, seconds=DEFAULT_TTL_SECONDS)
 
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""

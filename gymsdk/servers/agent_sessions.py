@@ -98,6 +98,7 @@ class AgentSessions:
     Args:
         ttl: Seconds after its last use when a session expires.
         max_sessions: The largest number of open sessions.
+        instance: The id of this instance, if several servers have the same name; each token then starts with it.
         clock: Returns the time in seconds.
     """
 
@@ -106,8 +107,10 @@ class AgentSessions:
         *,
         ttl: float = DEFAULT_TTL_SECONDS,
         max_sessions: int = DEFAULT_MAX_SESSIONS,
+        instance: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._prefix = "" if instance is None else f"{instance}."
         self._ttl = ttl
         self._max_sessions = max_sessions
         self._clock = clock
@@ -137,7 +140,7 @@ class AgentSessions:
             raise ServerOverloaded(
                 f"all {self._max_sessions} agent sessions are in use; close some", retry_after=RETRY_AFTER_SECONDS
             )
-        session = AgentSession(opening, connection, secrets.token_urlsafe(24), self._clock())
+        session = AgentSession(opening, connection, self._prefix + secrets.token_urlsafe(24), self._clock())
         self._open[session.token] = session
         self._ids[opening.agent_session_id] = session.token
         return session

@@ -43,6 +43,9 @@ HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
 
 BROKEN_MESSAGE = "the server failed on this request; see its log for details"
 
+FORWARDED_KEY = "forwarded"
+"""The key of a request's state that is true if another worker has answered the request."""
+
 UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 """Characters that a cookie's name cannot contain."""
 
@@ -166,7 +169,9 @@ class CookieMiddleware:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                message["headers"] = [*message["headers"], (b"set-cookie", self._build_cookie(state))]
+                # The response of another worker has the cookie of its session already.
+                if not state.get(FORWARDED_KEY):
+                    message["headers"] = [*message["headers"], (b"set-cookie", self._build_cookie(state))]
             await send(message)
 
         try:

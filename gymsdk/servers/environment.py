@@ -25,6 +25,7 @@ from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
+from gymsdk.servers.workers import Ownership
 from gymsdk.types import Budget, Failure, Item, Model, Playable, Rollout, Row
 
 MAX_FAILURE_CHARS = 2000
@@ -218,6 +219,7 @@ def create_app(
     concurrency: int = MAX_CONCURRENT_EPISODES,
     queue: int = MAX_QUEUED_EPISODES,
     metrics: ServerMetrics | None = None,
+    owners: Ownership | None = None,
 ) -> FastAPI:
     """Create the environment server, which plays rows of an environment with a model.
 
@@ -229,10 +231,11 @@ def create_app(
         concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
         metrics: The server's metrics.
+        owners: Finds the worker that plays a rollout, if several processes serve the environment at one port.
     """
     server_name = name or environment.name + NAME_SUFFIX
     metrics = metrics or ServerMetrics(server_name)
-    runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue)
+    runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue, owners=owners)
     metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
     metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
     ready = asyncio.Event()
@@ -274,6 +277,8 @@ class EnvironmentEndpoints:
                 if episode
                 else self._parse_flat_row(content, rollout_id_of(request.scope))
             )
+            if (forwarded := await self._runs.forward_to_owner(request, row_request, content)) is not None:
+                return forwarded
             return _json_bytes_response(
                 await cancel_on_disconnect(request, self._runs.play_once(row_request, content, reply.result))
             )

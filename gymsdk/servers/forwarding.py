@@ -24,7 +24,7 @@ from gymsdk.servers.tool_calls import TOKEN_HEADER
 FORWARDED_HEADER = "x-gymsdk-forwarded"
 """Header that marks a forwarded request, so that it is not forwarded again."""
 
-SESSIONLESS_PATHS = frozenset({"/aggregate_metrics"})
+SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})
 """POST paths that belong to no session."""
 
 REQUEST_HOP_HEADERS = frozenset(

@@ -87,7 +87,8 @@ def merge_configs(reported: Item, own: Item) -> Item:
 
 def _build_block(service: Service) -> Item:
     """Build a server's block, without its settings: they may contain secrets."""
-    address: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": service.port}
+    port = service.shared_port or service.port
+    address: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": port}
     # NeMo Gym has no key for the scheme: its servers use plain HTTP.
     scheme = {} if service.scheme == "http" else {"scheme": service.scheme}
     return {service.kind: {service.implementation: {**address, **scheme, **service.fields}}}
@@ -355,6 +356,8 @@ def _build_instance(
         kind=service.kind,
         implementation=service.implementation,
         url=service.url,
+        shared_url=service.shared_url,
+        process=service.process,
         node=node.id if node else "",
         load=loads.get(service.name, Load()),
         age=age,
@@ -362,5 +365,5 @@ def _build_instance(
         draining=service.id in draining,
         pid=service.pid,
         started=service.started,
-        exit=exits.get(service.name),
+        exit=exits.get(service.process_name),
     )

@@ -385,13 +385,19 @@ class Listener:
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
         self._pacer = Pacer()
+        self._server: _Server | None = None
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
-        server = _Server(self._build_config(), up, over)
+        server = self._server = _Server(self._build_config(), up, over)
         tls = self._security.tls
         with trust_own_certificate(self._address, tls.certificate, self._hosts) if tls else nullcontext():
             await self._run(server, over)
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        assert self._server is not None, "the listener runs"
+        self._server.adopt(connection)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:
         serving = asyncio.ensure_future(server.serve([self._sock]))
@@ -495,6 +501,10 @@ class _Server(uvicorn.Server):
         self._up = up
         self._over = over
         self._acceptors: list[Acceptor] = []
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        self._acceptors[0].adopt(connection)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the app, and accept connections on the sockets.

@@ -22,6 +22,7 @@ from gymsdk.servers.app import document_endpoint, read_json_object
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_body
+from gymsdk.servers.shared_memory import SharedPause
 from gymsdk.types import Episode, Item, Model
 
 CUT_SECONDS = 10.0
@@ -80,10 +81,16 @@ class _RunningCall(NamedTuple):
 
 
 class PausableModel:
-    """A model whose calls can be paused. Calls may come from any event loop of this process."""
+    """A model whose calls can be paused. Calls may come from any event loop of this process.
 
-    def __init__(self, model: Model) -> None:
+    Args:
+        model: The model.
+        shared: The pause that the workers of a deployment share; a worker that starts during a pause finds it there.
+    """
+
+    def __init__(self, model: Model, shared: SharedPause | None = None) -> None:
         self._model = model
+        self._shared = shared
         self._lock = threading.Lock()
         self._is_paused = False
         self._pause_number = 0
@@ -123,6 +130,7 @@ class PausableModel:
     @property
     def state(self) -> PauseState:
         """Whether the model is paused, and how many calls run and wait."""
+        self._join_shared_pause()
         return PauseState(paused=self._is_paused, running=len(self._running), waiting=len(self._waiters), cut=self._cut)
 
     async def pause(self, wait_seconds: float, max_seconds: float) -> PauseState:
@@ -142,6 +150,8 @@ class PausableModel:
             self._cut = self._cut if self._is_paused else 0
             self._is_paused = True
             self._pause_number += 1
+        if self._shared is not None:
+            self._shared.begin(max_seconds)
         loop.call_later(max_seconds, self._expire, self._pause_number, max_seconds)
         if await self._wait_until_idle(wait_seconds) or not self._is_paused:
             return self.state
@@ -155,6 +165,8 @@ class PausableModel:
 
     def resume(self) -> PauseState:
         """End the pause, and let the waiting calls go on."""
+        if self._shared is not None:
+            self._shared.end()
         with self._lock:
             self._is_paused = False
             waiters = [*self._waiters, *self._pausing]
@@ -167,6 +179,7 @@ class PausableModel:
         """Wait for the end of a pause, and register a call."""
         loop = asyncio.get_running_loop()
         while True:
+            self._join_shared_pause()
             with self._lock:
                 if not self._is_paused:
                     call = _RunningCall(loop, asyncio.timeout(None))
@@ -179,6 +192,15 @@ class PausableModel:
                     await waiter
             finally:
                 self._waiters.discard(waiter)
+
+    def _join_shared_pause(self) -> None:
+        """Begin the pause that another worker began before this one knew of it."""
+        if self._is_paused or self._shared is None or (seconds := self._shared.get_remaining_seconds()) <= 0:
+            return
+        with self._lock:
+            self._is_paused = True
+            self._pause_number += 1
+        asyncio.get_running_loop().call_later(seconds, self._expire, self._pause_number, seconds)
 
     def _end_call(self, call: _RunningCall) -> None:
         with self._lock:
@@ -200,6 +222,10 @@ class PausableModel:
 
     def _expire(self, number: int, seconds: float) -> None:
         if self._is_paused and number == self._pause_number:
+            if self._shared is not None and (remaining := self._shared.get_remaining_seconds()) > 0:
+                # Another worker has extended the pause.
+                asyncio.get_running_loop().call_later(remaining, self._expire, number, remaining)
+                return
             log.warning(
                 "no POST /resume has arrived %g s after POST /pause; the model's calls go on, perhaps with old weights",
                 seconds,

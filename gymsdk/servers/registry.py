@@ -173,7 +173,7 @@ class LostNodes:
 
 def is_exit_of(exits: Mapping[str, Exit], service: Service) -> bool:
     """Return whether `exits` contains the exit of the service's process."""
-    return service.name in exits and exits[service.name].is_exit_of(service)
+    return service.process_name in exits and exits[service.process_name].is_exit_of(service)
 
 
 def _count_services(nodes: Iterable[Node | LostNode]) -> Counter[str]:
@@ -241,14 +241,22 @@ def _has_restarted(nodes: Sequence[Node], node: Node, name: str, order: RestartO
 
 def _may_restart(nodes: Sequence[Node], node: Node, name: str, order: RestartOrder, now: float) -> bool:
     holders = _nodes_with_process(nodes, node, name, order.pid)
-    sessions = sum(holder.registration.loads[name].sessions for holder in holders if name in holder.registration.loads)
+    sessions = sum(
+        holder.registration.loads[service.name].sessions
+        for holder in holders
+        for service in holder.services
+        if service.process_name == name and service.name in holder.registration.loads
+    )
     return not sessions or (order.until is not None and now >= order.until)
 
 
 def _instances_of_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[str]:
     holders = _nodes_with_process(nodes, node, name, pid)
     return [
-        service.id for holder in holders for service in holder.services if (service.name, service.pid) == (name, pid)
+        service.id
+        for holder in holders
+        for service in holder.services
+        if (service.process_name, service.pid) == (name, pid)
     ]
 
 
@@ -256,7 +264,9 @@ def _nodes_with_process(nodes: Sequence[Node], node: Node, name: str, pid: int) 
     # Process ids are unique only among the nodes of one supervisor.
     siblings = [other for other in nodes if other.registration.supervisor == node.registration.supervisor]
     return [
-        other for other in siblings if any((service.name, service.pid) == (name, pid) for service in other.services)
+        other
+        for other in siblings
+        if any((service.process_name, service.pid) == (name, pid) for service in other.services)
     ]
 
 
@@ -393,7 +403,9 @@ class NodeRegistry:
         """
         if orders := order_restarts([*self], name, drain):
             return orders
-        unsupervised = f"no supervisor can restart {name!r}: serve it with --separate"
+        workers = sorted({each.process for each in self.services if each.name == name and each.process})
+        advice = f"restart its workers one by one: {', '.join(workers)}" if workers else "serve it with --separate"
+        unsupervised = f"no supervisor can restart {name!r}: {advice}"
         unknown = f"unknown server {name!r}{format_suggestion(name, sorted(self._names()))}"
         raise RequestRejected(409, unsupervised if name in self._names() else unknown)
 

@@ -46,6 +46,8 @@ class Service(BaseModel):
         port: The port.
         scheme: The URL scheme.
         fields: Further keys of its block in the configuration.
+        shared_port: The port that several workers of one machine share with this one; 0 if there is none.
+        process: The name of the supervised process, if it runs several servers.
         pid: The process id.
         started: When it started, in seconds since the epoch.
         id: The instance's id.
@@ -60,6 +62,8 @@ class Service(BaseModel):
     port: int = Field(0, ge=0, le=65535)
     scheme: Scheme = "http"
     fields: dict[str, Any] = {}
+    shared_port: int = Field(0, ge=0, le=65535)
+    process: str = Field("", max_length=200)
     pid: int = Field(default_factory=os.getpid)
     started: float = Field(default_factory=time.time)
     id: str = Field(default_factory=new_instance_id, pattern=f"^{INSTANCE_ID_PATTERN}$")
@@ -88,6 +92,16 @@ class Service(BaseModel):
     def url(self) -> str:
         """The server's base URL."""
         return build_url(self.host, self.port, self.scheme)
+
+    @property
+    def shared_url(self) -> str:
+        """The base URL that the server shares with other workers; empty if there is none."""
+        return build_url(self.host, self.shared_port, self.scheme) if self.shared_port else ""
+
+    @property
+    def process_name(self) -> str:
+        """The name under which a supervisor knows the server's process."""
+        return self.process or self.name
 
 
 def build_url(host: str, port: int, scheme: Scheme = "http") -> str:
@@ -340,6 +354,8 @@ class Instance(BaseModel):
         kind: The kind of server.
         implementation: The implementation's name.
         url: The server's URL.
+        shared_url: The URL that several workers of one machine share; empty if there is none.
+        process: The name of the supervised process, if it runs several servers.
         node: The node's id; empty for the head's own process.
         load: The last reported load.
         age: The age of the load in seconds.
@@ -358,6 +374,8 @@ class Instance(BaseModel):
     kind: Kind
     implementation: str
     url: str
+    shared_url: str = ""
+    process: str = ""
     node: str = ""
     load: Load = Load()
     age: float = 0.0

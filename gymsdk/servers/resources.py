@@ -38,6 +38,7 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
+from gymsdk.servers.workers import Ownership
 from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
 from gymsdk.workers.offload import count_waiting_calls
 
@@ -52,7 +53,7 @@ LOST_STATE_MESSAGE = "the session of this response is gone, and its state with i
 log = logging.getLogger("gymsdk")
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     environment: Environment,
     *,
     name: str | None = None,
@@ -62,6 +63,7 @@ def create_app(
     with_mcp: bool = False,
     metrics: ServerMetrics | None = None,
     peers: Peers | None = None,
+    owners: Ownership | None = None,
 ) -> FastAPI:
     """Create the resources server of an environment.
 
@@ -76,6 +78,7 @@ def create_app(
         with_mcp: Whether to offer the tools at `/mcp` too.
         metrics: The server's metrics; new ones by default.
         peers: The other instances, if several servers have this name.
+        owners: Finds the worker that has a session whose id the client chose, if several processes serve the port.
 
     Returns:
         The ASGI app.
@@ -110,7 +113,8 @@ def create_app(
     )
     if peers is not None:
         app.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", server_name), peers=peers)
-    server = ResourcesEndpoints(EpisodeService(environment, sessions, budget), server_name, with_mcp=with_mcp)
+    episodes = EpisodeService(environment, sessions, budget)
+    server = ResourcesEndpoints(episodes, server_name, with_mcp=with_mcp, owners=owners)
     _add_routes(app, server)
     gymnasium.add_routes(app, server.episodes)
     if with_mcp:
@@ -151,9 +155,13 @@ class ResourcesEndpoints:
         episodes: The open episodes.
         name: The server's name.
         with_mcp: Whether `/seed_session` returns the access to `/mcp`.
+        owners: Finds the worker that has a session whose id the client chose.
     """
 
-    def __init__(self, episodes: EpisodeService, name: str, *, with_mcp: bool = False) -> None:
+    def __init__(
+        self, episodes: EpisodeService, name: str, *, with_mcp: bool = False, owners: Ownership | None = None
+    ) -> None:
+        self._owners = owners
         self.episodes = episodes
         self._environment = episodes.environment
         self._sessions = episodes.sessions
@@ -165,7 +173,9 @@ class ResourcesEndpoints:
         """Open a session and set its cookie. The row is the body, or `task_data` in NeMo Gym's typed body."""
         content = await read_json_object(request)
         if "resources_session_id" in content:
-            return await self._open_typed(request, parse_body(SeedRequest, content))
+            seed = parse_body(SeedRequest, content)
+            forwarded = await self._forward_to_owner(request, seed.resources_session_id, content)
+            return forwarded or await self._open_typed(request, seed)
         row_request = self._parse_request(request, content)
         session = await self.episodes.open_session(row_request, "tools", previous=self._find_session(request))
         request.scope["state"]["token"] = session.token
@@ -178,6 +188,8 @@ class ResourcesEndpoints:
             session, trusted = self._find_session(request), tool_calls.CLIENT_HEADER in request.headers
         else:
             name = parse_body(CloseRequest, content).resources_session_id
+            if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
+                return forwarded
             self._sessions.block_name(name)
             session, trusted = self._sessions.find_by_name(name), True
         if session is not None:
@@ -185,6 +197,12 @@ class ResourcesEndpoints:
             if session.runner.close_error is not None:
                 raise session.runner.close_error
         return json_response({key: content[key] for key in ("resources_session_id",) if key in content})
+
+    async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
+        """Return the response of the worker that has a session, `None` if that is this process."""
+        if self._owners is None:
+            return None
+        return await self._owners.forward(request, session_id, content, seconds=DEFAULT_TTL_SECONDS)
 
     async def verify(self, request: Request) -> Response:
         """Judge a response to a row, in the state of its session if there is one."""

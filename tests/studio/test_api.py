@@ -379,7 +379,9 @@ def test_a_rollout_is_continued_differently(playing_viewer: Viewer, weak: Path, 
     with playing_viewer.client() as client:
         path = f"/api/runs/weak/rollouts/{line['gymsdk']['id']}"
         answer = client.post(f"{path}/branch", json={"turn": 1, "say": "I give up.", "repeats": 2}).json()
-        assert [each["reward"] for each in answer["rollouts"]] == [0.0, 0.0]
+        first, second = (each["reward"] for each in answer["rollouts"])
+        # The calls of the first turn may earn a part of the reward.
+        assert first == second < 1.0
         run = answer["run"]
         assert run in {each["run"] for each in client.get("/api/runs").json()}
         rows = client.get(f"/api/runs/{run}/rows").json()["rows"]

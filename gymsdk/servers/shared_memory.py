@@ -1,0 +1,138 @@
+"""Memory that the workers of one deployment share: who owns a rollout or session id, and which models are paused."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MAX_PAUSES = 64
+"""The number of model servers whose pause is shared."""
+
+PAUSE = struct.Struct("=d")
+PAUSES_BYTES = MAX_PAUSES * PAUSE.size
+
+ENTRY = struct.Struct("=16sdI4x")
+"""An entry of the table: the digest of an id, when the entry expires, and the number of its worker."""
+
+ENTRIES_PER_BUCKET = 16
+BUCKETS = 2**15
+BUCKET_BYTES = ENTRIES_PER_BUCKET * ENTRY.size
+
+SHARED_BYTES = PAUSES_BYTES + BUCKETS * BUCKET_BYTES
+"""The size of the shared file, 16 MiB. The operating system provides the pages that are used."""
+
+DIGEST_BYTES = 16
+
+
+class SharedMemory:
+    """The file that all workers map into their memory.
+
+    Times are those of `time.monotonic`, which all processes of a machine share. The file outlives each worker, so a
+    worker that starts again finds what the others know.
+
+    Args:
+        file: The descriptor of a file of `SHARED_BYTES` bytes.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory = mmap.mmap(file, SHARED_BYTES)
+
+    def get_pause_end(self, model: int) -> float:
+        """Return until when the model server with the number *model* is paused; 0 if it is not."""
+        end: float = PAUSE.unpack_from(self._memory, model * PAUSE.size)[0]
+        return end
+
+    def set_pause_end(self, model: int, end: float) -> None:
+        """Set until when the model server with the number *model* is paused."""
+        PAUSE.pack_into(self._memory, model * PAUSE.size, end)
+
+    def claim(self, id: str, worker: int, seconds: float, *, take: bool = False) -> int:
+        """Return the worker that owns *id*: the one that claimed it within *seconds*, else *worker* from now on.
+
+        If the part of the table for *id* is full, its oldest id is forgotten.
+
+        Args:
+            id: The id.
+            worker: The worker that asks.
+            seconds: How long the claim lasts.
+            take: Whether *worker* becomes the owner in any case, because the owner is gone.
+        """
+        digest, now = _compute_digest(id), time.monotonic()
+        with self._lock_bucket(digest) as entries:
+            chosen, oldest = entries[0], float("inf")
+            for offset in entries:
+                known, expires, owner = ENTRY.unpack_from(self._memory, offset)
+                if known == digest:
+                    if expires > now and not take:
+                        return int(owner)
+                    chosen = offset
+                    break
+                if expires < oldest:
+                    chosen, oldest = offset, expires
+            ENTRY.pack_into(self._memory, chosen, digest, now + seconds, worker)
+        return worker
+
+    def release(self, id: str, worker: int) -> None:
+        """Forget *id* if *worker* owns it."""
+        digest = _compute_digest(id)
+        with self._lock_bucket(digest) as entries:
+            for offset in entries:
+                known, _, owner = ENTRY.unpack_from(self._memory, offset)
+                if (known, owner) == (digest, worker):
+                    ENTRY.pack_into(self._memory, offset, bytes(DIGEST_BYTES), 0.0, 0)
+
+    @contextmanager
+    def _lock_bucket(self, digest: bytes) -> Iterator[range]:
+        """Lock the bucket of *digest* against the other workers, and yield the offsets of its entries."""
+        start = PAUSES_BYTES + int.from_bytes(digest[:4], "big") % BUCKETS * BUCKET_BYTES
+        # The lock is held for microseconds; the operating system releases that of a killed worker.
+        fcntl.lockf(self._file, fcntl.LOCK_EX, BUCKET_BYTES, start)
+        try:
+            yield range(start, start + BUCKET_BYTES, ENTRY.size)
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, BUCKET_BYTES, start)
+
+
+class SharedPause:
+    """The pause of one model server, which all workers share.
+
+    Args:
+        memory: The shared memory.
+        model: The number of the model server among those of the deployment.
+    """
+
+    def __init__(self, memory: SharedMemory, model: int) -> None:
+        self._memory = memory
+        self._model = model
+
+    def get_remaining_seconds(self) -> float:
+        """Return the seconds until the pause ends by itself; 0 or less if there is no pause."""
+        return self._memory.get_pause_end(self._model) - time.monotonic()
+
+    def begin(self, seconds: float) -> None:
+        """Pause the model for at most *seconds*."""
+        self._memory.set_pause_end(self._model, time.monotonic() + seconds)
+
+    def end(self) -> None:
+        """End the pause."""
+        self._memory.set_pause_end(self._model, 0.0)
+
+
+def create_shared_file() -> int:
+    """Create the file that the workers share, and return its descriptor. The file has no name."""
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SHARED_BYTES)
+        return os.dup(file.fileno())
+
+
+def _compute_digest(id: str) -> bytes:
+    return hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

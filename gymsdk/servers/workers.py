@@ -1,0 +1,260 @@
+"""Servers of several worker processes behind one port: who has an id, one `/metrics`, and one pause for all workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import SecretStr
+
+from gymsdk import credentials
+from gymsdk.errors import Failed
+from gymsdk.http import client
+from gymsdk.http.client import HttpResponse
+from gymsdk.jsonl import dump_json
+from gymsdk.servers.app import read_body
+from gymsdk.servers.auth import FORWARDED_KEY
+from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
+from gymsdk.servers.instances import InstanceDirectory
+from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
+from gymsdk.servers.reports import Instance, Kind
+from gymsdk.servers.shared_memory import SharedMemory
+from gymsdk.types import Item
+
+CLAIM_SECONDS = 900.0
+"""How long a worker owns the id of a rollout, as long as it keeps the response."""
+
+METRICS_SECONDS = 2.0
+"""Seconds that another worker may take to return its metrics."""
+
+PAUSE_PATHS = frozenset({"/pause", "/resume"})
+"""The paths of a model server that concern all workers."""
+
+PAUSE_SECONDS = 3700.0
+"""Seconds that another worker may take for a pause: the longest wait for running calls, and a margin."""
+
+
+class Siblings:
+    """The instances of one server in all workers of a deployment, as the head reports them.
+
+    Args:
+        name: The server's name.
+        kind: The server's kind.
+        instance: The id of the instance in this process.
+        instances: Finds the instances of all servers.
+        token: The token for the other workers.
+    """
+
+    def __init__(
+        self, name: str, kind: Kind, instance: str, instances: InstanceDirectory, token: SecretStr | None
+    ) -> None:
+        self._name = name
+        self._kind = kind
+        self.instance = instance
+        self._instances = instances
+        self.token = token
+
+    async def list_all(self) -> list[Instance]:
+        """Return the instances of all workers that run now, including this one."""
+        # The cached list may lack a worker that started a moment ago.
+        await self._instances.renew()
+        return await self._list_known()
+
+    async def _list_known(self) -> list[Instance]:
+        known = await self._instances.find_by_name(self._name, self._kind)
+        shared = next((each.shared_url for each in known if each.id == self.instance), "")
+        return [each for each in known if shared and each.shared_url == shared]
+
+    async def find(self, process: str) -> Instance | None:
+        """Return the instance in the worker *process*, `None` if it does not run."""
+        known = {each.process: each for each in await self._list_known()}
+        if process not in known:
+            known = {each.process: each for each in await self.list_all()}
+        return known.get(process)
+
+    async def is_known(self, id: str) -> bool:
+        """Return whether the head lists the instance."""
+        return await self._instances.is_known(id)
+
+
+class Ownership:
+    """Decides which worker answers the requests that name a rollout or a session by an id of the client.
+
+    A repeated request may arrive on another connection, and thereby at another worker. The first worker that receives
+    an id owns it, and the others forward its requests.
+
+    Args:
+        scope: A name for the kind of the ids, so that those of different servers differ.
+        worker: The number of this worker.
+        memory: The memory that the workers share.
+        siblings: The other workers.
+    """
+
+    def __init__(self, scope: str, worker: int, memory: SharedMemory, siblings: Siblings) -> None:
+        self._scope = scope
+        self._worker = worker
+        self._memory = memory
+        self._siblings = siblings
+
+    async def forward(
+        self, request: Request, id: str, content: Item, *, seconds: float = CLAIM_SECONDS
+    ) -> Response | None:
+        """Return the response of the worker that owns *id*, `None` if that is this worker, now or from now on.
+
+        Args:
+            request: The request.
+            id: The id that the request names.
+            content: The body of the request.
+            seconds: How long this worker owns the id, if no other worker does.
+        """
+        is_forwarded = FORWARDED_HEADER in request.headers
+        owner = self._memory.claim(self._get_key(id), self._worker, seconds, take=is_forwarded)
+        if owner == self._worker:
+            return None
+        instance = await self._siblings.find(f"worker-{owner}")
+        if instance is not None:
+            try:
+                response = await forward_request(
+                    request,
+                    dump_json(content),
+                    instance.url,
+                    token=self._siblings.token,
+                    is_known=lambda: self._siblings.is_known(instance.id),
+                )
+            except client.NotSent:
+                pass
+            else:
+                request.scope.setdefault("state", {})[FORWARDED_KEY] = True
+                return response
+        # The owner is gone, and the rollout or session with it.
+        self._memory.claim(self._get_key(id), self._worker, seconds, take=True)
+        return None
+
+    def release(self, id: str) -> None:
+        """Forget that this worker owns *id*."""
+        self._memory.release(self._get_key(id), self._worker)
+
+    def _get_key(self, id: str) -> str:
+        return f"{self._scope}\0{id}"
+
+
+class WorkerMiddleware:
+    """ASGI middleware that answers for all workers: `GET /metrics`, and the pause of a model.
+
+    A request at the port of this worker alone concerns this worker alone.
+
+    Args:
+        app: The app.
+        shared_port: The port that all workers share.
+        siblings: The instances of the server in all workers.
+        render_metrics: Returns the metrics of this worker.
+        can_pause: Whether the app is a model server.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        shared_port: int,
+        siblings: Siblings,
+        render_metrics: Callable[[], Awaitable[str]],
+        *,
+        can_pause: bool,
+    ) -> None:
+        self._app = app
+        self._shared_port = shared_port
+        self._siblings = siblings
+        self._render_metrics = render_metrics
+        self._can_pause = can_pause
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request for all workers, or pass it on."""
+        if scope["type"] != "http" or not self._is_for_all(scope):
+            await self._app(scope, receive, send)
+        elif scope["path"] == "/metrics":
+            response: Response = PlainTextResponse(
+                await self._collect_metrics(), media_type="text/plain; version=0.0.4"
+            )
+            await response(scope, receive, send)
+        else:
+            response = await self._pause_all(Request(scope, receive))
+            await response(scope, receive, send)
+
+    def _is_for_all(self, scope: Scope) -> bool:
+        path, method = scope["path"], scope["method"]
+        if path != "/metrics" and not (self._can_pause and path in PAUSE_PATHS):
+            return False
+        is_shared = (scope.get("server") or ("", 0))[1] == self._shared_port
+        return is_shared and method in ({"GET"} if path == "/metrics" else {"GET", "POST"})
+
+    async def _collect_metrics(self) -> str:
+        """Return the metrics of all workers that answer; each has the label `worker`."""
+        own = self._siblings.instance
+        others = [each for each in await self._siblings.list_all() if each.id != own]
+        texts = await asyncio.gather(*(self._fetch_metrics(each) for each in others))
+        return merge_metrics([await self._render_metrics(), *texts])
+
+    async def _fetch_metrics(self, instance: Instance) -> str:
+        headers = credentials.resolve_auth_headers(self._siblings.token)
+        try:
+            answer = await client.get(
+                instance.url + "/metrics", headers=headers, timeout=METRICS_SECONDS, retry=client.NO_RETRY
+            )
+        except Failed:
+            # The metric `server_up` of the head tells that the worker does not answer.
+            return ""
+        return answer.text if answer.ok else ""
+
+    async def _pause_all(self, request: Request) -> Response:
+        """Send the request to all workers, and return their states as one; the first error if a worker has one."""
+        body = await read_body(request)
+        results = await asyncio.gather(*(self._send(each, request, body) for each in await self._siblings.list_all()))
+        # A worker that has ended has no running calls, and its successor reads the pause from the shared memory.
+        answers = [each for each in results if not isinstance(each, client.NotSent)]
+        for answer in answers:
+            if isinstance(answer, Failed):
+                return build_failure_response(f"a worker did not answer, so send the request again: {answer}")
+            if not answer.ok:
+                headers = {key: value for key, value in answer.headers.items() if key.lower() == "retry-after"}
+                return Response(answer.body, answer.status, headers, media_type="application/json")
+        states = [answer.json() for answer in answers if isinstance(answer, HttpResponse)]
+        if not states:
+            return build_failure_response("the head lists no worker of this server yet; send the request again")
+        return json_response(merge_pause_states(states))
+
+    async def _send(self, instance: Instance, request: Request, body: bytes) -> HttpResponse | Failed:
+        headers: client.Headers = {FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(self._siblings.token)}
+        url = instance.url + request.url.path
+        try:
+            if request.method == "GET":
+                return await client.get(url, headers=headers, timeout=METRICS_SECONDS, retry=client.NO_RETRY)
+            return await client.post(
+                url, body or b"{}", headers=headers, timeout=PAUSE_SECONDS, retry=client.NO_RETRY, once=True
+            )
+        except Failed as error:
+            return error
+
+
+def merge_metrics(texts: Iterable[str]) -> str:
+    """Merge metrics in the Prometheus text format: each metric is described once, followed by all of its samples."""
+    descriptions: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for text in texts:
+        name = ""
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                samples[name].append(line)
+                continue
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                samples.setdefault(name, [])
+            if line not in descriptions.setdefault(name, []):
+                descriptions[name].append(line)
+    return "".join(f"{line}\n" for name in samples for line in (*descriptions[name], *samples[name]))
+
+
+def merge_pause_states(states: Sequence[Item]) -> Item:
+    """Return the states of a model in all workers as one: paused if all are, with the sums of their calls."""
+    counts = {key: sum(each[key] for each in states) for key in ("running", "waiting", "cut")}
+    return {"paused": all(each["paused"] for each in states), **counts}

@@ -1,0 +1,431 @@
+"""`gymsdk serve --workers`: several processes behind the same ports act like one server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from deployed import Run, get_nodes, run_command, serving, wait_until
+
+from gymsdk.http import client as http
+from gymsdk.observability.metrics import parse_samples
+
+TALLY = """
+import asyncio
+from pathlib import Path
+from typing import Literal
+from gymsdk import Config, Message, Reset, State, Task, Verdict, hookimpl
+
+class Settings(Config):
+    notes: str = ""
+    pause: float = 0.0
+
+class Start(Task):
+    count: int = 0
+
+class Count(State):
+    count: int = 0
+
+class Counted(Verdict):
+    final: int = 0
+
+async def add(count: int, state: State) -> dict[str, int]:
+    "Add to the tally."
+    state.count += count
+    return {"count": state.count}
+
+@hookimpl
+def tools():
+    return [add]
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    for number in range(10_000):
+        yield Start.ask(f"tally {number}", count=number)
+
+@hookimpl
+async def reset(task: Start, config: Settings):
+    if config.notes:
+        with Path(config.notes).open("a") as file:
+            file.write(f"{task.count}\\n")
+    return Reset(state=Count(count=task.count))
+
+@hookimpl
+async def verify(state: Count, config: Settings):
+    await asyncio.sleep(config.pause)
+    return Counted(reward=1.0, final=state.count)
+
+@hookimpl
+def solve(task: Start):
+    return Message(content="done")
+"""
+"""An environment whose verdict is the number in the session's state, and that notes each episode that it opens."""
+
+START_SECONDS = 60
+
+
+@dataclass
+class Workers:
+    """A running `gymsdk serve --workers`."""
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]
+    notes: Path
+
+    @property
+    def head(self) -> str:
+        return str(self.ready["head"])
+
+    def url(self, name: str = "tally") -> str:
+        return str(self.ready["servers"][name]["url"])
+
+    def children(self) -> dict[str, int]:
+        """Return the process ids of the head and the workers, by name."""
+        guards = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = [pid for guard in guards for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()]
+        words = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found}
+        return {each[each.index("--only") + 1]: pid for pid, each in words.items() if "--only" in each}
+
+    def count_played(self, number: int) -> int:
+        """Return how many episodes of the task *number* were opened."""
+        return self.notes.read_text().split().count(str(number))
+
+
+@contextmanager
+def serve_workers(folder: Path, *options: object, workers: int = 2, pause: float = 0.0) -> Iterator[Workers]:
+    site = folder / "site"
+    about = site / "env_tally-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "env_tally.py").write_text(TALLY)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: env_tally\nVersion: 1.0\nSummary: Made.\n")
+    (about / "entry_points.txt").write_text("[gymsdk.environments]\ntally = env_tally\n")
+    notes = folder / "notes.txt"
+    notes.touch()
+    arguments = ["serve", "tally", "--workers", workers, "--port", 0, "--json", *options]
+    arguments += ["--set", f"notes={notes}", "--set", f"pause={pause}"]
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as process:
+        try:
+            assert process.stdout is not None
+            yield Workers(process, json.loads(process.stdout.readline()), notes)
+        finally:
+            process.terminate()
+            process.communicate(timeout=START_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Serve the environment with two workers and MCP."""
+    with serve_workers(tmp_path_factory.mktemp("workers"), "--mcp", pause=0.2) as workers:
+        yield workers
+
+
+@pytest.fixture(autouse=True)
+async def close_client() -> AsyncIterator[None]:
+    yield
+    await http.aclose()
+
+
+@asynccontextmanager
+async def connect(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client that sends each request on a new connection, and thereby to the next worker."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    # Loading the certificates of authorities for each client would take longer than its requests.
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, verify=False) as client:
+        yield client
+
+
+def build_row(number: int, **fields: object) -> dict[str, Any]:
+    return {"responses_create_params": {"input": f"tally {number}"}, "count": number, **fields}
+
+
+def build_answer(number: int, calls: int) -> dict[str, Any]:
+    """Return the body of a request for the verdict on *calls* calls, each of which adds 1."""
+    output: list[dict[str, Any]] = []
+    for call in range(calls):
+        name = {"name": "add", "arguments": '{"count": 1}', "call_id": f"call-{call}"}
+        output += [
+            {"type": "function_call", **name},
+            {"type": "function_call_output", "call_id": f"call-{call}", "output": "{}"},
+        ]
+    output.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]})
+    return build_row(number, response={"output": output})
+
+
+async def play_session(url: str, number: int, calls: int = 3) -> list[int]:
+    """Play a session on new connections; return the counts that its calls, and its verdict, report."""
+    async with connect(url) as client:
+        (await client.post("/seed_session", json=build_row(number))).raise_for_status()
+        counts = [(await client.post("/add", json={"count": 1})).json()["count"] for _ in range(calls)]
+        verdict = (await client.post("/verify", json=build_answer(number, calls))).json()
+        (await client.post("/close_session", json={})).raise_for_status()
+    return [*counts, verdict["final"]]
+
+
+async def get_counts(url: str, name: str) -> dict[str, float]:
+    """Return the sums of a metric, by worker."""
+    async with connect(url) as client:
+        samples = parse_samples((await client.get("/metrics")).text)
+    sums: Counter[str] = Counter()
+    for each, labels, value in samples:
+        if each == name:
+            sums[labels["worker"]] += value  # type: ignore[assignment]  # a Counter of floats
+    return {**sums}
+
+
+async def test_sessions_keep_their_state_on_connections_to_any_worker(served: Workers) -> None:
+    before = await get_counts(served.url(), "requests_total")
+    results = await asyncio.gather(*(play_session(served.url(), number) for number in range(20)))
+    assert results == [[number + 1, number + 2, number + 3, number + 3] for number in range(20)]
+    after = await get_counts(served.url(), "requests_total")
+    assert {worker for worker in after if after[worker] > before[worker] + 20} == {"1", "2"}
+
+
+async def test_turn_by_turn_sessions_keep_their_state_too(served: Workers) -> None:
+    call = {"type": "function_call", "name": "add", "arguments": '{"count": 2}', "call_id": "c"}
+    async with connect(served.url()) as client:
+        statuses = [(await client.post("/reset", json=build_row(5))).status_code]
+        for _ in range(4):
+            answer = await client.post("/step", json={"response": {"output": [call]}})
+            statuses.append(answer.status_code)
+        outputs = answer.json()["info"]["tool_outputs"]
+        statuses.append((await client.post("/close", json={})).status_code)
+    assert (statuses, json.loads(outputs[0]["output"])) == ([200] * 6, {"count": 13})
+
+
+async def test_mcp_requests_reach_their_session(served: Workers) -> None:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"count": 1}}}
+    async with connect(served.url()) as client:
+        headers = (await client.post("/seed_session", json=build_row(7))).json()["mcp"]["headers"]
+        client.cookies.clear()
+        results = [(await client.post("/mcp", json=message, headers=headers)).json()["result"] for _ in range(4)]
+    assert [each["structuredContent"]["count"] for each in results] == [8, 9, 10, 11]
+
+
+def build_typed_row(name: str) -> dict[str, Any]:
+    ids = {"episode_id": {"rollout_id": name, "attempt": 0}, "task_id": {"taskset": "t", "task_id": "1"}}
+    return {"resources_session_id": name, **ids, "task_data": {"count": 3}}
+
+
+async def test_an_id_of_the_client_names_one_session_at_all_workers(served: Workers) -> None:
+    typed = build_typed_row("named")
+    async with connect(served.url()) as client:
+        opened = []
+        for _ in range(4):
+            opened.append((await client.post("/seed_session", json=typed)).cookies["ResourcesServer___tally"])
+            client.cookies.clear()
+        assert len(set(opened)) == 1
+        # The request for the close carries no cookie and may arrive at either worker.
+        for _ in range(2):
+            closed = await client.post("/close_session", json={"resources_session_id": "named"})
+            assert closed.status_code == 200
+        client.cookies.clear()
+        statuses = [(await client.post("/seed_session", json=typed)).status_code for _ in range(2)]
+    assert statuses == [409, 409]
+
+
+async def test_agent_sessions_call_their_tools_from_any_worker(served: Workers) -> None:
+    ids = {"agent_session_id": "agent-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
+    agent = served.url("tally_simple_agent")
+    async with connect(served.url()) as tools, connect(agent) as client:
+        cookies = {**(await tools.post("/seed_session", json=build_row(1))).cookies}
+        access = {"kind": "direct_http", "name": "t", "base_url": served.url(), "cookies": cookies}
+        opening = {**ids, "task_id": {"taskset": "t", "task_id": "1"}, "tool_accesses": [access]}
+        first, second = [(await client.post("/v1/agent_sessions", json=opening)) for _ in range(2)]
+        assert (first.status_code, {**first.cookies}) == (200, {**second.cookies})
+        statuses = [
+            (await client.post("/v1/agent_sessions/close", json=ids)).json()["resources_cookies"] for _ in range(3)
+        ]
+        client.cookies.clear()
+        reopened = [(await client.post("/v1/agent_sessions", json=opening)).status_code for _ in range(2)]
+    assert (statuses, reopened) == ([cookies] * 3, [409, 409])
+
+
+@pytest.mark.parametrize("server", ["tally_simple_agent", "tally_environment_server"])
+async def test_repeated_rollout_ids_play_once_at_all_workers(served: Workers, server: str) -> None:
+    number = 100 + len(server)
+    body = build_row(number, _ng_rollout_id=f"once-{server}", gymsdk={"seed": 1})
+    async with connect(served.url(server)) as client:
+        running = await asyncio.gather(*(client.post("/run", json=body) for _ in range(4)))
+        later = [await client.post("/run", json=body) for _ in range(4)]
+    assert {each.status_code for each in (*running, *later)} == {200}
+    assert len({each.content for each in (*running, *later)}) == 1
+    assert served.count_played(number) == 1
+
+
+async def test_a_numbered_rollout_is_played_again_after_it_has_ended(served: Workers) -> None:
+    body = build_row(300, _ng_rollout_id="300-0")
+    async with connect(served.url("tally_simple_agent")) as client:
+        await asyncio.gather(*(client.post("/run", json=body) for _ in range(4)))
+        assert served.count_played(300) == 1
+        await asyncio.gather(*(client.post("/run", json=body) for _ in range(4)))
+    assert served.count_played(300) == 2
+
+
+async def test_a_pause_holds_the_calls_of_all_workers(served: Workers) -> None:
+    call = {"model": "policy", "input": "hello"}
+    async with connect(served.url("policy_model")) as client:
+        paused = await client.post("/pause", json={"wait_seconds": 1, "max_seconds": 60})
+        assert paused.json() == {"paused": True, "running": 0, "waiting": 0, "cut": 0}
+        waiting = [asyncio.ensure_future(client.post("/v1/responses", json=call)) for _ in range(4)]
+
+        async def all_wait() -> bool:
+            return (await client.get("/pause")).json()["waiting"] == 4
+
+        await wait_until(all_wait)
+        states = [(await client.get("/pause")).json()["paused"] for _ in range(4)]
+        assert (states, any(each.done() for each in waiting)) == ([True] * 4, False)
+        assert (await client.post("/resume")).json()["paused"] is False
+        assert [(await client.get("/pause")).json()["paused"] for _ in range(4)] == [False] * 4
+        # The oracle has no answer outside of an episode, but the calls end.
+        assert len({each.status_code for each in await asyncio.gather(*waiting)}) == 1
+
+
+async def test_the_head_lists_all_workers_and_the_ports_that_they_share(served: Workers) -> None:
+    async with connect(served.head) as client:
+        instances = (await client.get("/server_instances")).json()
+        config = (await client.get("/global_config_dict_yaml")).text
+    pids = served.children()
+    assert pids.keys() == {"head_server", "worker-1", "worker-2"}
+    assert Counter((each["process_name"], each["pid"]) for each in instances) == Counter(
+        (name, pids[worker]) for name in served.ready["servers"] for worker in ("worker-1", "worker-2")
+    )
+    assert {each["status"] for each in instances} == {"success"}
+    for each in served.ready["servers"].values():
+        assert f"port: {each['url'].rpartition(':')[2]}" in config
+    code, output = await run_command("status", "--head", served.head)
+    assert code == 0, output
+    assert (output.count("worker-1"), output.count("worker-2")) == (4, 4)
+    assert "4 of 4 expected servers registered" in output
+
+
+async def test_all_servers_are_alive_and_ready_at_the_shared_ports(served: Workers) -> None:
+    for name in served.ready["servers"]:
+        async with connect(served.url(name)) as client:
+            paths = ("/livez", "/readyz", "/health", "/metrics")
+            assert [(await client.get(path)).status_code for path in paths] == [200] * 4
+        assert (await get_counts(served.url(name), "uptime_seconds")).keys() == {"1", "2"}
+
+
+async def test_a_burst_of_connections_is_spread_over_the_workers(served: Workers) -> None:
+    before = await get_counts(served.url(), "requests_total")
+    async with httpx.AsyncClient(base_url=served.url()) as client:
+        await asyncio.gather(*(client.get("/reverify_mode") for _ in range(40)))
+    after = await get_counts(served.url(), "requests_total")
+    assert min(after[worker] - before[worker] for worker in after) >= 10
+
+
+@pytest.mark.timeout(180)
+async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) -> None:
+    with serve_workers(tmp_path) as workers:
+        cookies: dict[str, dict[str, str]] = {}
+        async with connect(workers.url()) as client:
+            for number in range(6):
+                opened = await client.post("/seed_session", json=build_row(number))
+                client.cookies.clear()
+                cookies[f"{number}"] = {**opened.cookies}
+            nodes = await get_nodes(workers.head)
+            ids = {each["id"]: each["process"] for each in nodes["instances"] if each["name"] == "tally"}
+            owners = {number: ids[jar["ResourcesServer___tally"].partition(".")[0]] for number, jar in cookies.items()}
+            assert Counter(owners.values()) == {"worker-1": 3, "worker-2": 3}
+            async with connect(workers.url("policy_model")) as model:
+                assert (await model.post("/pause", json={})).json()["paused"] is True
+
+            before = workers.children()
+            os.kill(before["worker-1"], signal.SIGKILL)
+            # The port answers while the worker is down.
+            results = await asyncio.gather(*(play_session(workers.url(), number) for number in range(10, 40)))
+            assert results == [[number + 1, number + 2, number + 3, number + 3] for number in range(10, 40)]
+            for number, jar in cookies.items():
+                header = {"cookie": "; ".join(f"{key}={value}" for key, value in jar.items())}
+                answer = await client.post("/add", json={"count": 1}, headers=header)
+                client.cookies.clear()
+                if owners[number] == "worker-2":
+                    assert answer.json() == {"count": int(number) + 1}
+                else:
+                    assert (answer.status_code, answer.json()["kind"]) == (409, "session_lost")
+
+            async def is_restarted() -> bool:
+                found = (await get_nodes(workers.head))["instances"]
+                healthy = {each["pid"] for each in found if each["status"] == "success" and each["name"] == "tally"}
+                return len(healthy) == 2 and before["worker-1"] not in healthy
+
+            await wait_until(is_restarted)
+        after = workers.children()
+        assert {name for name in before if after[name] != before[name]} == {"worker-1"}
+        async with connect(workers.url("policy_model")) as model:
+            # The worker that has started again learned of the pause.
+            assert [(await model.get("/pause")).json()["paused"] for _ in range(4)] == [True] * 4
+            assert (await model.post("/resume")).json()["paused"] is False
+        exits = (await get_nodes(workers.head))["exits"]
+        assert exits["worker-1"]["code"] == -9
+        code, output = await run_command("restart", "worker-2", "--head", workers.head, "--drain", 0)
+        assert (code, "worker-2 restarted" in output) == (0, True), output
+        code, output = await run_command("restart", "tally", "--head", workers.head)
+        assert (code, "restart its workers one by one: worker-1, worker-2" in output) == (1, True), output
+
+
+@pytest.mark.timeout(180)
+async def test_a_run_completes_although_a_worker_is_killed(tmp_path: Path) -> None:
+    async with serving("tool_call", "--workers", 2, "--port", 0) as deployment:
+        before = deployment.children()
+        run = Run(deployment.head, ("tool_call",), tmp_path / "run", 30, 4)
+        playing = await run.begin()
+        await run.wait_for_rollouts(10)
+        os.kill(before["worker-2"], signal.SIGKILL)
+        await run.end(playing)
+        assert len(run.content()) == 120
+        assert deployment.children()["worker-1"] == before["worker-1"]
+
+
+async def test_no_request_is_refused_while_one_of_one_workers_is_down(tmp_path: Path) -> None:
+    with serve_workers(tmp_path, workers=1) as workers:
+        os.kill(workers.children()["worker-1"], signal.SIGKILL)
+        assert await play_session(workers.url(), 1) == [2, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--separate",), "--workers 2 and --separate: each worker runs all servers in one process"),
+        (("--replicas", "2", "--ray-address", "local"), "--workers 2 and --replicas"),
+        (("--role", "head"), "--workers 2 and --role head: a head is one process"),
+    ],
+)
+async def test_contradicting_options_are_refused(options: tuple[str, ...], sentence: str) -> None:
+    code, output = await run_command("serve", "math", "--workers", 2, "--port", 0, *options)
+    assert (code, sentence in output) == (2, True), output
+
+
+async def test_a_file_sets_the_number_of_workers(tmp_path: Path) -> None:
+    from gymsdk.config.read import load_config
+
+    file = tmp_path / "math.yaml"
+    file.write_text("workers: 3\nmath:\n  resources_servers:\n    math:\n      entrypoint: app.py\n")
+    assert load_config([file], []).workers == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_1000_sessions_that_reconnect_are_all_right(served: Workers) -> None:
+    limit = asyncio.Semaphore(64)
+
+    async def play(number: int) -> list[int]:
+        async with limit:
+            return await play_session(served.url(), number)
+
+    results = await asyncio.gather(*(play(number) for number in range(1000)))
+    assert results == [[number + 1, number + 2, number + 3, number + 3] for number in range(1000)]
