@@ -88,20 +88,20 @@ RESERVED_HEADERS = frozenset(
 """Header fields that this module sets itself; aiohttp sends requests that have their own."""
 
 
-def encode_request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes | None:
-    """Return a request as bytes; `None` if aiohttp must send it.
+def encode_headers(headers: Mapping[str, str]) -> bytes | None:
+    """Return header fields as bytes; `None` if aiohttp must send the request.
 
     Raises:
         ValueError: A header field contains a line break.
     """
-    lines = [f"Content-Length: {len(body)}\r\n"]
+    lines = []
     for name, value in headers.items():
         if name.lower() in RESERVED_HEADERS:
             return None
         if _INVALID_HEADER.search(name) or _INVALID_HEADER.search(value):
             raise ValueError("a header field must not contain line breaks or null characters")
         lines.append(f"{name}: {value}\r\n")
-    return b"".join((target.start, "".join(lines).encode(), b"\r\n", body))
+    return "".join(lines).encode()
 
 
 @dataclass(slots=True)
@@ -132,11 +132,12 @@ class Connection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._is_complete = self._is_truncated = False
 
-    async def request(self, data: bytes, max_body: int, max_error_body: int) -> RawResponse:
+    async def request(self, head: bytes, body: bytes, max_body: int, max_error_body: int) -> RawResponse:
         """Send a request and return its response.
 
         Args:
-            data: The request.
+            head: The request line and the header fields, without `Content-Length`.
+            body: The body.
             max_body: The maximum size of the body of a response, before decompression.
             max_error_body: The number of bytes that are read of the body of an error response.
 
@@ -151,8 +152,9 @@ class Connection(asyncio.Protocol):
         self._begin_message()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            self._transport.write(data)
-            del data
+            self._transport.writelines((head, b"Content-Length: %d\r\n\r\n" % len(body), body))
+            # While the request waits for its response, its bytes would be most of its memory.
+            del head, body
             return await self._waiter
         except BaseException:
             self.close()
