@@ -193,14 +193,14 @@ class Call:
 
     Attributes:
         path: The path; see `_build_url`.
-        body: The JSON body.
+        body: The body, as a JSON value. Each attempt encodes it again, so that no waiting request holds its bytes.
         affinity: The key of the conversation.
         deadline: When to give up, as a time of the event loop's clock.
         is_final: Whether a response needs no retry regardless of its status.
     """
 
     path: str
-    body: bytes
+    body: Item
     affinity: str
     deadline: float
     is_final: IsFinalAnswer
@@ -266,7 +266,7 @@ class ReplicaClient:
         Raises:
             Failed: No replica responded.
         """
-        call = Call(path, http.encode_body(body), sticky, deadline, is_final)
+        call = Call(path, body, sticky, deadline, is_final)
         clock = asyncio.get_running_loop().time
         notice_at = clock() + NOTICE_SECONDS
         result: AttemptResult | None = None

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from gymsdk.concurrency import run_event_loop
 from gymsdk.errors import Failed
@@ -100,6 +101,29 @@ def test_requests_in_sequence_use_one_connection_and_concurrent_ones_their_own()
             assert server.connections == 1
             await asyncio.gather(*(_post(server) for _ in range(20)))
             assert server.connections == 20
+
+    _run(check())
+
+
+def test_few_requests_continue_in_one_pass_of_the_event_loop() -> None:
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        responses, ended = connections.ResponseQueue(), 0
+
+        def count(_: object) -> None:
+            nonlocal ended
+            ended += 1
+
+        waiters: list[asyncio.Future[connections.RawResponse]] = [loop.create_future() for _ in range(100)]
+        for each in waiters:
+            each.add_done_callback(count)
+            responses.add(each, connections.RawResponse(200, CIMultiDict(), []))
+        per_pass: list[int] = []
+        while ended < len(waiters):
+            before = ended
+            await asyncio.sleep(0)
+            per_pass.append(ended - before)
+        assert max(per_pass) == connections.MAX_RESPONSES_PER_PASS
 
     _run(check())
 

@@ -313,7 +313,8 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
     from gymsdk.rollouts.folder import FILES
 
     if json:
-        typer.echo(jsonl.dump_document({"output": str(folder), "environments": metrics}), nl=False)
+        typer.echo(jsonl.dump_portable_json({"output": str(folder), "environments": metrics}, indent=True), nl=False)
+        typer.echo()
         return
     typer.echo(format_metrics_table(metrics))
     if plays_default:

@@ -212,7 +212,9 @@ def parse_answer(answer: Any, request: Item, *, strict: bool = False) -> Item:
     if strict:
         for item in answer["output"]:
             tokens.check_token_fields(item)
-    defaults = responses.build_response([], model=str(request.get("model", "")), request=request)
+    # A new id takes longer than the rest of the Response.
+    given_id = str(answer["id"]) if answer.get("id") else None
+    defaults = responses.build_response([], model=str(request.get("model", "")), request=request, id=given_id)
     return defaults | answer | {"output": list(_separate_reasoning(answer["output"])), "usage": _parse_usage(answer)}
 
 

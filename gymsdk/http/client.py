@@ -189,7 +189,7 @@ async def post(
     authorization = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
     sent_headers = {"Content-Type": "application/json", **authorization, **(headers or {})}
     secrets = tuple(filter(None, [key]))
-    attempt = partial(_send, "POST", url, encode_body(body), sent_headers, secrets, max_answer_bytes)
+    attempt = partial(_send, "POST", url, body, sent_headers, secrets, max_answer_bytes)
     return await _send_until_deadline(url, attempt, timeout, retry, once=once)
 
 
@@ -214,7 +214,7 @@ async def put(
 ) -> HttpResponse:
     """Put the JSON *body* to *url*; arguments and errors as in `post`."""
     sent_headers = {"Content-Type": "application/json", **(headers or {})}
-    attempt = partial(_send, "PUT", url, encode_body(body), sent_headers)
+    attempt = partial(_send, "PUT", url, body, sent_headers)
     return await _send_until_deadline(url, attempt, timeout, retry)
 
 
@@ -287,7 +287,7 @@ def get_overload_pause(retry_after: float | None) -> float:
 async def _send(
     method: str,
     url: str,
-    data: bytes | None,
+    body: object,
     headers: Headers,
     secrets: tuple[SecretStr, ...] = (),
     max_answer_bytes: int = MAX_ANSWER_BYTES,
@@ -301,10 +301,11 @@ async def _send(
     )
     host = get_host(url)
     try:
-        if method == "POST" and data is not None and (target := connections.parse_target(url)):
-            request = connections.encode_request(target, sent_headers, data)
-            if request is not None:
-                return await _post_directly(target, request, host, secrets, max_answer_bytes)
+        if method == "POST" and (target := connections.parse_target(url)):
+            fields = connections.encode_headers(sent_headers)
+            if fields is not None:
+                return await _post_directly(target, fields, body, host, secrets, max_answer_bytes)
+        data = encode_body(body) if method in {"POST", "PUT"} else None
         session = await _sessions.get()
         sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **sent_headers}
         # A redirected POST would arrive as a GET, perhaps at another host, with the key.
@@ -332,9 +333,16 @@ async def _send(
 
 
 async def _post_directly(
-    target: connections.Target, request: bytes, host: str, secrets: tuple[SecretStr, ...], max_answer_bytes: int
+    target: connections.Target,
+    fields: bytes,
+    body: object,
+    host: str,
+    secrets: tuple[SecretStr, ...],
+    max_answer_bytes: int,
 ) -> HttpResponse:
-    """Send the encoded *request* to *target* without aiohttp."""
+    """Send the JSON *body* with the encoded header *fields* to *target* without aiohttp."""
+    # Only the connection holds the encoded body, and only until it is sent.
+    encoded = [encode_body(body)]
     pool = await _pools.get()
     try:
         connection = await pool.connect(target)
@@ -342,20 +350,20 @@ async def _post_directly(
         raise build_unreachable_error(host, error, NotSent) from error
     max_error_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES)
     try:
-        raw = await connection.request(request, max_answer_bytes, max_error_bytes)
+        raw = await connection.request(target.start + fields, encoded.pop(), max_answer_bytes, max_error_bytes)
     except bodies.TooLarge:
         raise build_too_large_error(host, max_answer_bytes) from None
     pool.release(target, connection)
     headers = raw.headers
     if len(raw.chunks) == 1 and "Content-Encoding" not in headers and not raw.is_truncated:
-        body = raw.chunks[0]
+        content = raw.chunks[0]
     else:
-        body = await read_body(_iterate(raw.chunks), host, raw.status, headers, max_answer_bytes)
+        content = await read_body(_iterate(raw.chunks), host, raw.status, headers, max_answer_bytes)
     cookies = (each.partition(";")[0].partition("=") for each in headers.getall("Set-Cookie", ()))
     return HttpResponse(
         host,
         raw.status,
-        body,
+        content,
         parse_retry_after(headers.get("Retry-After")),
         secrets,
         {name.strip(): value.strip() for name, _, value in cookies},

@@ -10,9 +10,10 @@ import asyncio
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any, Self
 
@@ -34,6 +35,12 @@ SWEEP_SECONDS = 1.0
 
 RESOLUTION_SECONDS = 10.0
 """Seconds for which the addresses of a host name are remembered."""
+
+MAX_RESPONSES_PER_PASS = 16
+"""How many requests continue in one pass of the event loop.
+
+If thousands of responses have arrived while the process waited for a CPU, their requests would stop the loop together.
+"""
 
 _URL_PATTERN = re.compile(
     r"http://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?(?P<path>/[A-Za-z0-9/_~:@!$&'()*+,;=-]*"
@@ -88,20 +95,20 @@ RESERVED_HEADERS = frozenset(
 """Header fields that this module sets itself; aiohttp sends requests that have their own."""
 
 
-def encode_request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes | None:
-    """Return a request as bytes; `None` if aiohttp must send it.
+def encode_headers(headers: Mapping[str, str]) -> bytes | None:
+    """Return header fields as bytes; `None` if aiohttp must send the request.
 
     Raises:
         ValueError: A header field contains a line break.
     """
-    lines = [f"Content-Length: {len(body)}\r\n"]
+    lines = []
     for name, value in headers.items():
         if name.lower() in RESERVED_HEADERS:
             return None
         if _INVALID_HEADER.search(name) or _INVALID_HEADER.search(value):
             raise ValueError("a header field must not contain line breaks or null characters")
         lines.append(f"{name}: {value}\r\n")
-    return b"".join((target.start, "".join(lines).encode(), b"\r\n", body))
+    return "".join(lines).encode()
 
 
 @dataclass(slots=True)
@@ -114,10 +121,39 @@ class RawResponse:
     is_truncated: bool = False
 
 
-class Connection(asyncio.Protocol):
-    """One connection, with one request at a time. Data that no request has asked for closes the connection."""
+class ResponseQueue:
+    """Passes responses on to the requests that wait for them, `MAX_RESPONSES_PER_PASS` in a pass of the event loop."""
 
     def __init__(self) -> None:
+        self._waiting: deque[tuple[asyncio.Future[RawResponse], RawResponse]] = deque()
+        self._is_scheduled = False
+
+    def add(self, waiter: asyncio.Future[RawResponse], response: RawResponse) -> None:
+        """Set *response* as the result of *waiter* in one of the next passes."""
+        self._waiting.append((waiter, response))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            waiter.get_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        for _ in range(min(len(self._waiting), MAX_RESPONSES_PER_PASS)):
+            waiter, response = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(response)
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
+            self._waiting[0][0].get_loop().call_soon(self._deliver)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, with one request at a time. Data that no request has asked for closes the connection.
+
+    Args:
+        responses: Receives the responses.
+    """
+
+    def __init__(self, responses: ResponseQueue) -> None:
+        self._responses = responses
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[RawResponse] | None = None
         self._parser: Any = None
@@ -132,11 +168,12 @@ class Connection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._is_complete = self._is_truncated = False
 
-    async def request(self, data: bytes, max_body: int, max_error_body: int) -> RawResponse:
+    async def request(self, head: bytes, body: bytes, max_body: int, max_error_body: int) -> RawResponse:
         """Send a request and return its response.
 
         Args:
-            data: The request.
+            head: The request line and the header fields, without `Content-Length`.
+            body: The body.
             max_body: The maximum size of the body of a response, before decompression.
             max_error_body: The number of bytes that are read of the body of an error response.
 
@@ -151,8 +188,9 @@ class Connection(asyncio.Protocol):
         self._begin_message()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            self._transport.write(data)
-            del data
+            self._transport.writelines((head, b"Content-Length: %d\r\n\r\n" % len(body), body))
+            # While the request waits for its response, its bytes would be most of its memory.
+            del head, body
             return await self._waiter
         except BaseException:
             self.close()
@@ -176,7 +214,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End the current request, if any: its body may end with the connection."""
         self.is_open = False
-        if self._waiter is None or self._waiter.done():
+        if self._waiter is None or self._is_complete:
             return
         if error is not None:
             self._fail(error)
@@ -238,9 +276,11 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Finish the request, unless the response only announces another one (1xx)."""
+        if self._is_complete:
+            return
         if self._parser.get_status_code() < _FIRST_FINAL_STATUS:
             self._begin_message()
-        elif not self._is_complete:
+        else:
             self._finish()
 
     def _has_length(self) -> bool:
@@ -253,12 +293,12 @@ class Connection(asyncio.Protocol):
             return
         headers: CIMultiDict[str] = CIMultiDict() if self._headers is None else self._headers
         status: int = self._parser.get_status_code()
-        self._waiter.set_result(RawResponse(status, headers, self._chunks, self._is_truncated))
+        self._responses.add(self._waiter, RawResponse(status, headers, self._chunks, self._is_truncated))
         if self._is_truncated or not self._parser.should_keep_alive():
             self.close()
 
     def _fail(self, error: BaseException) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and not self._is_complete and not self._waiter.done():
             self._waiter.set_exception(error)
         self.close()
 
@@ -277,6 +317,7 @@ class ConnectionPool:
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._addresses: dict[tuple[str, int], tuple[float, list[str]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._create_connection = partial(Connection, ResponseQueue())
 
     async def __aenter__(self) -> Self:
         return self
@@ -334,7 +375,7 @@ class ConnectionPool:
         errors: list[OSError] = []
         for address in await self._resolve(target):
             try:
-                _, connection = await loop.create_connection(Connection, address, target.port)
+                _, connection = await loop.create_connection(self._create_connection, address, target.port)
             except OSError as error:
                 errors.append(error)
             else:

@@ -392,7 +392,9 @@ class RunFolder:
     def _write_document(self, path: Path, value: Any) -> None:
         fresh = _part_path(path)
         with _convert_write_errors(path):
-            fresh.write_bytes(jsonl.dump_document(value))
+            with fresh.open("wb") as file:
+                # The metrics of a long run have hundreds of megabytes, which are not copied to append a line break.
+                file.writelines((jsonl.dump_portable_json(value, indent=True), b"\n"))
             fresh.replace(path)
 
 

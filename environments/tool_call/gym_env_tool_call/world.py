@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from datetime import date, timedelta
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
@@ -87,10 +87,25 @@ DECIMALS = re.compile(r"(?<!\d)(\d++)\.(\d++)")
 EDGES = " \t\r\n\"'`.,!;:\u2018\u2019\u201c\u201d"
 
 
-class Record(BaseModel):
-    """A single record."""
+_FIELD_SETS: dict[frozenset[str], set[str]] = {}
+
+
+class Frozen(BaseModel):
+    """A model that never changes. Models whose data has the same fields share the set that names them.
+
+    pydantic gives every model such a set, and the sets would be half of the memory of a task.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Share the set of the fields that the data had."""
+        fields = self.model_fields_set
+        object.__setattr__(self, "__pydantic_fields_set__", _FIELD_SETS.setdefault(frozenset(fields), fields))
+
+
+class Record(Frozen):
+    """A single record."""
 
 
 class Event(Record):
@@ -188,10 +203,8 @@ def _get_span(event: Event) -> tuple[int, int]:
 Condition = Literal["sunny", "cloudy", "rainy", "snowy", "windy", "foggy", "stormy"]
 
 
-class Known(BaseModel):
+class Known(Frozen):
     """Information that no tool changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Contact(Known):
