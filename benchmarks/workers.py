@@ -213,7 +213,8 @@ async def play_sessions(url: str, count: int) -> int:
             async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
                 async with session.post(url + path, json=body) as answer:
                     answer.raise_for_status()
-                    return json.loads(await answer.read())
+                    content: dict[str, Any] = json.loads(await answer.read())
+                    return content
 
             row = {"responses_create_params": {"input": "count"}, "count": number}
             await post("/seed_session", row)

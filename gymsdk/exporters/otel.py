@@ -236,10 +236,15 @@ class OtelExporter:
             yield ReadableLogRecord(record, self._resource, SCOPE)
 
     def _find_interval(self, line: Row, row: Row) -> _Interval:
-        """Return when the rollout was played; without a recorded start, it is placed at the start of the run."""
+        """Return when the rollout was played; without a recorded start, it is placed at the start of the run.
+
+        The duration is the sum of its stages, which can end some microseconds before the last turn: the time between
+        two stages belongs to none. The interval contains every turn.
+        """
         timing = (line.get("gymsdk") or {}).get("timing") or {}
-        start = timing.get("started") or self._started or 0.0
-        return _Interval(_to_nanoseconds(start), _to_nanoseconds(start + (row["seconds"] or 0.0)))
+        start = _to_nanoseconds(timing.get("started") or self._started or 0.0)
+        ends = [sum(round(milliseconds * 1e6) for milliseconds in turn) for turn in timing.get("turns") or []]
+        return _Interval(start, start + max([_to_nanoseconds(row["seconds"] or 0.0), *ends]))
 
 
 def _get_address() -> str:
