@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dis
+import inspect
 import logging
 import os
 import queue
@@ -17,7 +19,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
@@ -74,6 +76,8 @@ class Deadline:
         pausable: Whether the deadline moves while the code waits for an operation with its own time limit. The deadline
             of `verify` does: time spent in a queue for a worker or for a slow judge does not make a verifier slow.
     """
+
+    __slots__ = ("_at", "_pausable", "_paused_at", "_pauses")
 
     def __init__(self, at: float, *, pausable: bool = False) -> None:
         self._at = at
@@ -180,13 +184,7 @@ def _resume_and_time(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[
             # Raised in a task, SystemExit would stop the loop and all other episodes.
             raise RuntimeError(f"it ended with {error!r}") from error
         finally:
-            blocked = time.perf_counter() - started
-            if blocked > MAX_LOOP_BLOCK_SECONDS:
-                log.warning(
-                    "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work",
-                    name,
-                    blocked * 1e3,
-                )
+            _warn_if_blocked(time.perf_counter() - started, name)
         try:
             value = yield awaited
             resume = coroutine.send
@@ -195,6 +193,58 @@ def _resume_and_time(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[
             raise
         except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, as `yield from` does
             value, resume = error, coroutine.throw
+
+
+def _warn_if_blocked(seconds: float, name: str) -> None:
+    if seconds > MAX_LOOP_BLOCK_SECONDS:
+        log.warning(
+            "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work", name, seconds * 1e3
+        )
+
+
+@lru_cache(maxsize=1024)
+def _is_without_await(code: types.CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE) and all(
+        each.opname != "YIELD_VALUE" for each in dis.get_instructions(code)
+    )
+
+
+def never_suspends(function: Callable[..., object]) -> bool:
+    """Return whether *function* is an `async def` without `await`, `async for` and `async with`.
+
+    Only these suspend a coroutine, and each of them compiles to an instruction that yields.
+    """
+    code = getattr(function, "__code__", None)
+    return isinstance(code, types.CodeType) and _is_without_await(code)
+
+
+def run_without_suspending(coroutine: Coroutine[Any, Any, T], name: str) -> T:
+    """Run the coroutine of a function that `never_suspends`, and warn like `warn_when_blocking`.
+
+    This costs a fraction of a task. Like a task, the coroutine has its own copy of the context.
+
+    Args:
+        coroutine: The coroutine.
+        name: Its name in the warning.
+
+    Raises:
+        RuntimeError: The coroutine raised `SystemExit`.
+        TimeoutError: The coroutine raised `CancelledError`, although nobody has cancelled the caller.
+    """
+    started = time.perf_counter()
+    try:
+        contextvars.copy_context().run(coroutine.send, None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    except asyncio.CancelledError as error:
+        raise TimeoutError from error
+    except SystemExit as error:
+        raise RuntimeError(f"it ended with {error!r}") from error
+    finally:
+        _warn_if_blocked(time.perf_counter() - started, name)
+    coroutine.close()
+    raise RuntimeError(f"{name} suspended")
 
 
 def start_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Future[T]:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from gymsdk.environment import Environment
@@ -29,6 +28,7 @@ from gymsdk.timers import timeout_at
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
     MAX_OUTPUT_CHARS,
+    NO_USAGE,
     Action,
     Budget,
     EndReason,
@@ -47,7 +47,6 @@ from gymsdk.types import (
     ToolCall,
     ToolRun,
     Transcript,
-    Usage,
     UsageByRole,
     Verdict,
     collect_usage,
@@ -58,7 +57,10 @@ from gymsdk.types import (
 MIN_STEP_SHARE = 0.1
 """The share of an episode's seconds that a step must have had if a timeout is to count as the step's failure."""
 
-RECORDED_RESPONSE_FIELDS = frozenset({"id", "model", "status", "incomplete_details", "usage"})
+DEFAULT_BUDGET = Budget()
+"""The limits of an episode for which the caller gives none."""
+
+RECORDED_RESPONSE_FIELDS = ("id", "model", "status", "incomplete_details", "usage")
 """The fields of a response that are recorded for each model call."""
 
 log = logging.getLogger("gymsdk")
@@ -264,7 +266,7 @@ def _build_not_run_output(action: Action) -> Item:
 # Episodes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _OpenArguments:
     """The arguments of `EpisodeRunner.open`."""
 
@@ -274,27 +276,29 @@ class _OpenArguments:
     repeat: int
 
 
-class StageTimer:
+class StageTimer(collect_usage):
     """A context manager that measures its block and collects the token usage of the block.
 
     Args:
         usage: Receives the usage.
-        record: Receives the time of the block in milliseconds.
+        stage: The name of the stage.
+        record: Receives the stage and the time of the block in milliseconds.
     """
 
-    __slots__ = ("_record", "_started", "_usage")
+    __slots__ = ("_record", "_stage", "_started")
 
-    def __init__(self, usage: UsageByRole, record: Callable[[float], None]) -> None:
-        self._usage = collect_usage(usage)
+    def __init__(self, usage: UsageByRole, stage: str, record: Callable[[str, float], None]) -> None:
+        super().__init__(usage)
+        self._stage = stage
         self._record = record
 
     def __enter__(self) -> None:
-        self._usage.__enter__()
+        super().__enter__()
         self._started = time.perf_counter()
 
-    def __exit__(self, *_: object) -> None:
-        self._record((time.perf_counter() - self._started) * 1e3)
-        self._usage.__exit__()
+    def __exit__(self, *error_info: object) -> None:
+        self._record(self._stage, (time.perf_counter() - self._started) * 1e3)
+        super().__exit__(*error_info)
 
 
 class EpisodeRunner:
@@ -319,7 +323,7 @@ class EpisodeRunner:
         self, environment: Playable, budget: Budget | None = None, sampling: Mapping[str, Any] | None = None
     ) -> None:
         self.environment = environment
-        self.budget = budget or Budget()
+        self.budget = budget or DEFAULT_BUDGET
         self.sampling = dict(sampling or {})
         self.episode: Episode | None = None
         self.result: Verdict | EpisodeError | None = None
@@ -346,7 +350,7 @@ class EpisodeRunner:
         """Return a context manager that adds the time of its block to *stage*, and its token usage to the episode."""
         if stage == "model":
             self._query_started = time.time()
-        return StageTimer(self.usage, partial(self._record_stage, stage))
+        return StageTimer(self.usage, stage, self._record_stage)
 
     def _record_stage(self, stage: str, milliseconds: float) -> None:
         self._stage_milliseconds[stage] = self._stage_milliseconds.get(stage, 0.0) + milliseconds
@@ -476,7 +480,7 @@ class EpisodeRunner:
             ModelCall(
                 started=self._query_started or time.time(),
                 milliseconds=self._model_milliseconds[-1] if was_queried else 0.0,
-                response={key: value for key, value in response.items() if key in RECORDED_RESPONSE_FIELDS},
+                response={key: response[key] for key in RECORDED_RESPONSE_FIELDS if key in response},
                 first=first_index,
                 count=len(response["output"]),
                 tools=tuple(result.runs),
@@ -521,7 +525,7 @@ class EpisodeRunner:
             return None
         return (self._last_response or build_response([], model="", status="incomplete")) | {
             "output": transcript.items,
-            "usage": usage_to_item(self.usage.get("policy", Usage())),
+            "usage": usage_to_item(self.usage.get("policy", NO_USAGE)),
         }
 
 

@@ -101,9 +101,14 @@ def dump_json(
         NestingError: *value* contains itself, or is nested too deeply.
         ValueError: *value* holds an integer of more than `MAX_INTEGER_DIGITS` digits.
     """
+    option = orjson.OPT_INDENT_2 if indent else 0
     try:
-        option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
         return orjson.dumps(value, default=default, option=option)
+    except TypeError:
+        pass
+    try:
+        # Keys that are not strings are rare, and this option makes every key slower.
+        return orjson.dumps(value, default=default, option=option | orjson.OPT_NON_STR_KEYS)
     except TypeError:
         pass
     try:

@@ -24,7 +24,13 @@ EPISODES_PER_CHECK = 256
 """How many episodes end between two readings of the process's memory."""
 
 EPISODES_PER_COLLECTION = 2048
-"""How many episodes end before a full collection if few are in flight."""
+"""How many episodes end before a full collection, if few are in flight and the process's memory has grown."""
+
+MIN_GROWTH_BYTES = 16 * 2**20
+"""By how much the memory must have grown: reference cycles that accumulate make it grow."""
+
+EPISODES_PER_CERTAIN_COLLECTION = 16 * EPISODES_PER_COLLECTION
+"""How many episodes end before a full collection if few are in flight, without growth: a cycle may hold a file."""
 
 MAX_EPISODES_IN_SHORT_COLLECTION = 256
 """The number of episodes in flight up to which a full collection takes a few tens of milliseconds."""
@@ -55,9 +61,12 @@ class RareCollector:
         self._ended += 1
         if self._ended % EPISODES_PER_CHECK:
             return
-        is_due = self._ended - self._ended_at_collection >= EPISODES_PER_COLLECTION
+        growth, ended = _get_resident_memory() - self._base, self._ended - self._ended_at_collection
         is_short = in_flight <= MAX_EPISODES_IN_SHORT_COLLECTION
-        if (is_due and is_short) or _get_resident_memory() - self._base > self._max_growth:
+        is_due = ended >= EPISODES_PER_CERTAIN_COLLECTION or (
+            ended >= EPISODES_PER_COLLECTION and growth >= MIN_GROWTH_BYTES
+        )
+        if (is_due and is_short) or growth > self._max_growth:
             gc.collect()
             self._ended_at_collection = self._ended
             self._base = _get_resident_memory()

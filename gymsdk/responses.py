@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
-import random
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from weakref import WeakSet
 
 from gymsdk.errors import EpisodeError, Failed, UsageError
+from gymsdk.tracing import generate_hex
 from gymsdk.types import (
     MAX_OUTPUT_CHARS,
     Action,
@@ -98,14 +97,10 @@ OMITTED_PART_NOTE = "[omitted: {kind} of {size} characters; at most {max_chars} 
 
 # Building items and bodies
 
-_random = random.Random(os.urandom(32))
-# A forked process must not repeat the ids of its parent.
-os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
-
 
 def generate_id(prefix: str) -> str:
     """Return a new id: *prefix*, an underscore and 32 hexadecimal digits."""
-    return f"{prefix}_{_random.getrandbits(128):032x}"
+    return f"{prefix}_{generate_hex(32)}"
 
 
 def get_input_items(request: Item) -> list[Item]:

@@ -7,8 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -103,16 +102,9 @@ class Replica:
         self.failures, self.retry_at = 0, 0.0
         return was_down
 
-    @contextmanager
-    def probe(self) -> Iterator[None]:
+    def probe(self) -> Probe:
         """Make the request within this context the probe if the server is down; there is one probe at a time."""
-        is_probe = bool(self.failures)
-        self.is_probing = self.is_probing or is_probe
-        try:
-            yield
-        finally:
-            # A request that began before the server went down does not end the probe.
-            self.is_probing = self.is_probing and not is_probe
+        return Probe(self)
 
     def record_change(self, change: int) -> None:
         """Record that a unit of work began (1) or ended (-1)."""
@@ -128,6 +120,24 @@ class Replica:
         while self.changes and self.changes[0][0] < moment:
             self.total_change -= self.changes.popleft()[1]
         return self.total_change
+
+
+class Probe:
+    """A context manager for one request to a replica; see `Replica.probe`."""
+
+    __slots__ = ("_is_probe", "_replica")
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._is_probe = False
+
+    def __enter__(self) -> None:
+        self._is_probe = bool(self._replica.failures)
+        self._replica.is_probing = self._replica.is_probing or self._is_probe
+
+    def __exit__(self, *_: object) -> None:
+        # A request that began before the server went down does not end the probe.
+        self._replica.is_probing = self._replica.is_probing and not self._is_probe
 
 
 class Router:
@@ -187,7 +197,7 @@ class Router:
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One request.
 

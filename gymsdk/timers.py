@@ -98,36 +98,44 @@ class timeout_at:  # noqa: N801 - a context manager, used like a function
     """Cancel the block at a time of the event loop's clock, like `asyncio.timeout_at`, but with a shared timer.
 
     Args:
-        when: The time; `None` for no limit.
+        when: The time; `None` for no limit, so that only `expire` ends the block.
+
+    Attributes:
+        is_expired: Whether the block was cancelled by this timeout.
 
     Raises:
         TimeoutError: The time came inside the block.
     """
 
-    __slots__ = ("_cancelling", "_is_expired", "_task", "_timer", "_when")
+    __slots__ = ("_cancelling", "_task", "_timer", "_when", "is_expired")
 
     def __init__(self, when: float | None) -> None:
         self._when = when
-        self._is_expired = False
+        self.is_expired = False
+        self._task: asyncio.Task[object] | None = None
         self._timer: SharedTimer | asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        if self._when is None:
-            return
-        task = asyncio.current_task()
+        self._task = task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a timeout must be used inside a task")
-        self._task, self._cancelling = task, task.cancelling()
-        self._timer = call_at(task.get_loop(), self._when, self._expire)
+        self._cancelling = task.cancelling()
+        if self._when is not None:
+            self._timer = call_at(task.get_loop(), self._when, self.expire)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        task, self._task = self._task, None
         if self._timer is not None:
             self._timer.cancel()
-        if self._is_expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+        if self.is_expired and task is not None:
+            is_cancelled_by_others = task.uncancel() > self._cancelling
+            if not is_cancelled_by_others and kind is asyncio.CancelledError:
+                raise TimeoutError from error
 
-    def _expire(self) -> None:
-        self._is_expired = True
-        self._task.cancel()
+    def expire(self) -> None:
+        """Cancel the block now; nothing happens before the block begins and after it has ended."""
+        if self._task is not None and not self.is_expired:
+            self.is_expired = True
+            self._task.cancel()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +27,10 @@ REQUEST_ID_HEADER, ROLLOUT_ID_HEADER = "x-request-id", "x-gymsdk-rollout"
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9._:/@+=-]{1,128}")
 """A valid id; other ids from clients are ignored, because ids are written into logs and sent to other servers."""
+
+_random = random.Random(os.urandom(32))
+# A forked process must not repeat the ids of its parent.
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -90,7 +94,12 @@ def build_log_context(server: str, headers: Iterable[tuple[bytes, bytes]], rollo
             request_id = request_id or _parse_id(value)
         elif name == b"x-gymsdk-rollout":
             rollout_id = rollout_id or _parse_id(value)
-    return LogContext(server, request_id or secrets.token_hex(8), rollout_id)
+    return LogContext(server, request_id or generate_hex(16), rollout_id)
+
+
+def generate_hex(digits: int) -> str:
+    """Return random hexadecimal digits for an id. An id is not a secret, and a secret must not be made here."""
+    return f"{_random.getrandbits(4 * digits):0{digits}x}"
 
 
 def get_captured_rollout() -> str:

@@ -466,6 +466,9 @@ class Usage(BaseModel):
     calls: int = 0
 
 
+NO_USAGE = Usage()
+"""The usage of no call."""
+
 UsageByRole: TypeAlias = dict[str, Usage]
 """Usage by role: `policy`, or the name of a config field that holds another model."""
 
@@ -480,17 +483,20 @@ def parse_usage(response: Item) -> Usage:
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         total_tokens=_read_count(usage, "total_tokens") or input_tokens + output_tokens,
-        cached_tokens=_read_count(usage, "input_tokens_details", "cached_tokens"),
-        reasoning_tokens=_read_count(usage, "output_tokens_details", "reasoning_tokens"),
+        cached_tokens=_read_count(_read_member(usage, "input_tokens_details"), "cached_tokens"),
+        reasoning_tokens=_read_count(_read_member(usage, "output_tokens_details"), "reasoning_tokens"),
         calls=1,
     )
 
 
-def _read_count(value: object, *path: str) -> int | None:
-    """Return the integer at *path*, or `None`: an episode must not fail because a server reports something else."""
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, int) else None
+def _read_member(value: object, key: str) -> object:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _read_count(value: object, key: str) -> int | None:
+    """Return an integer member, or `None`: an episode must not fail because a server reports something else."""
+    count = _read_member(value, key)
+    return count if isinstance(count, int) else None
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
@@ -509,7 +515,7 @@ def add_usage(first: Usage, second: Usage) -> Usage:
 
 def merge_usage(first: UsageByRole, second: UsageByRole) -> UsageByRole:
     """Return the sum for every role."""
-    return first | {role: add_usage(first.get(role, Usage()), usage) for role, usage in second.items()}
+    return first | {role: add_usage(first.get(role, NO_USAGE), usage) for role, usage in second.items()}
 
 
 def _add_optional(first: int | None, second: int | None) -> int | None:
@@ -546,7 +552,7 @@ def record_usage(role: str, response: Item) -> None:
     """Add the usage of *response* to *role* in the enclosing `collect_usage` block, if there is one."""
     collected = _collected_usage.get()
     if collected is not None:
-        collected[role] = add_usage(collected.get(role, Usage()), parse_usage(response))
+        collected[role] = add_usage(collected.get(role, NO_USAGE), parse_usage(response))
 
 
 def fill_usage_details(response: Item) -> Item:

@@ -6,9 +6,11 @@ import gc
 import weakref
 
 from gymsdk.memory import (
+    EPISODES_PER_CERTAIN_COLLECTION,
     EPISODES_PER_CHECK,
     EPISODES_PER_COLLECTION,
     MAX_EPISODES_IN_SHORT_COLLECTION,
+    MIN_GROWTH_BYTES,
     RareCollector,
     collect_rarely,
 )
@@ -29,10 +31,19 @@ def _count_episodes(collector: RareCollector, count: int, *, in_flight: int) -> 
         collector.count_episode(in_flight)
 
 
-def test_few_episodes_in_flight_allow_a_collection_from_time_to_time() -> None:
+def test_few_episodes_in_flight_allow_a_collection_when_the_memory_has_grown() -> None:
+    with collect_rarely() as collector:
+        garbage = _create_garbage(2 * MIN_GROWTH_BYTES)
+        _count_episodes(collector, EPISODES_PER_COLLECTION - 1, in_flight=1)
+        assert garbage() is not None
+        _count_episodes(collector, 1, in_flight=1)
+        assert garbage() is None
+
+
+def test_few_episodes_in_flight_allow_a_collection_without_growth_much_later() -> None:
     with collect_rarely() as collector:
         garbage = _create_garbage()
-        _count_episodes(collector, EPISODES_PER_COLLECTION - 1, in_flight=1)
+        _count_episodes(collector, EPISODES_PER_CERTAIN_COLLECTION - 1, in_flight=1)
         assert garbage() is not None
         _count_episodes(collector, 1, in_flight=1)
         assert garbage() is None

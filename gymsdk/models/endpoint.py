@@ -335,7 +335,7 @@ class Upstream:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
     """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline."""
 

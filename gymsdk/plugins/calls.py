@@ -21,7 +21,9 @@ from gymsdk.concurrency import (
     apply_deadline,
     cancel_and_wait,
     get_deadline,
+    never_suspends,
     run_until_deadline,
+    run_without_suspending,
     warn_when_blocking,
 )
 from gymsdk.errors import (
@@ -110,6 +112,8 @@ class HookRunner:
     ) -> Any:
         if not deadline.get_remaining_seconds():
             raise TimeoutError
+        if counter is None and never_suspends(function):
+            return run_without_suspending(function(**arguments), f"{what} of environment {self.name!r}")
         if inspect.iscoroutinefunction(function):
             result = function(**arguments)
         else:

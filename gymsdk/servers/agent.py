@@ -170,7 +170,7 @@ class RunService:
         """
         row = {key: value for key, value in request.row.items() if key not in UNMASKED_FIELDS}
         indices = {key: row.pop(key) for key in INDEX_FIELDS if key in row}
-        async with self.slots.acquire():
+        async with self.slots:
             rollout = await play_without_nulls(
                 row, lambda candidate: self._play_row(request, candidate, request.id or _rollout_id(indices))
             )
@@ -324,7 +324,7 @@ async def answer_request(runs: RunService, request: Item, connection: SessionCon
         task = Task.model_validate({"responses_create_params": body})
     except ValueError:
         raise RequestRejected(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
-    async with runs.slots.acquire():
+    async with runs.slots:
         environment = CallerSession(runs.environment.name, connection)
         rollout = await play(
             environment, runs.model, task, id=id or responses.generate_id("rollout"), budget=runs.budget

@@ -9,8 +9,8 @@ import asyncio
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, MutableMapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Hashable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -226,7 +226,7 @@ MEASURE_SECONDS = 1.0
 
 
 class EpisodeSlots:
-    """Grants episodes a slot in the order of their requests.
+    """Grants episodes a slot in the order of their requests: `async with slots` waits for one and holds it.
 
     A request beyond the queue is rejected with the time that the queue needs to drain at the current rate.
 
@@ -258,18 +258,16 @@ class EpisodeSlots:
         """The number of episodes that wait for a slot."""
         return len(self._waiting)
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it inside the block.
+    async def __aenter__(self) -> None:
+        """Wait for a slot, which is held inside the block.
 
         Raises:
             ServerOverloaded: All slots are taken and the queue is full.
         """
         await self._take_slot()
-        try:
-            yield
-        finally:
-            self._release_slot()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release_slot()
 
     async def _take_slot(self) -> None:
         if self._running < self._slots and not self._waiting:

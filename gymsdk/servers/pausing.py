@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +23,7 @@ from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_body
 from gymsdk.servers.shared_memory import SharedPause
+from gymsdk.timers import timeout_at
 from gymsdk.types import Episode, Item, Model
 
 CUT_SECONDS = 10.0
@@ -64,20 +65,19 @@ class PauseState(BaseModel):
     cut: int
 
 
-class _RunningCall(NamedTuple):
-    """A call at the engine: its event loop, and the timeout that cuts it."""
+class _RunningCall:
+    """A call at the engine, which a pause can cut."""
 
-    loop: asyncio.AbstractEventLoop
-    timeout: asyncio.Timeout
+    __slots__ = ("_loop", "timeout")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.timeout = timeout_at(None)
 
     def cut(self) -> None:
         """Cancel the call in its own event loop."""
         with suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._expire)
-
-    def _expire(self) -> None:
-        with suppress(RuntimeError):  # the call has ended meanwhile
-            self.timeout.reschedule(self.loop.time())
+            self._loop.call_soon_threadsafe(self.timeout.expire)
 
 
 class PausableModel:
@@ -110,14 +110,14 @@ class PausableModel:
         while True:
             call = await self._begin_call()
             try:
-                async with call.timeout:
+                with call.timeout:
                     return await self._model.respond(request, episode=episode)
             except TimeoutError:
-                if not call.timeout.expired():
+                if not call.timeout.is_expired:
                     raise
             except Failed:
                 # The engine may answer a request that is cut with an error.
-                if not call.timeout.expired():
+                if not call.timeout.is_expired:
                     raise
             finally:
                 self._end_call(call)
@@ -182,7 +182,7 @@ class PausableModel:
             self._join_shared_pause()
             with self._lock:
                 if not self._is_paused:
-                    call = _RunningCall(loop, asyncio.timeout(None))
+                    call = _RunningCall(loop)
                     self._running.add(call)
                     return call
                 waiter: asyncio.Future[None] = loop.create_future()

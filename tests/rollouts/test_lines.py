@@ -74,6 +74,21 @@ async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rol
     }
 
 
+@pytest.mark.parametrize("rollout_id", ["", "run-7"])
+async def test_gymsdks_own_fields_are_the_rollouts_fields_as_json(rollout, rollout_id):
+    rollout = rollout.model_copy(update={"rollout_id": rollout_id})
+    fields = folder.build_scored_line(rollout, (3, 1))["gymsdk"]
+    included = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"} | (
+        {"rollout_id"} if rollout_id else set()
+    )
+    assert rollout.usage
+    assert rollout.timing.turns
+    assert fields == rollout.model_dump(mode="json", include=included) | {
+        "attempts": 1,
+        "verdict": ["grader_timeout", "extracted", "scores"],
+    }
+
+
 async def test_a_scored_line_can_be_read_back(rollout):
     line = folder.build_scored_line(rollout, (3, 1))
     parsed = folder.parse_rollout(json.loads(jsonl.dump_row(line)))

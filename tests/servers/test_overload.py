@@ -280,7 +280,7 @@ async def test_cancelling_a_queued_request_as_a_slot_becomes_free_does_not_affec
     admission, finish = EpisodeSlots(slots=1, queue=10), asyncio.Event()
 
     async def episode(number: int) -> int:
-        async with admission.acquire():
+        async with admission:
             await finish.wait()
         return number
 
@@ -300,9 +300,9 @@ async def test_cancelling_a_queued_request_as_a_slot_becomes_free_does_not_affec
 
 async def test_a_slot_granted_to_a_cancelled_request_goes_to_the_next_request() -> None:
     admission = EpisodeSlots(slots=1, queue=10)
-    async with admission.acquire():
-        first = asyncio.ensure_future(admission.acquire().__aenter__())
-        second = asyncio.ensure_future(admission.acquire().__aenter__())
+    async with admission:
+        first = asyncio.ensure_future(admission.__aenter__())
+        second = asyncio.ensure_future(admission.__aenter__())
         await asyncio.sleep(0)
     first.cancel()
     async with asyncio.timeout(5):
@@ -314,7 +314,7 @@ async def test_the_time_in_the_queue_is_counted():
     admission, inside = EpisodeSlots(slots=1, queue=10), asyncio.Event()
 
     async def hold() -> None:
-        async with admission.acquire():
+        async with admission:
             inside.set()
             await asyncio.sleep(0.05)
 
