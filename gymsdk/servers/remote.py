@@ -34,6 +34,7 @@ from gymsdk.servers.instances import (
 )
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.servers.reports import Instance, Kind
+from gymsdk.servers.requests import ECHO_OPTION
 from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_tool
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 
@@ -219,7 +220,8 @@ def _build_verify_body(episode: Episode) -> Row:
     ended = episode.transcript.ended
     status: responses.ResponseStatus = "incomplete" if ended == "tokens" else "completed"
     response = responses.build_response(episode.transcript.items, model="policy", status=status)
-    options = {"seed": episode.seed, "repeat": episode.repeat, "ended": ended}
+    # NeMo Gym's servers ignore the options and return the row and the response, too.
+    options = {"seed": episode.seed, "repeat": episode.repeat, "ended": ended, ECHO_OPTION: False}
     return {**episode.row, "response": response, "gymsdk": options}
 
 

@@ -47,6 +47,13 @@ NUMBERED_ROLLOUT_PATTERN = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
 """How NeMo Gym's clients name rollouts by default: task and repeat, the same in each run."""
 
 
+ECHO_OPTION = "echo"
+"""The key of the `gymsdk` field of `/verify` with which gymsdk's agents ask for the verdict alone, if it is false.
+
+The agent has the row and the response, which can be megabytes with token ids.
+"""
+
+
 class EpisodeId(BaseModel):
     """The rollout and the attempt in NeMo Gym's typed bodies."""
 

@@ -27,6 +27,7 @@ from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import (
+    ECHO_OPTION,
     ROLLOUT_ID_FIELD,
     CloseRequest,
     RowRequest,
@@ -293,7 +294,7 @@ class ResourcesEndpoints:
             "verdict": list(fields),
         } | ({} if reason is None else {"session_unused": reason})
         return {
-            **_echo_row(row_request, content),
+            **({} if (row_request.options or {}).get(ECHO_OPTION) is False else _echo_row(row_request, content)),
             **UNMASKED_FIELDS,
             **fields,
             "reward": judged.reward,

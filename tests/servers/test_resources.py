@@ -76,6 +76,17 @@ async def test_verify_echoes_its_input(resources_client):
     assert answer["gymsdk"]["verdict"] == ["grader_timeout", "final", "replies", "said", "opening"]
 
 
+async def test_an_agent_of_gymsdk_can_ask_for_the_verdict_alone(resources_client):
+    request = build_verify_request(*ADDED)
+    async with resources_client() as client:
+        complete = (await client.post("/verify", json=request)).json()
+        verdict = (await client.post("/verify", json=request | {"gymsdk": {"echo": False}})).json()
+        echoed = (await client.post("/verify", json=request | {"gymsdk": {"echo": True}})).json()
+    assert verdict == {key: value for key, value in complete.items() if key not in request}
+    assert verdict["reward"] == complete["reward"]
+    assert echoed["response"] == request["response"]
+
+
 async def test_a_response_is_verified_without_a_session(resources_client):
     async with resources_client() as client:
         answer = (await client.post("/verify", json=build_verify_request(*ADDED))).json()
