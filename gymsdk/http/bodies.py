@@ -163,6 +163,9 @@ These values are typical of a turn with 65,536 token ids and log-probabilities.
 MAX_THREADS = 2
 """The number of large texts that one process parses at once."""
 
+COMMA_SAMPLE_STRIDE = 8
+"""The distance of the bytes that are looked at for an estimate of the number of commas."""
+
 Container: TypeAlias = "dict[str, object] | list[object]"
 
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+"|["\[\]{}]')
@@ -210,7 +213,7 @@ async def loads_with_size(text: bytes, max_values: int = MAX_VALUES) -> tuple[ob
     """Return the JSON value in *text* like `loads_async`, and its approximate memory in bytes; 0 for a short text."""
     if len(text) < MIN_LARGE_BYTES:
         return parse_json(text), 0
-    parser = _PieceParser(text, max_values)
+    parser = _PieceParser(text, max_values, is_measured=True)
     value = await asyncio.get_running_loop().run_in_executor(_get_executor(), parser.parse)
     return value, parser.memory
 
@@ -271,9 +274,10 @@ class _PieceParser:
     container. Otherwise a scan goes from bracket to bracket and keeps track of the open containers.
     """
 
-    def __init__(self, text: bytes, max_values: int) -> None:
+    def __init__(self, text: bytes, max_values: int, *, is_measured: bool = False) -> None:
         self._text = text
         self._values_left = max_values
+        self._is_measured = is_measured
         self._open: list[_OpenContainer] = []
         self._root: Container | None = None
         self._at = 0
@@ -288,15 +292,18 @@ class _PieceParser:
     def parse(self) -> object:
         """Return the value of the text; raises `ValueError`."""
         text = self._text
+        is_short = len(text) <= MAX_WHOLE_BYTES
+        # A text has fewer values than bytes.
+        is_within_limit = len(text) <= self._values_left
+        if is_short and is_within_limit and not self._is_measured and self._is_quick(_estimate_commas(text)):
+            return _parse_piece(text)
         self._commas = sum(text.count(b",", at, at + PIECE_BYTES) for at in range(0, len(text), PIECE_BYTES))
         self._counts_values = self._commas > self._values_left
         if text.lstrip(_WHITESPACE)[:1] not in (b"[", b"{"):
             return parse_json(text)
-        if len(text) <= MAX_WHOLE_BYTES and self._commas <= MAX_WHOLE_VALUES:
-            containers = text.count(b"[") + text.count(b"{")
-            if self._commas + VALUES_PER_CONTAINER * containers <= min(MAX_WHOLE_VALUES, self._values_left):
-                self._containers = containers
-                return _parse_piece(text)
+        if is_short and self._is_quick(self._commas):
+            return _parse_piece(text)
+        self._containers = 0
         while self._at < len(text):
             closing = self._parse_next_piece() if self._open else 0
             if closing is not None:
@@ -304,6 +311,13 @@ class _PieceParser:
         if self._open or self._root is None:
             raise self._build_error(self._at)
         return self._root
+
+    def _is_quick(self, commas: int) -> bool:
+        """Return whether the whole text can be parsed at once, and count its lists and objects if it can."""
+        max_values = min(MAX_WHOLE_VALUES, self._values_left)
+        most = (max_values - commas) // VALUES_PER_CONTAINER
+        self._containers = _count_up_to(most, self._text, b"[") + _count_up_to(most, self._text, b"{")
+        return self._containers <= most
 
     def _parse_next_piece(self) -> int | None:
         """Parse the next piece at once, up to its last comma that belongs to the innermost container.
@@ -480,6 +494,19 @@ class _PieceParser:
 
     def _build_error(self, at: int) -> ValueError:
         return ValueError(f"unexpected text near byte {at}")
+
+
+def _estimate_commas(text: bytes) -> int:
+    """Return about how many commas *text* has, from a sample, which takes a tenth of the time of counting them."""
+    return COMMA_SAMPLE_STRIDE * text[::COMMA_SAMPLE_STRIDE].count(b",")
+
+
+def _count_up_to(most: int, text: bytes, byte: bytes) -> int:
+    """Return how often *byte* occurs in *text*, at most one more than *most*; quick if it is rare."""
+    count, at = 0, text.find(byte)
+    while at >= 0 and count <= most:
+        count, at = count + 1, text.find(byte, at + 1)
+    return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,8 +356,8 @@ async def _post_directly(
         raise build_too_large_error(host, max_answer_bytes) from None
     pool.release(target, connection)
     headers = raw.headers
-    if len(raw.chunks) == 1 and "Content-Encoding" not in headers and not raw.is_truncated:
-        content = raw.chunks[0]
+    if "Content-Encoding" not in headers and not raw.is_truncated:
+        content = b"".join(raw.chunks)
     else:
         content = await read_body(_iterate(raw.chunks), host, raw.status, headers, max_answer_bytes)
     cookies = (each.partition(";")[0].partition("=") for each in headers.getall("Set-Cookie", ()))
