@@ -19,8 +19,13 @@ import httpx
 import pytest
 from deployed import Run, get_nodes, run_command, serving, wait_until
 
+from gymsdk.config.model import Deployment, Times
+from gymsdk.deploy.process import plan_servers
+from gymsdk.deploy.workers import serve_with_workers
+from gymsdk.errors import GymsdkError
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
+from gymsdk.servers.auth import NO_SECURITY
 
 TALLY = """
 import asyncio
@@ -408,6 +413,15 @@ async def test_no_request_is_refused_while_one_of_one_workers_is_down(tmp_path: 
 async def test_contradicting_options_are_refused(options: tuple[str, ...], sentence: str) -> None:
     code, output = await run_command("serve", "math", "--workers", 2, "--port", 0, *options)
     assert (code, sentence in output) == (2, True), output
+
+
+async def test_workers_that_are_not_ready_in_time_cause_one_error() -> None:
+    deployment = Deployment(environments={"math": {}}, workers=1, port=0, times=Times(starting=0.01))
+    blocks = plan_servers(deployment, deployment.environments)
+    deployment = deployment.model_copy(update={"servers": blocks, "environments": {}, "supervisor": "s"})
+    with pytest.raises(GymsdkError, match=r"within 0\.01 seconds"):
+        async with serve_with_workers(blocks, deployment=deployment, sockets={}, security=NO_SECURITY):
+            pytest.fail("no process starts this fast")
 
 
 async def test_a_file_sets_the_number_of_workers(tmp_path: Path) -> None:

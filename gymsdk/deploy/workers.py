@@ -1,31 +1,29 @@
-"""Serve all servers in several processes behind the same ports: workers, a head, and what keeps them running."""
+"""Serve all servers in several worker processes behind the same ports."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from gymsdk.concurrency import raise_open_file_limit
 from gymsdk.config.model import Deployment, Limits, ServerConfig, WorkerConfig
-from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import ConnectionDistributor, WorkerChannel
-from gymsdk.deploy.runner import BackgroundTask
-from gymsdk.deploy.separate import (
-    MAX_START_ATTEMPTS,
-    SeparateServers,
+from gymsdk.deploy.supervised import (
     Sockets,
+    SupervisedServers,
+    WaitUntilReady,
     bind_sockets,
-    build_node,
-    build_service,
-    compute_stop_seconds,
+    build_head_spec,
+    build_spec,
+    supervise,
     wait_for_answer,
 )
-from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
+from gymsdk.deploy.supervisor import ProcessSpec
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.servers.auth import Security
 from gymsdk.servers.limits import default_body_budget
@@ -66,7 +64,7 @@ async def serve_with_workers(
     sockets: Mapping[str, socket.socket],
     security: Security,
     prefix_lines: bool = True,
-) -> AsyncIterator[SeparateServers]:
+) -> AsyncIterator[SupervisedServers]:
     """Serve *blocks* in each of the workers of *deployment* while the context is open, with a head unless there is one.
 
     Args:
@@ -83,44 +81,17 @@ async def serve_with_workers(
     raise_open_file_limit()
     with ExitStack() as stack:
         plan = _open_plan(blocks, deployment, sockets, security, stack)
-        ended = asyncio.Event()
-
-        def report_exit() -> None:
-            distributor.reclaim()
-            ended.set()
-
-        supervisor = Supervisor(
+        async with supervise(
             _build_process_specs(plan, deployment),
-            seconds=compute_stop_seconds(deployment.times),
-            last=HEAD_NODE_ID,
+            _build_readiness(plan, deployment.times.starting, security),
+            blocks,
+            plan.sockets,
+            deployment=deployment,
+            security=security,
             prefix_lines=prefix_lines,
-            ended=report_exit,
-        )
-        distributor = ConnectionDistributor(plan.sockets.servers, plan.channels, supervisor.pid)
-        node = build_node(plan.sockets, supervisor, deployment, security, ended)
-        services = tuple(build_service(each, plan.sockets.servers[each.name], deployment, security) for each in blocks)
-        running = asyncio.ensure_future(supervisor.run())
-        distributor.start()
-        beating = BackgroundTask(node.description, node.run)
-        try:
-            rising = asyncio.ensure_future(_wait_until_ready(plan, supervisor, beating, deployment, security))
-            await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
-            if running.done():
-                rising.cancel()
-                await asyncio.wait({rising})
-                running.result()
-                raise GymsdkError("the workers ended while they started; their output says why")
-            rising.result()
-            # Sent again now that the processes run: the head learns which of them it can have restarted.
-            await node.send_heartbeats()
-            yield SeparateServers(plan.sockets.head_url, services, supervisor, running)
-        finally:
-            distributor.stop()
-            await beating.stop(deployment.times.ending)
-            running.cancel()
-            await asyncio.wait({running})
-    if not running.cancelled():
-        running.result()
+            build_distributor=partial(ConnectionDistributor, plan.sockets.servers, plan.channels),
+        ) as running:
+            yield running
 
 
 def _open_plan(
@@ -142,18 +113,8 @@ def _open_plan(
 
 
 def _build_process_specs(plan: _Plan, deployment: Deployment) -> list[ProcessSpec]:
-    specs = []
-    if (head := plan.sockets.head) is not None:
-        child = deployment.model_copy(
-            update={"only": HEAD_SERVER, "workers": None, "head_url": None, "head_host": None}
-        )
-        command = _build_command(HEAD_SERVER, head.fileno())
-        specs.append(
-            ProcessSpec(
-                HEAD_NODE_ID, command, head, stdin_line=child.dump_for_child(), max_start_attempts=MAX_START_ATTEMPTS
-            )
-        )
-    return specs + [_build_worker_spec(plan, number, deployment) for number in range(len(plan.channels))]
+    head = [build_head_spec(plan.sockets.head, deployment)] if plan.sockets.head else []
+    return head + [_build_worker_spec(plan, number, deployment) for number in range(len(plan.channels))]
 
 
 def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> ProcessSpec:
@@ -178,18 +139,7 @@ def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> Proce
             "limits": _divide_memory(deployment.limits, len(plan.channels)),
         }
     )
-    return ProcessSpec(
-        channel.name,
-        _build_command(channel.name, channel.theirs.fileno()),
-        channel.theirs,
-        files=(plan.shared_file,),
-        stdin_line=child.dump_for_child(),
-        max_start_attempts=MAX_START_ATTEMPTS,
-    )
-
-
-def _build_command(name: str, file: int) -> list[str]:
-    return [sys.executable, "-m", "gymsdk", "serve", "--only", name, "--fd", str(file)]
+    return build_spec(channel.name, channel.name, channel.theirs, child, files=(plan.shared_file,))
 
 
 def _divide_memory(limits: Limits, count: int) -> Limits:
@@ -198,26 +148,16 @@ def _divide_memory(limits: Limits, count: int) -> Limits:
     return limits.model_copy(update={"bodies": max(share, 1024)})
 
 
-async def _wait_until_ready(
-    plan: _Plan, supervisor: Supervisor, beating: BackgroundTask, deployment: Deployment, security: Security
-) -> None:
-    """Wait until the head answers and knows the supervisor, and every worker takes connections."""
-    seconds = deployment.times.starting
-
-    async def wait_for_head(at: socket.socket) -> None:
-        await wait_for_answer(at, seconds, security)
-        supervisor.mark_ready(HEAD_NODE_ID)
+def _build_readiness(plan: _Plan, seconds: float, security: Security) -> dict[str, WaitUntilReady]:
+    """Return how to wait, at most *seconds*, until the head answers, and until each worker takes connections."""
 
     async def wait_for_worker(channel: WorkerChannel) -> None:
         try:
             await asyncio.wait_for(channel.ready.wait(), seconds)
         except TimeoutError:
             raise GymsdkError(f"the process {channel.name!r} was not ready within {seconds:g} seconds") from None
-        supervisor.mark_ready(channel.name)
 
-    async with asyncio.TaskGroup() as group:
-        if plan.sockets.head is not None:
-            group.create_task(wait_for_head(plan.sockets.head))
-        group.create_task(beating.wait_until_up(seconds))
-        for each in plan.channels:
-            group.create_task(wait_for_worker(each))
+    readiness: dict[str, WaitUntilReady] = {each.name: partial(wait_for_worker, each) for each in plan.channels}
+    if plan.sockets.head is not None:
+        readiness[HEAD_NODE_ID] = partial(wait_for_answer, plan.sockets.head, seconds, security)
+    return readiness

@@ -1,0 +1,257 @@
+"""Run the processes of a deployment under one supervisor, whose node reports them to the head."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+from gymsdk import credentials
+from gymsdk.config.model import Deployment, ServerConfig, Times
+from gymsdk.deploy.child import HEAD_SERVER
+from gymsdk.deploy.distributor import ConnectionDistributor
+from gymsdk.deploy.node import Node
+from gymsdk.deploy.plan import find_socket
+from gymsdk.deploy.runner import BackgroundTask
+from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
+from gymsdk.errors import GymsdkError
+from gymsdk.http import tls
+from gymsdk.servers.auth import Security
+from gymsdk.servers.listener import bind_socket, socket_host, socket_port
+from gymsdk.servers.reports import HEAD_NODE_ID, Service, build_url, check_status
+
+MAX_START_ATTEMPTS = 3
+"""How often a process may exit before it is ready for the first time."""
+
+POLL_SECONDS = 0.05
+"""Seconds between two requests to a server that does not answer yet."""
+
+WaitUntilReady: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Waits until a process is ready; raises `GymsdkError` if the process is not ready in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedServers:
+    """Running servers and the supervisor of their processes."""
+
+    head_url: str
+    services: tuple[Service, ...]
+    supervisor: Supervisor
+    task: asyncio.Future[None] = field(repr=False)
+
+    async def wait_for_end(self) -> None:
+        """Wait until the servers end; raises `GymsdkError` if a process cannot be restarted."""
+        await asyncio.shield(self.task)
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The bound sockets: that of the *head*, unless the head at *head_url* is another's, and those of the *servers*."""
+
+    head_url: str
+    head: socket.socket | None
+    servers: Mapping[str, socket.socket]
+
+    @property
+    def by_name(self) -> dict[str, socket.socket]:
+        """All sockets by name, the head's first."""
+        return ({HEAD_NODE_ID: self.head} if self.head else {}) | dict(self.servers)
+
+
+@asynccontextmanager
+async def supervise(
+    specs: Sequence[ProcessSpec],
+    readiness: Mapping[str, WaitUntilReady],
+    blocks: Sequence[ServerConfig],
+    sockets: Sockets,
+    *,
+    deployment: Deployment,
+    security: Security,
+    prefix_lines: bool,
+    build_distributor: Callable[[Callable[[str], int | None]], ConnectionDistributor] | None = None,
+) -> AsyncIterator[SupervisedServers]:
+    """Run processes while the context is open, restart those that exit, and report both to the head.
+
+    Args:
+        specs: The processes; `HEAD_NODE_ID` names the head, which ends last.
+        readiness: Waits until a process is ready, by the name of the process.
+        blocks: The servers that the processes run.
+        sockets: The bound sockets of the servers.
+        deployment: The deployment.
+        security: The security settings.
+        prefix_lines: Whether to put the name of its process in front of each line of the output.
+        build_distributor: Returns the distributor of the servers' connections, from a function that returns the id of a
+            running process by its name. `None` if each process accepts its own connections.
+
+    Raises:
+        GymsdkError: A process does not start.
+    """
+    exited = asyncio.Event()
+    distributor: ConnectionDistributor | None = None
+
+    def report_exit() -> None:
+        if distributor is not None:
+            distributor.reclaim()
+        exited.set()
+
+    supervisor = Supervisor(
+        specs,
+        seconds=_compute_stop_seconds(deployment.times),
+        last=HEAD_NODE_ID,
+        prefix_lines=prefix_lines,
+        ended=report_exit,
+    )
+    node = _build_node(sockets, supervisor, deployment, security, exited)
+    services = tuple(_build_service(each, sockets.servers[each.name], deployment, security) for each in blocks)
+    running = asyncio.ensure_future(supervisor.run())
+    if build_distributor is not None:
+        distributor = build_distributor(supervisor.pid)
+        distributor.start()
+    heartbeats = BackgroundTask(node.description, node.run)
+    try:
+        ready = _wait_until_all_ready(readiness, supervisor, heartbeats, deployment.times.starting)
+        await _wait_unless_ended(running, ready)
+        # Sent again now that the processes run: the head learns which of them it can have restarted.
+        await node.send_heartbeats()
+        yield SupervisedServers(sockets.head_url, services, supervisor, running)
+    finally:
+        if distributor is not None:
+            distributor.stop()
+        await heartbeats.stop(deployment.times.ending)
+        running.cancel()
+        await asyncio.wait({running})
+    if not running.cancelled():
+        running.result()
+
+
+def build_head_spec(head: socket.socket, deployment: Deployment) -> ProcessSpec:
+    """Return the process of the head, which accepts its connections on the socket *head*."""
+    child = deployment.model_copy(update={"only": HEAD_SERVER, "workers": None, "head_url": None, "head_host": None})
+    return build_spec(HEAD_NODE_ID, HEAD_SERVER, head, child)
+
+
+def build_spec(name: str, only: str, sock: socket.socket, child: Deployment, files: Sequence[int] = ()) -> ProcessSpec:
+    """Return a process of `gymsdk serve`.
+
+    Args:
+        name: The name of the process.
+        only: The name of its server or worker, for the process list.
+        sock: The socket on which it accepts connections, or over which a worker receives them.
+        child: The deployment that the process receives on standard input.
+        files: Further descriptors that the process inherits.
+    """
+    command = [sys.executable, "-m", "gymsdk", "serve", "--only", only, "--fd", str(sock.fileno())]
+    return ProcessSpec(name, command, sock, child.dump_for_child(), files=files, max_start_attempts=MAX_START_ATTEMPTS)
+
+
+def bind_sockets(
+    blocks: Sequence[ServerConfig],
+    deployment: Deployment,
+    bound: Mapping[str, socket.socket],
+    security: Security,
+    stack: ExitStack,
+) -> Sockets:
+    """Bind the sockets of all servers, and trust the servers' own certificate, while *stack* is open."""
+    head: socket.socket | None = None
+    head_url = deployment.head_url or ""
+    if not head_url:
+        head = bound.get(HEAD_SERVER) or bind_socket(deployment.host, deployment.port, what="the head")
+        stack.enter_context(head)
+        head_url = build_url(socket_host(head, deployment.host), socket_port(head), security.scheme)
+    servers: dict[str, socket.socket] = {}
+    for each in blocks:
+        at = find_socket(each, deployment, bound)
+        at = at or bind_socket(each.host or deployment.host, each.port or 0, what=each.name)
+        servers[each.name] = stack.enter_context(at)
+    sockets_by_role = Sockets(head_url, head, servers)
+    if security.tls is not None:
+        # The names in the certificate need not include the address by which this process reaches its servers.
+        for one in sockets_by_role.by_name.values():
+            stack.enter_context(tls.trust_own_certificate(one.getsockname()[0], security.tls.certificate))
+    return sockets_by_role
+
+
+async def wait_for_answer(at: socket.socket, seconds: float, security: Security) -> None:
+    """Wait until the server at the socket *at* is ready; raises `GymsdkError` after *seconds*."""
+    headers = credentials.build_auth_headers(security.token)
+    host, port = at.getsockname()[:2]
+    clock = asyncio.get_running_loop().time
+    until = clock() + seconds
+    while (left := until - clock()) > 0:
+        status = await check_status(host, port, security.scheme, path="/readyz", seconds=left, headers=headers)
+        if status == "success":
+            return
+        await asyncio.sleep(POLL_SECONDS)
+    raise GymsdkError(
+        f"the server at {build_url(host, port, security.scheme)} did not answer within {seconds:g} seconds"
+    )
+
+
+def _build_node(
+    sockets: Sockets, supervisor: Supervisor, deployment: Deployment, security: Security, wake: asyncio.Event
+) -> Node:
+    """Return the node that reports exits to the head, and restarts servers at the head's request."""
+    return Node(
+        sockets.head_url,
+        expected=list(sockets.servers),
+        exits=lambda: dict(supervisor.exits),
+        restart=supervisor.restart,
+        restarts=supervisor.pids,
+        headers=partial(credentials.build_auth_headers, security.token),
+        supervisor=deployment.supervisor,
+        wake=wake,
+    )
+
+
+def _build_service(block: ServerConfig, at: socket.socket, deployment: Deployment, security: Security) -> Service:
+    host = block.advertise_host or deployment.advertise_host or block.host or deployment.host
+    return Service(
+        name=block.name,
+        kind=block.kind,
+        implementation=block.implementation,
+        host=host,
+        port=socket_port(at),
+        scheme=security.scheme,
+    )
+
+
+async def _wait_unless_ended(running: asyncio.Future[None], ready: Coroutine[Any, Any, None]) -> None:
+    """Wait for *ready*; if the supervisor ends before, raise its error."""
+    starting = asyncio.ensure_future(ready)
+    try:
+        await asyncio.wait({running, starting}, return_when="FIRST_COMPLETED")
+    finally:
+        starting.cancel()
+        await asyncio.wait({starting})
+    if running.done():
+        running.result()
+        raise GymsdkError("the servers ended while they started; their output says why")
+    starting.result()
+
+
+async def _wait_until_all_ready(
+    readiness: Mapping[str, WaitUntilReady], supervisor: Supervisor, heartbeats: BackgroundTask, seconds: float
+) -> None:
+    """Wait until all processes are ready, and the head knows the supervisor."""
+
+    async def wait_and_mark(name: str, wait_until_ready: WaitUntilReady) -> None:
+        await wait_until_ready()
+        supervisor.mark_ready(name)
+
+    waiting = [asyncio.ensure_future(wait_and_mark(*each)) for each in readiness.items()]
+    waiting.append(asyncio.ensure_future(heartbeats.wait_until_up(seconds)))
+    try:
+        await asyncio.gather(*waiting)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+def _compute_stop_seconds(times: Times) -> float:
+    """Return the seconds that a server may take to stop: the sum of the time limits of its stages."""
+    return times.grace + 2 * times.ending + 3.0
