@@ -19,85 +19,28 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-
-TICKS = os.sysconf("SC_CLK_TCK")
+from yardstick.figures import Figure, format_table
+from yardstick.processes import Server, get_agent_url, run_server
 
 MAX_RATIO = 1.15
 """The CPU time per rollout of two workers, compared with one worker and with one process."""
 
+ENVIRONMENT = "tool_call"
 ROWS = 200
 
 SETUPS = {"one process": [], "--workers 1": ["--workers", "1"], "--workers 2": ["--workers", "2"]}
 
-COUNTER = """
-from typing import Literal
-from gymsdk import Message, Reset, State, Task, Verdict, hookimpl
-
-class Start(Task):
-    count: int = 0
-
-class Count(State):
-    count: int = 0
-
-class Counted(Verdict):
-    final: int = 0
-
-async def add(count: int, state: State) -> dict[str, int]:
-    "Add to the number."
-    state.count += count
-    return {"count": state.count}
-
-@hookimpl
-def tools():
-    return [add]
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    yield Start.ask("count")
-
-@hookimpl
-async def reset(task: Start):
-    return Reset(state=Count(count=task.count))
-
-@hookimpl
-async def verify(state: Count):
-    return Counted(reward=1.0, final=state.count)
-
-@hookimpl
-def solve(task: Start):
-    return Message(content="done")
-"""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measurement and its limit, if it has a limit."""
-
-    name: str
-    value: float
-    unit: str
-    limit: float | None = None
-
-    @property
-    def within_limit(self) -> bool:
-        """Whether the value is within the limit."""
-        return self.limit is None or self.value <= self.limit
-
-    def __str__(self) -> str:
-        bound = "" if self.limit is None else f" (limit {self.limit:g})"
-        return f"{self.name:<64} {self.value:8.4g} {self.unit}{bound}{'' if self.within_limit else '  EXCEEDED'}"
+COUNTING = Path(__file__).parent / "counting"
+"""A folder with the installed environment `counting`."""
 
 
 def main() -> None:
@@ -108,15 +51,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sessions", type=int, default=1000)
     arguments = parser.parse_args()
-    exceeded = False
     figures = [
         *measure_loads(arguments.rollouts, arguments.concurrency, arguments.rounds),
         *measure_sessions(arguments.sessions),
     ]
-    for figure in figures:
-        print(figure, flush=True)
-        exceeded |= not figure.within_limit
-    sys.exit(exceeded)
+    print(format_table(figures))
+    sys.exit(not all(figure.is_within_limit for figure in figures))
 
 
 def measure_loads(rollouts: int, concurrency: int, rounds: int) -> Iterator[Figure]:
@@ -129,33 +69,39 @@ def measure_loads(rollouts: int, concurrency: int, rounds: int) -> Iterator[Figu
         "a new connection for each row": {"force_close": True},
     }
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(served(["tool_call", *options])) for name, options in SETUPS.items()}
-        for ready in servers.values():
-            asyncio.run(send_rows(agent_url(ready), rows, 200, concurrency))
+        servers = {name: stack.enter_context(serve(ENVIRONMENT, *options)) for name, options in SETUPS.items()}
+        for server in servers.values():
+            asyncio.run(send_rows(get_agent_url(server, ENVIRONMENT), rows, 200, concurrency))
         for load, options in loads.items():
             results: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
             for _ in range(rounds):
-                for name, ready in servers.items():
-                    results[name].append(measure_load(ready, rows, rollouts, concurrency, options))
+                for name, server in servers.items():
+                    results[name].append(measure_load(server, rows, rollouts, concurrency, options))
             lowest = {name: min(each for each, _ in found) for name, found in results.items()}
             for name, found in results.items():
-                yield Figure(f"{load}, {name}: CPU per rollout", 1e3 * lowest[name], "ms")
-                yield Figure(f"{load}, {name}: rate", max(rate for _, rate in found), "rollouts/s")
+                yield Figure(load, f"{name}: CPU per rollout", 1e3 * lowest[name], "ms")
+                yield Figure(load, f"{name}: rate", max(rate for _, rate in found), "rollouts/s")
             for name in ("one process", "--workers 1"):
-                ratio = lowest["--workers 2"] / lowest[name]
-                yield Figure(f"{load}, --workers 2 compared with {name}: CPU per rollout", ratio, "x", MAX_RATIO)
+                yield Figure(
+                    load,
+                    f"CPU per rollout with --workers 2, compared with {name}",
+                    1e3 * lowest["--workers 2"],
+                    "ms",
+                    floor=1e3 * lowest[name],
+                    limit=MAX_RATIO,
+                )
 
 
 def measure_load(
-    ready: dict[str, Any], rows: list[dict[str, Any]], rollouts: int, concurrency: int, options: dict[str, Any]
+    server: Server, rows: list[dict[str, Any]], rollouts: int, concurrency: int, options: dict[str, Any]
 ) -> tuple[float, float]:
     """Return the CPU time per rollout in seconds, and the rollouts per second."""
-    pids = tree(int(ready["pid"]))
-    before, started = sum(map(cpu, pids)), time.perf_counter()
-    wrong = asyncio.run(send_rows(agent_url(ready), rows, rollouts, concurrency, **options))
+    before, started = server.tree.read_cpu(), time.perf_counter()
+    url = get_agent_url(server, ENVIRONMENT)
+    wrong = asyncio.run(send_rows(url, rows, rollouts, concurrency, **options))
     assert not wrong, f"{wrong} of {rollouts} rollouts have no reward of 1"
     seconds = time.perf_counter() - started
-    return (sum(map(cpu, pids)) - before) / rollouts, rollouts / seconds
+    return (server.tree.read_cpu() - before) / rollouts, rollouts / seconds
 
 
 async def send_rows(
@@ -188,14 +134,13 @@ async def send_rows(
 
 def measure_sessions(count: int) -> Iterator[Figure]:
     """Yield how many of *count* sessions, whose requests all use new connections, have a wrong result."""
-    with tempfile.TemporaryDirectory() as folder:
-        install_counter(Path(folder))
-        with served(["counting", "--workers", "2"], site=folder) as ready:
-            started = time.perf_counter()
-            wrong = asyncio.run(play_sessions(ready["servers"]["counting"]["url"], count))
-            seconds = time.perf_counter() - started
-    yield Figure(f"{count} sessions that reconnect for each request: wrong", wrong, "", 0)
-    yield Figure(f"{count} sessions that reconnect for each request: requests", 6 * count / seconds, "per second")
+    with serve("counting", "--workers", "2", site=str(COUNTING)) as server:
+        started = time.perf_counter()
+        wrong = asyncio.run(play_sessions(server.ready["servers"]["counting"]["url"], count))
+        seconds = time.perf_counter() - started
+    row = f"{count} sessions that reconnect for each request"
+    yield Figure(row, "wrong", wrong, limit=0)
+    yield Figure(row, "requests", 6 * count / seconds, "per second")
 
 
 async def play_sessions(url: str, count: int) -> int:
@@ -233,52 +178,20 @@ async def play_sessions(url: str, count: int) -> int:
     return count - sum(await asyncio.gather(*(play(number) for number in range(count))))
 
 
-def install_counter(site: Path) -> None:
-    """Install the environment `counting` in the folder *site*."""
-    about = site / "env_counting-1.0.dist-info"
-    about.mkdir()
-    (site / "env_counting.py").write_text(COUNTER)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: env_counting\nVersion: 1.0\nSummary: Counts.\n")
-    (about / "entry_points.txt").write_text("[gymsdk.environments]\ncounting = env_counting\n")
-
-
 @contextmanager
-def served(arguments: list[str], *, site: str = "") -> Iterator[dict[str, Any]]:
-    """Run `gymsdk serve`, and yield its ready message."""
-    command = [sys.executable, "-m", "gymsdk", "serve", *arguments, "--port", "0", "--json"]
+def serve(*arguments: str, site: str = "") -> Iterator[Server]:
+    """Run `gymsdk serve`, with *site* as a further folder of installed packages."""
     path = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
+    command = [sys.executable, "-m", "gymsdk", "serve", *arguments, "--port", "0", "--json"]
+    with run_server(command, environ={"PYTHONPATH": path}) as server:
+        yield server
 
 
 def draw_rows() -> list[dict[str, Any]]:
     """Return rows of the environment."""
-    command = [sys.executable, "-m", "gymsdk", "tasks", "tool_call", "--limit", str(ROWS), "--split", "train"]
+    command = [sys.executable, "-m", "gymsdk", "tasks", ENVIRONMENT, "--limit", str(ROWS), "--split", "train"]
     lines = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.splitlines()
     return [{key: value for key, value in json.loads(line).items() if not key.startswith("_ng_")} for line in lines]
-
-
-def agent_url(ready: dict[str, Any]) -> str:
-    """Return the URL of the agent."""
-    return str(ready["servers"]["tool_call_simple_agent"]["url"])
-
-
-def tree(pid: int) -> list[int]:
-    """Return the process id and those of all its descendants."""
-    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [pid, *(each for child in children for each in tree(child))]
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU time, user and system, that a process has used, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 if __name__ == "__main__":

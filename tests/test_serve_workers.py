@@ -27,56 +27,8 @@ from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
 from gymsdk.servers.auth import NO_SECURITY
 
-TALLY = """
-import asyncio
-from pathlib import Path
-from typing import Literal
-from gymsdk import Config, Message, Reset, State, Task, Verdict, hookimpl
-
-class Settings(Config):
-    notes: str = ""
-    pause: float = 0.0
-
-class Start(Task):
-    count: int = 0
-
-class Count(State):
-    count: int = 0
-
-class Counted(Verdict):
-    final: int = 0
-
-async def add(count: int, state: State) -> dict[str, int]:
-    "Add to the tally."
-    state.count += count
-    return {"count": state.count}
-
-@hookimpl
-def tools():
-    return [add]
-
-@hookimpl
-def tasks(split: Literal["train"], seed):
-    for number in range(10_000):
-        yield Start.ask(f"tally {number}", count=number)
-
-@hookimpl
-async def reset(task: Start, config: Settings):
-    if config.notes:
-        with Path(config.notes).open("a") as file:
-            file.write(f"{task.count}\\n")
-    return Reset(state=Count(count=task.count))
-
-@hookimpl
-async def verify(state: Count, config: Settings):
-    await asyncio.sleep(config.pause)
-    return Counted(reward=1.0, final=state.count)
-
-@hookimpl
-def solve(task: Start):
-    return Message(content="done")
-"""
-"""An environment whose verdict is the number in the session's state, and that notes each episode that it opens."""
+COUNTING = Path(__file__).parent.parent / "benchmarks" / "counting"
+"""A folder with the installed environment `counting`."""
 
 START_SECONDS = 60
 
@@ -93,7 +45,7 @@ class Workers:
     def head(self) -> str:
         return str(self.ready["head"])
 
-    def url(self, name: str = "tally") -> str:
+    def url(self, name: str = "counting") -> str:
         return str(self.ready["servers"][name]["url"])
 
     def children(self) -> dict[str, int]:
@@ -110,17 +62,11 @@ class Workers:
 
 @contextmanager
 def serve_workers(folder: Path, *options: object, workers: int = 2, pause: float = 0.0) -> Iterator[Workers]:
-    site = folder / "site"
-    about = site / "env_tally-1.0.dist-info"
-    about.mkdir(parents=True)
-    (site / "env_tally.py").write_text(TALLY)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: env_tally\nVersion: 1.0\nSummary: Made.\n")
-    (about / "entry_points.txt").write_text("[gymsdk.environments]\ntally = env_tally\n")
     notes = folder / "notes.txt"
     notes.touch()
-    arguments = ["serve", "tally", "--workers", workers, "--port", 0, "--json", *options]
+    arguments = ["serve", "counting", "--workers", workers, "--port", 0, "--json", *options]
     arguments += ["--set", f"notes={notes}", "--set", f"pause={pause}"]
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(COUNTING), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as process:
         try:
@@ -154,7 +100,7 @@ async def connect(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def build_row(number: int, **fields: object) -> dict[str, Any]:
-    return {"responses_create_params": {"input": f"tally {number}"}, "count": number, **fields}
+    return {"responses_create_params": {"input": f"counting {number}"}, "count": number, **fields}
 
 
 def build_answer(number: int, calls: int) -> dict[str, Any]:
@@ -230,7 +176,7 @@ async def test_an_id_of_the_client_names_one_session_at_all_workers(served: Work
     async with connect(served.url()) as client:
         opened = []
         for _ in range(4):
-            opened.append((await client.post("/seed_session", json=typed)).cookies["ResourcesServer___tally"])
+            opened.append((await client.post("/seed_session", json=typed)).cookies["ResourcesServer___counting"])
             client.cookies.clear()
         assert len(set(opened)) == 1
         # The request for the close carries no cookie and may arrive at either worker.
@@ -244,7 +190,7 @@ async def test_an_id_of_the_client_names_one_session_at_all_workers(served: Work
 
 async def test_agent_sessions_call_their_tools_from_any_worker(served: Workers) -> None:
     ids = {"agent_session_id": "agent-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
-    agent = served.url("tally_simple_agent")
+    agent = served.url("counting_simple_agent")
     async with connect(served.url()) as tools, connect(agent) as client:
         cookies = {**(await tools.post("/seed_session", json=build_row(1))).cookies}
         access = {"kind": "direct_http", "name": "t", "base_url": served.url(), "cookies": cookies}
@@ -259,7 +205,7 @@ async def test_agent_sessions_call_their_tools_from_any_worker(served: Workers) 
     assert (statuses, reopened) == ([cookies] * 3, [409, 409])
 
 
-@pytest.mark.parametrize("server", ["tally_simple_agent", "tally_environment_server"])
+@pytest.mark.parametrize("server", ["counting_simple_agent", "counting_environment_server"])
 async def test_repeated_rollout_ids_play_once_at_all_workers(served: Workers, server: str) -> None:
     number = 100 + len(server)
     body = build_row(number, _ng_rollout_id=f"once-{server}", gymsdk={"seed": 1})
@@ -273,7 +219,7 @@ async def test_repeated_rollout_ids_play_once_at_all_workers(served: Workers, se
 
 async def test_a_numbered_rollout_is_played_again_after_it_has_ended(served: Workers) -> None:
     body = build_row(300, _ng_rollout_id="300-0")
-    async with connect(served.url("tally_simple_agent")) as client:
+    async with connect(served.url("counting_simple_agent")) as client:
         await asyncio.gather(*(client.post("/run", json=body) for _ in range(4)))
         assert served.count_played(300) == 1
         await asyncio.gather(*(client.post("/run", json=body) for _ in range(4)))
@@ -343,8 +289,10 @@ async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) 
                 client.cookies.clear()
                 cookies[f"{number}"] = {**opened.cookies}
             nodes = await get_nodes(workers.head)
-            ids = {each["id"]: each["process"] for each in nodes["instances"] if each["name"] == "tally"}
-            owners = {number: ids[jar["ResourcesServer___tally"].partition(".")[0]] for number, jar in cookies.items()}
+            ids = {each["id"]: each["process"] for each in nodes["instances"] if each["name"] == "counting"}
+            owners = {
+                number: ids[jar["ResourcesServer___counting"].partition(".")[0]] for number, jar in cookies.items()
+            }
             assert Counter(owners.values()) == {"worker-1": 3, "worker-2": 3}
             async with connect(workers.url("policy_model")) as model:
                 assert (await model.post("/pause", json={})).json()["paused"] is True
@@ -365,7 +313,7 @@ async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) 
 
             async def is_restarted() -> bool:
                 found = (await get_nodes(workers.head))["instances"]
-                healthy = {each["pid"] for each in found if each["status"] == "success" and each["name"] == "tally"}
+                healthy = {each["pid"] for each in found if each["status"] == "success" and each["name"] == "counting"}
                 return len(healthy) == 2 and before["worker-1"] not in healthy
 
             await wait_until(is_restarted)
@@ -379,7 +327,7 @@ async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) 
         assert exits["worker-1"]["code"] == -9
         code, output = await run_command("restart", "worker-2", "--head", workers.head, "--drain", 0)
         assert (code, "worker-2 restarted" in output) == (0, True), output
-        code, output = await run_command("restart", "tally", "--head", workers.head)
+        code, output = await run_command("restart", "counting", "--head", workers.head)
         assert (code, "restart its workers one by one: worker-1, worker-2" in output) == (1, True), output
 
 
