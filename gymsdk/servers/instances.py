@@ -134,18 +134,20 @@ async def wait_while_alive(
 
     Raises:
         InstanceGone: The instance is gone.
+        Exception: The error of a check that failed, for example of *known*; the request is cancelled.
     """
-    caller, is_gone, checks = asyncio.current_task(), False, set[asyncio.Task[None]]()
+    caller, checks = asyncio.current_task(), set[asyncio.Task[None]]()
+    failure: Exception | None = None
     assert caller is not None, "a request is sent in a task"
 
     async def check_until_gone() -> None:
-        nonlocal is_gone
-        misses = 0
-        while misses < MAX_MISSES:
-            misses = 0 if await known() else misses + await _count_miss(url)
-            if misses < MAX_MISSES:
-                await asyncio.sleep(watch)
-        is_gone = True
+        nonlocal failure
+        try:
+            await _wait_until_gone(url, known, watch)
+            sentence = f"{client.get_host(url)} is gone: the head no longer lists it, and it does not answer"
+            failure = InstanceGone(sentence, kind="server_unreachable")
+        except Exception as error:  # noqa: BLE001 - raised to the caller
+            failure = error
         caller.cancel()
 
     def begin_checks() -> None:
@@ -156,15 +158,24 @@ async def wait_while_alive(
     try:
         return await exchange
     except asyncio.CancelledError:
-        if not is_gone:
+        if failure is None:
             raise
         caller.uncancel()
-        sentence = f"{client.get_host(url)} is gone: the head no longer lists it, and it does not answer"
-        raise InstanceGone(sentence, kind="server_unreachable") from None
+        raise failure from failure.__cause__
     finally:
         timer.cancel()
         for each in checks:
             each.cancel()
+
+
+async def _wait_until_gone(url: str, known: Callable[[], Awaitable[bool]], watch: float) -> None:
+    """Check an instance every *watch* seconds, and return when it is gone."""
+    misses = 0
+    while True:
+        misses = 0 if await known() else misses + await _count_miss(url)
+        if misses >= MAX_MISSES:
+            return
+        await asyncio.sleep(watch)
 
 
 async def _count_miss(url: str) -> int:

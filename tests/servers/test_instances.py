@@ -268,3 +268,19 @@ async def test_only_a_server_of_the_same_name_and_kind_is_found() -> None:
     assert await url(instances, "a") == "http://a"
     assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
     assert await instances.find_url("a", name="lamp", kind="responses_api_models") is None
+
+
+async def test_an_error_of_the_check_that_an_instance_is_alive_fails_the_request() -> None:
+    app, _ = build_app(seconds=3)
+
+    async def is_known() -> bool:
+        raise ValueError("the directory is broken")
+
+    async with serve_app(app) as port:
+        url = f"http://127.0.0.1:{port}"
+        exchange = client.get(f"{url}/livez", timeout=30)
+        with pytest.raises(ValueError, match="the directory is broken"):
+            await waiting.wait_while_alive(exchange, url, is_known, watch=0.01)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
