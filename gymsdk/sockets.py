@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 
 SOCKET_BACKLOG = 4096
 """Length of the socket's accept queue: a client that finds it full retries only after a second."""
@@ -111,7 +112,13 @@ class Acceptor:
         """Serve *connection*, which this or another process has accepted."""
         task = self._loop.create_task(self._connect(connection))
         self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        task.add_done_callback(partial(self._finish, connection))
+
+    def _finish(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._connecting.discard(task)
+        # The event loop closes a connection during its handshake, but not if the task is cancelled before it begins.
+        if task.cancelled():
+            connection.close()
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
