@@ -300,6 +300,10 @@ class _FirstStep(Generic[T]):
             future.cancel()
         except Exception as error:  # noqa: BLE001 - the caller takes it from the future
             future.set_exception(error)
+        except BaseException:
+            # Such as KeyboardInterrupt, which the caller gets; the task must not resume the coroutine.
+            self._is_finished = True
+            raise
         else:
             return None
         finally:

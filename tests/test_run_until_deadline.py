@@ -12,6 +12,7 @@ from gymsdk.concurrency import (
     Deadline,
     get_loop_time_after,
     run_until_deadline,
+    start_task,
     warn_when_blocking,
 )
 
@@ -136,3 +137,19 @@ async def test_a_watched_coroutine_may_catch_exceptions():
             return await answer("recovered")
 
     assert await warn_when_blocking(recover(), "it") == "recovered"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_exception_that_ends_the_process_in_the_first_step_leaves_no_task_that_fails(error):
+    async def stop():
+        raise error
+
+    async def start():
+        with pytest.raises(error):
+            start_task(stop())
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        return await asyncio.gather(*left, return_exceptions=True)
+
+    with asyncio.Runner() as runner:
+        outcomes = runner.run(start())
+    assert not [each for each in outcomes if isinstance(each, RuntimeError)]
