@@ -181,8 +181,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; close the connection if the rest of an unread body does not arrive in time."""
-        # As uvicorn does, except that the timer is shared.
+        """Wait for the next request; close the connection if the rest of an unread body does not arrive in time.
+
+        This method repeats uvicorn's, which starts a timer of the event loop for each response and has no hook to share
+        one timer among the connections.
+        """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
