@@ -7,7 +7,8 @@ a core. The first fifth of the time is the warm-up. Then the script compares the
 median of the last one. The limits of the growth:
 
 - memory of the servers: 16 MiB. In 20 minutes, at least 100,000 rollouts are played between the two medians, so
-  that a leak of 170 bytes per rollout exceeds the limit. The noise of the allocator was below 4 MiB.
+  that a leak of 170 bytes per rollout exceeds the limit. The limit leaves room for the allocator,
+  whose memory varies although no object leaks.
 - memory of `gymsdk rollout`: 2 kB per finished rollout, because the command keeps the reward and the metrics of each
   rollout until its end.
 - files and threads: 8. The number of open connections is constant, but a few may be reconnecting.
