@@ -14,19 +14,16 @@ from typing import Any
 
 import uvicorn
 from fastapi import Response
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gymsdk import timers
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
-from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.http.tls import trust_own_certificate
-from gymsdk.jsonl import dump_json
 from gymsdk.servers import middleware
 from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY
 from gymsdk.servers.auth import NO_SECURITY, AuthMiddleware, Security
+from gymsdk.servers.connection import INVALID_TARGET_KEY, Connection
 from gymsdk.servers.limits import Pacer
 from gymsdk.servers.middleware import (
     STOPPED_ERROR,
@@ -41,29 +38,6 @@ from gymsdk.servers.middleware import (
 )
 from gymsdk.sockets import SOCKET_BACKLOG, Acceptor
 
-FIRST_REQUEST_SECONDS = 120.0
-"""Seconds within which all headers of a request must arrive, after the connection or the previous request.
-
-A client that opens thousands of connections at once sends its first request long after it has connected.
-"""
-
-UNREAD_BODY_SECONDS = 30.0
-"""Seconds within which the rest of a request's body must arrive after the response was sent."""
-
-MAX_QUEUED_BYTES = 64 * 1024
-"""Bytes of a queued request after which reading from its connection pauses."""
-
-MAX_RETRY_AFTER_SECONDS = 60
-"""Longest `Retry-After`, in seconds."""
-
-STOPPING_RETRY_AFTER_SECONDS = 5
-"""`Retry-After` of a server that stops, in seconds."""
-
-TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections; close some, or try again"
-TOO_LONG_HEADERS_MESSAGE = "The headers of the request are too long."
-STOPPING_MESSAGE = "the server is stopping; send the request again"
-
-
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open."""
 
@@ -72,210 +46,11 @@ INVALID_PATH_ERROR = ApiError(400, "the request target must be a path that begin
 
 HEADERS_TOO_LARGE_ERROR = ApiError(431, "the request has too many headers, or too long ones")
 
-_INVALID_TARGET_KEY = "gymsdk.invalid_target"
-"""Key of the scope of a request whose target is not a path."""
-
 _APP_FAILED = "the app failed at startup; see the log for the reason"
 """Why a server did not start: its lifespan raised an error."""
 
 TICK_SECONDS = 1.0
 """Seconds between updates of the `Date` header."""
-
-
-class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP connection with idle timeouts, whose POST requests start through a `Pacer`.
-
-    Requests of other methods, such as health checks, metrics and node reports, start at once: they are cheap and must
-    be answered while POST requests wait. A POST request waits as raw bytes until its turn, or until its client
-    disconnects.
-
-    A connection beyond the limit is rejected with 503; uvicorn would reject every further request instead.
-
-    The connection is in the scope of each request, under `middleware.CONNECTION_KEY`.
-    """
-
-    def __init__(self, *args: Any, pacer: Pacer, max_header_bytes: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._pacer = pacer
-        self._max_header_bytes = max_header_bytes
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._body_timer: asyncio.TimerHandle | None = None
-        self._keep_alive_timer: timers.SharedTimer | asyncio.TimerHandle | None = None
-        self._queued: bytearray | None = None
-        self._is_body_complete = True
-        self._partial_header_bytes = 0
-        self._disconnect_callbacks: dict[Callable[[], object], None] = {}
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own signature
-        """Reject the connection if there are too many; otherwise wait for a request."""
-        max_connections, self.limit_concurrency = self.limit_concurrency, None
-        super().connection_made(transport)
-        if max_connections is not None and len(self.connections) > max_connections:
-            transport.write(_build_retry_later_response(TOO_MANY_CONNECTIONS_MESSAGE, self._pacer.drain_time()))
-            transport.close()
-            return
-        self._idle_timer = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
-
-    def data_received(self, data: bytes) -> None:
-        """Process received bytes, or queue them until their request may start."""
-        if self._queued is not None:
-            self._queued += data
-            if len(self._queued) > MAX_QUEUED_BYTES:
-                self.flow.pause_reading()
-        elif self._is_waiting and not self._partial_header_bytes and data.startswith(b"POST"):
-            # The request arrived in time; from here on the client waits for the server.
-            self._stop_idle_timer()
-            self._unset_keepalive_if_required()
-            if self._pacer.may_start():
-                self._receive(data)
-            else:
-                self._queued = bytearray(data)
-                self._pacer.enqueue(self, self._start)
-        else:
-            self._receive(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers, leave the queue, and cancel the work of a request that nobody waits for."""
-        self._queued = None
-        self._pacer.drop(self)
-        self._stop_idle_timer()
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-        super().connection_lost(exc)
-        for callback in [*self._disconnect_callbacks]:
-            callback()
-
-    def shutdown(self) -> None:
-        """Close an idle connection, or reject a queued request."""
-        if self._queued is None:
-            super().shutdown()
-            return
-        self.transport.write(_build_retry_later_response(STOPPING_MESSAGE, STOPPING_RETRY_AFTER_SECONDS))
-        self.transport.close()
-
-    def _unset_keepalive_if_required(self) -> None:
-        if self._keep_alive_timer is not None:
-            self._keep_alive_timer.cancel()
-            self._keep_alive_timer = None
-
-    def on_message_begin(self) -> None:
-        """Put the connection into the scope of the request."""
-        super().on_message_begin()
-        self.scope[middleware.CONNECTION_KEY] = self  # type: ignore[literal-required]  # not a key of ASGI
-
-    def on_headers_complete(self) -> None:
-        """Start the request."""
-        self._is_body_complete, self._partial_header_bytes = False, 0
-        if not self.url.startswith(b"/"):
-            # Such as the URL that a forward proxy would get, from which uvicorn would take the path.
-            self.scope[_INVALID_TARGET_KEY] = True  # type: ignore[literal-required]  # not a key of ASGI
-            self.url = b"/"
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """Note that the connection waits for the next request."""
-        self._is_body_complete = True
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request; close the connection if the rest of an unread body does not arrive in time.
-
-        This method repeats uvicorn's, which starts a timer of the event loop for each response and has no hook to share
-        one timer among the connections.
-        """
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self._unset_keepalive_if_required()
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
-            idle_until = self.loop.time() + self.timeout_keep_alive
-            self._keep_alive_timer = timers.call_at(self.loop, idle_until, self.timeout_keep_alive_handler)
-        if not self._is_body_complete and self._body_timer is None:
-            self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
-
-    def take_body(self, scope: Scope) -> bytes | None:
-        """Return the body of the request of *scope* if all of it has arrived and no part has been read, else `None`."""
-        cycle = self.cycle
-        if cycle.scope is not scope or cycle.more_body or cycle.disconnected:
-            return None
-        if cycle.waiting_for_100_continue or not cycle.message_event.is_set():
-            return None
-        body = bytes(cycle.body)
-        cycle.body = bytearray()
-        cycle.message_event.clear()
-        self.flow.resume_reading()
-        return body
-
-    def add_disconnect_callback(self, callback: Callable[[], object]) -> bool:
-        """Call *callback* once the client disconnects; returns `False` if the client has disconnected already."""
-        if self.transport.is_closing():
-            return False
-        self._disconnect_callbacks[callback] = None
-        return True
-
-    def remove_disconnect_callback(self, callback: Callable[[], object]) -> None:
-        """Do not call *callback* any more."""
-        self._disconnect_callbacks.pop(callback, None)
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether the headers of the next request have not arrived completely, and no request is being answered."""
-        cycle: RequestResponseCycle | None = self.cycle
-        return self._is_body_complete and (cycle is None or cycle.response_complete)
-
-    def _start(self) -> None:
-        """Process the queued request."""
-        queued, self._queued = self._queued, None
-        if queued is not None and not self.transport.is_closing():
-            self.flow.resume_reading()
-            self._receive(bytes(queued))
-
-    def _receive(self, data: bytes) -> None:
-        if self._is_body_complete:
-            self._partial_header_bytes += len(data)
-        super().data_received(data)
-        if self._partial_header_bytes > self._max_header_bytes:
-            self.send_400_response(TOO_LONG_HEADERS_MESSAGE)
-        # An incomplete request does not extend the timeout.
-        if not self._is_waiting:
-            self._stop_idle_timer()
-        elif self._idle_timer is None and self._partial_header_bytes:
-            self._idle_timer = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
-
-    def _stop_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-
-    def _close_unread(self) -> None:
-        self._body_timer = None
-        if not self._is_body_complete and self.cycle.response_complete:
-            self.transport.close()
-
-    def _close_idle(self) -> None:
-        self._idle_timer = None
-        if self._is_waiting and self._queued is None:
-            self.transport.close()
-
-
-def _build_retry_later_response(detail: str, seconds: float) -> bytes:
-    """Build the raw 503 response for a request that was not started, with a `Retry-After` of `seconds`."""
-    body = dump_json({"detail": detail, "stage": "admission", "kind": "too_many", "retryable": True})
-    lines = [
-        "HTTP/1.1 503 Service Unavailable",
-        "content-type: application/json",
-        f"retry-after: {min(MAX_RETRY_AFTER_SECONDS, max(1, round(seconds)))}",
-        f"{NOT_STARTED_HEADER}: 1",
-        "connection: close",
-        f"content-length: {len(body)}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def bind_socket(host: str, port: int = 0, *, what: str = "a server") -> socket.socket:
@@ -454,7 +229,7 @@ class Listener:
             scope.setdefault("state", {})[middleware.PACER_KEY] = self._pacer
             await self._app(scope, receive, send)
             return
-        if _INVALID_TARGET_KEY in scope:
+        if INVALID_TARGET_KEY in scope:
             await self._reject("/", INVALID_PATH_ERROR, scope, receive, send)
             return
         # Read the path now: middleware may strip prefixes from it.
