@@ -7,8 +7,8 @@ a core. The first fifth of the time is the warm-up. Then the script compares the
 median of the last one. The limits of the growth:
 
 - memory of the servers: 16 MiB. In 20 minutes, at least 100,000 rollouts are played between the two medians, so
-  that a leak of 170 bytes per rollout exceeds the limit. The limit leaves room for the allocator,
-  whose memory varies although no object leaks.
+  that a leak of 170 bytes per rollout exceeds the limit. The allocator's memory also varies without
+  a leak.
 - memory of `gymsdk rollout`: 2 kB per finished rollout, because the command keeps the reward and the metrics of each
   rollout until its end.
 - files and threads: 8. The number of open connections is constant, but a few may be reconnecting.
@@ -66,7 +66,7 @@ MAX_COUNT_GROWTH = 8
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process uses at one moment, and how many rollouts it has played."""
+    """The resources of a process at one moment, and the number of its played rollouts."""
 
     memory: int
     files: int
@@ -83,7 +83,7 @@ class Subject:
         self.samples: list[Sample] = []
 
     def take_sample(self, rollouts: int) -> None:
-        """Record what the processes use now."""
+        """Record the current resources of the processes."""
         tasks = json.loads(self.report.read_text())["tasks"]
         tree = self.tree
         self.samples.append(Sample(tree.read_memory(), tree.count_files(), tree.count_threads(), tasks, rollouts))

@@ -1,4 +1,4 @@
-"""Accept connections on a listening socket, whichever event loop runs."""
+"""Accept connections on a listening socket, in the same way on each event loop."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no further connection, and drop those whose TLS handshake has not finished."""
+        """Accept no further connection, and drop connections with an unfinished TLS handshake."""
         self._loop.remove_reader(self._sock)
         if self._pause is not None:
             self._pause.cancel()

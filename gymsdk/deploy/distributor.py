@@ -1,7 +1,7 @@
 """Pass the connections of clients from the supervisor to its workers.
 
 The supervisor accepts the connections at the ports that the workers share, and passes each to one worker in turn. With
-a listening socket that all workers share, one of them may accept a whole burst. With a socket for each worker
+a listening socket that all workers share, one worker may accept a whole burst. With a socket for each worker
 (`SO_REUSEPORT`), the kernel spreads connections at random, and those in the queue of a killed worker are lost.
 """
 
@@ -34,7 +34,7 @@ RETRY_SECONDS = 0.02
 """Seconds until the next attempt, if no worker can take a connection."""
 
 STATE = struct.Struct("=cI")
-"""What a worker tells the supervisor: whether it takes connections, and its process id."""
+"""A worker's message to the supervisor: whether it takes connections, and its process id."""
 
 READY, STOPPING = b"R", b"S"
 
@@ -79,7 +79,7 @@ class WorkerChannel:
         return int.from_bytes(size, "little")
 
     def read_state(self) -> None:
-        """Read what the worker has sent."""
+        """Read the messages of the worker."""
         with suppress(BlockingIOError):
             while message := self.ours.recv(STATE.size):
                 state, pid = STATE.unpack(message)

@@ -47,11 +47,9 @@ def check_workers(deployment: Deployment, *, separate: bool) -> None:
         return
     option = f"--workers {deployment.workers}"
     if separate:
-        raise UsageError(f"{option} and --separate: each worker runs all servers in one process; leave one of them out")
+        raise UsageError(f"{option} and --separate: each worker runs all servers in one process; leave out one option")
     if deployment.replicas:
-        raise UsageError(
-            f"{option} and --replicas: Ray places replicas as processes of their own; leave one of them out"
-        )
+        raise UsageError(f"{option} and --replicas: Ray starts a process for each replica; leave out one option")
     if deployment.role == "head":
         raise UsageError(f"{option} and --role head: a head is one process; leave out --workers")
 
@@ -126,7 +124,7 @@ def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> Proce
         shared_file=plan.shared_file,
         ports={name: socket_port(at) for name, at in plan.sockets.servers.items()},
     )
-    # Beside the shared ports, a worker listens at ports of its own, by which others reach its sessions.
+    # A worker also listens at ports that it does not share, at which other workers reach its sessions.
     own_ports = tuple(each.model_copy(update={"port": 0}) for each in deployment.servers)
     child = deployment.model_copy(
         update={

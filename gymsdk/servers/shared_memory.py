@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_PAUSES = 64
-"""The number of model servers whose pause is shared."""
+"""The maximum number of model servers that share a pause."""
 
 PAUSE = struct.Struct("=d")
 PAUSES_BYTES = MAX_PAUSES * PAUSE.size
@@ -54,7 +54,7 @@ class SharedMemory:
         PAUSE.pack_into(self._memory, model * PAUSE.size, end)
 
     def claim(self, id: str, worker: int, seconds: float, *, take: bool = False) -> int:
-        """Return the worker that owns *id*: the one that claimed it within *seconds*, else *worker* from now on.
+        """Return the worker that owns *id*: the worker that claimed it within *seconds*, else *worker* from now on.
 
         If the part of the table for *id* is full, its oldest id is forgotten.
 
