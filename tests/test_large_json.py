@@ -36,6 +36,30 @@ def read_in_pieces(text: bytes) -> object:
         return None
 
 
+@pytest.mark.parametrize("exact", [True, False])
+async def test_a_large_integer_in_a_large_text_is_exact_unless_the_caller_does_not_need_it(exact: bool) -> None:
+    large = 12345678901234567890123
+    text = json.dumps({"large": large, "ids": [*range(100_000)], "log_probs": [-0.12345678901234567]}).encode()
+    assert len(text) > MIN_LARGE_BYTES
+    value = await loads_async(text, exact=exact)
+    assert isinstance(value, dict)
+    assert value == {
+        "large": large if exact else float(large),
+        "ids": [*range(100_000)],
+        "log_probs": [-0.12345678901234567],
+    }
+    assert isinstance(value["large"], int if exact else float)
+
+
+def test_hidden_commas_do_not_make_a_text_exceed_the_limit_of_values() -> None:
+    # No comma is at a position that the estimate of their number looks at.
+    text = b"[ " + b"1,11111," * (MIN_LARGE_BYTES // 8 + 1) + b"1]"
+    assert bodies._estimate_commas(text) < text.count(b",") / 2
+    assert loads(text) == parse_json(text)
+    with pytest.raises(TooComplex):
+        loads(text, text.count(b",") - 100)
+
+
 @pytest.mark.slow
 @given(value=JSON, indent=st.sampled_from([None, 1]), piece=st.sampled_from([1, 3, 16, 80]), data=st.data())
 def test_a_text_in_chunks_is_accepted_or_rejected_like_the_whole_text(

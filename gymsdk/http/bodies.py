@@ -191,13 +191,14 @@ def get_max_values(size: int) -> int:
     return max(MAX_VALUES, size // 8)
 
 
-async def loads_async(text: bytes, max_values: int = MAX_VALUES, *, strict: bool = False) -> object:
+async def loads_async(text: bytes, max_values: int = MAX_VALUES, *, strict: bool = False, exact: bool = True) -> object:
     """Return the JSON value in *text*; a large text is parsed in a thread.
 
     Args:
         text: UTF-8 JSON.
         max_values: The number of values that it may have; a list or an object counts for 32.
         strict: Reject unpaired surrogates, as in `gymsdk.jsonl.parse_json`.
+        exact: Return integers beyond 64 bits in a large text exactly, as in `gymsdk.jsonl.parse_json`.
 
     Raises:
         TooComplex: It is nested more than 1024 levels deep, or has more than *max_values* values.
@@ -205,7 +206,7 @@ async def loads_async(text: bytes, max_values: int = MAX_VALUES, *, strict: bool
     """
     if len(text) < MIN_LARGE_BYTES:
         return loads(text, max_values, strict=strict)
-    parse = partial(loads, text, max_values, strict=strict)
+    parse = partial(loads, text, max_values, strict=strict, exact=exact)
     return await asyncio.get_running_loop().run_in_executor(_get_executor(), parse)
 
 
@@ -218,11 +219,11 @@ async def loads_with_size(text: bytes, max_values: int = MAX_VALUES) -> tuple[ob
     return value, parser.memory
 
 
-def loads(text: bytes, max_values: int = MAX_VALUES, *, strict: bool = False) -> object:
+def loads(text: bytes, max_values: int = MAX_VALUES, *, strict: bool = False, exact: bool = True) -> object:
     """Return the JSON value in *text* like `loads_async`, in the calling thread."""
     if len(text) < MIN_LARGE_BYTES:
         return parse_json(text, strict=strict)
-    value = _PieceParser(text, max_values).parse()
+    value = _PieceParser(text, max_values, exact=exact).parse()
     if strict and b"\\ud" in text.lower():
         # Raises a ValueError for an unpaired surrogate.
         json.dumps(value, ensure_ascii=False).encode()
@@ -234,12 +235,12 @@ def _get_executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_THREADS, "gymsdk-json")
 
 
-def _parse_piece(piece: bytes) -> object:
+def _parse_piece(piece: bytes, *, exact: bool = True) -> object:
     """Parse *piece* with the garbage collector disabled, which would traverse all values again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return parse_json(piece)
+        return parse_json(piece, exact=exact)
     finally:
         if was_enabled:
             gc.enable()
@@ -274,7 +275,8 @@ class _PieceParser:
     container. Otherwise a scan goes from bracket to bracket and keeps track of the open containers.
     """
 
-    def __init__(self, text: bytes, max_values: int, *, is_measured: bool = False) -> None:
+    def __init__(self, text: bytes, max_values: int, *, is_measured: bool = False, exact: bool = True) -> None:
+        self._exact = exact
         self._text = text
         self._values_left = max_values
         self._is_measured = is_measured
@@ -296,13 +298,13 @@ class _PieceParser:
         # A text has fewer values than bytes.
         is_within_limit = len(text) <= self._values_left
         if is_short and is_within_limit and not self._is_measured and self._is_quick(_estimate_commas(text)):
-            return _parse_piece(text)
+            return _parse_piece(text, exact=self._exact)
         self._commas = sum(text.count(b",", at, at + PIECE_BYTES) for at in range(0, len(text), PIECE_BYTES))
         self._counts_values = self._commas > self._values_left
         if text.lstrip(_WHITESPACE)[:1] not in (b"[", b"{"):
             return parse_json(text)
         if is_short and self._is_quick(self._commas):
-            return _parse_piece(text)
+            return _parse_piece(text, exact=self._exact)
         self._containers = 0
         while self._at < len(text):
             closing = self._parse_next_piece() if self._open else 0
@@ -456,7 +458,7 @@ class _PieceParser:
         elif isinstance(parent.value, dict):
             if not lead.rstrip(_WHITESPACE).endswith(b":"):
                 raise self._build_error(parent.start)
-            keyed = _parse_piece(b"{%s0}" % lead)
+            keyed = _parse_piece(b"{%s0}" % lead, exact=self._exact)
             assert isinstance(keyed, dict), "the text has braces"
             parent.value[next(iter(keyed))] = child.value
 
@@ -474,11 +476,11 @@ class _PieceParser:
             raise self._build_error(container.start)
         if not is_blank:
             if isinstance(container.value, list):
-                elements = _parse_piece(b"[%s]" % piece)
+                elements = _parse_piece(b"[%s]" % piece, exact=self._exact)
                 assert isinstance(elements, list), "the text has brackets"
                 container.value += elements
             elif isinstance(container.value, dict):
-                fields = _parse_piece(b"{%s}" % piece)
+                fields = _parse_piece(b"{%s}" % piece, exact=self._exact)
                 assert isinstance(fields, dict), "the text has braces"
                 container.value |= fields
         container.start, container.state = end + 1, "comma"

@@ -131,11 +131,15 @@ class HttpResponse:
         except ValueError as error:
             raise self._build_json_error(error) from error
 
-    async def json_async(self) -> Any:
-        """Return the body's JSON value like `json`; a large body is parsed in a thread."""
+    async def json_async(self, *, exact: bool = True) -> Any:
+        """Return the body's JSON value like `json`; a large body is parsed in a thread.
+
+        Args:
+            exact: Return integers beyond 64 bits in a large body exactly; see `gymsdk.jsonl.parse_json`.
+        """
         self._check_status()
         try:
-            return await bodies.loads_async(self.body, bodies.get_max_values(len(self.body)))
+            return await bodies.loads_async(self.body, bodies.get_max_values(len(self.body)), exact=exact)
         except ValueError as error:
             raise self._build_json_error(error) from error
 

@@ -281,7 +281,8 @@ class Upstream:
             return responses.build_overflow_response(message, model=request["model"], request=request)
         with redact_failures(*answer.secrets):
             self._check_status(answer, request)
-            body = await answer.json_async()
+            # A model's answer has no integers beyond 64 bits, and may have 100,000 log-probabilities.
+            body = await answer.json_async(exact=False)
             response = self._api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
             if self.options.tokens:
                 _check_has_tokens(response, self.name)

@@ -107,7 +107,7 @@ class TokenCall:
         answer = await self.send(path, body)
         if not answer.ok:
             raise EngineRefusal(answer)
-        return await answer.json_async()
+        return await answer.json_async(exact=False)
 
     @property
     def is_constrained(self) -> bool:

@@ -21,7 +21,7 @@ from gymsdk.episode import (
 )
 from gymsdk.jsonl import dump_json
 from gymsdk.plugins import calls
-from gymsdk.responses import NOT_RUN_OUTPUT
+from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.requests import RowRequest, limit_budget, parse_task, play_without_nulls
 from gymsdk.servers.sessions import Session, SessionOrigin, SessionStore, find_session, is_judged
@@ -273,7 +273,9 @@ class EpisodeService:
 
 def _fix_judged_response(session: Session, items: Sequence[Item], end_reason: EndReason) -> None:
     """Allow only one response to be judged in a session; judging the same response again is allowed."""
-    digest = hashlib.sha256(dump_json([end_reason, *items])).digest()
+    # The texts and calls tell responses apart; the token ids would take as long as a parse of the body.
+    content = [{key: value for key, value in item.items() if key not in TOKEN_FIELDS} for item in items]
+    digest = hashlib.sha256(dump_json([end_reason, *content])).digest()
     if session.extras.setdefault("judged", digest) != digest:
         raise RequestRejected(
             409, "the session was judged with another response: open another session for this one", **SESSION_JUDGED

@@ -291,7 +291,7 @@ class RemoteModel:
         answer = await self._request_replica(request, episode, deadline)
         if not answer.ok:
             raise _parse_failure(answer)
-        response: Item = await answer.json_async()
+        response: Item = await answer.json_async(exact=False)
         return response
 
     async def _request_replica(self, request: Item, episode: Episode | None, deadline: float) -> HttpResponse:

@@ -21,7 +21,7 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.responses import is_incomplete_response, is_response
+from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response, is_response
 from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.servers.errors import RequestRejected
@@ -115,6 +115,7 @@ def to_canonical(value: Any) -> Any:
     """Return a JSON value without null members of objects, at every depth.
 
     Null elements of arrays stay, because their position matters. The walk is not recursive, so depth is not limited.
+    Token ids and log-probabilities are numbers, and are not looked at.
     """
     holder = [value]
     pending: list[Any] = [holder]
@@ -123,7 +124,9 @@ def to_canonical(value: Any) -> Any:
         for key, member in container.items() if isinstance(container, dict) else enumerate(container):
             if isinstance(member, dict):
                 copy: Any = {name: child for name, child in member.items() if child is not None}
-            elif isinstance(member, list) and not SCALAR_TYPES.issuperset(map(type, member)):
+            elif (
+                isinstance(member, list) and key not in TOKEN_FIELDS and not SCALAR_TYPES.issuperset(map(type, member))
+            ):
                 copy = list(member)
             else:
                 continue
