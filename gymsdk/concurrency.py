@@ -15,7 +15,7 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,6 +37,9 @@ DEFAULT_STAGE_SECONDS = 600.0
 
 MAX_LOOP_BLOCK_SECONDS = 0.05
 """Seconds that a coroutine may block the event loop before a warning names it."""
+
+MAX_SLICE_SECONDS = 0.005
+"""Seconds that work on many items takes before other work gets a turn."""
 
 CANCEL_GRACE_SECONDS = 1.0
 """Seconds that a cancelled coroutine has to clean up before it is abandoned."""
@@ -552,6 +555,16 @@ def resolve_future(future: asyncio.Future[T], value: T) -> bool:
     except RuntimeError:  # the loop is closed
         return False
     return True
+
+
+async def yield_regularly(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield *items*, and let the event loop run its other tasks whenever this has taken `MAX_SLICE_SECONDS`."""
+    pause_at = time.monotonic() + MAX_SLICE_SECONDS
+    for item in items:
+        yield item
+        if time.monotonic() >= pause_at:
+            await asyncio.sleep(0)
+            pause_at = time.monotonic() + MAX_SLICE_SECONDS
 
 
 def iterate_in_thread(source: Callable[[], Iterable[T]]) -> Iterator[T]:

@@ -228,19 +228,28 @@ def summarize_tasks(
     expected: int | Mapping[int, int] | None = None,
     samples: Mapping[int, Row] | None = None,
 ) -> list[Item]:
-    """Return one entry per task: statistics of its fields, its rollouts, and the number of missing rollouts.
+    """Return the entries of `iter_task_summaries`."""
+    return list(iter_task_summaries(rollouts, expected=expected, samples=samples))
+
+
+def iter_task_summaries(
+    rollouts: Iterable[ScoredRollout],
+    *,
+    expected: int | Mapping[int, int] | None = None,
+    samples: Mapping[int, Row] | None = None,
+) -> Iterator[Item]:
+    """Yield one entry per task: statistics of its fields, its rollouts, and the number of missing rollouts.
 
     Args:
         rollouts: The scored rollouts.
         expected: The number of rollouts of every task, or of each task by its number.
-        samples: The tasks' rows by task number.
+        samples: The tasks' rows by task number. Each is looked up when its entry is computed.
     """
     expected_by_task = expected if isinstance(expected, Mapping) else {}
     default = expected if isinstance(expected, int) else 0
-    return [
-        _summarize_task(task, repeats, expected_by_task.get(task, default) or len(repeats), (samples or {}).get(task))
-        for task, repeats in group_by_task(rollouts).items()
-    ]
+    for task, repeats in group_by_task(rollouts).items():
+        count = expected_by_task.get(task, default) or len(repeats)
+        yield _summarize_task(task, repeats, count, (samples or {}).get(task))
 
 
 def _summarize_task(task: int, repeats: Sequence[ScoredRollout], expected: int, sample: Row | None) -> Item:

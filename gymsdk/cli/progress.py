@@ -175,6 +175,12 @@ class ProgressReporter:
             self._bar.start(total)
             self._bar.show(progress)
 
+    def set_total(self, total: int) -> None:
+        """Show the number of rollouts, which is known once all rows have been computed."""
+        self._total = total
+        if self._bar:
+            self._bar.set_total(total)
+
     def finish_job(self, result: PlayedJob) -> None:
         """Count one rollout."""
         progress, reward = self._progress, result.rollout.reward
@@ -205,6 +211,10 @@ class _Bar:
         self._bar = _build_bar()
         self._task = self._bar.add_task("rollouts", total=total, mean="-", failed=0)
         self._bar.start()
+
+    def set_total(self, total: int) -> None:
+        if self._bar:
+            self._bar.update(self._task, total=total)
 
     def show(self, progress: RunProgress) -> None:
         if self._bar:

@@ -308,13 +308,12 @@ def _check_head_options(
 
 
 def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool) -> None:
-    from gymsdk import jsonl
     from gymsdk.cli.progress import format_metrics_table, is_nonempty_file
     from gymsdk.rollouts.folder import FILES
 
     if json:
-        typer.echo(jsonl.dump_portable_json({"output": str(folder), "environments": metrics}, indent=True), nl=False)
-        typer.echo()
+        for piece in _iter_json(folder):
+            typer.echo(piece, nl=False)
         return
     typer.echo(format_metrics_table(metrics))
     if plays_default:
@@ -337,6 +336,21 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
             f"{open_} of {failed} rollouts without a reward fail again until the cause is fixed; then {retry_hint}",
             err=True,
         )
+
+
+def _iter_json(folder: Path) -> Iterator[bytes]:
+    """Yield the pieces of the JSON output: the folder, and the content of its metrics.json, which may be large."""
+    from gymsdk import jsonl
+    from gymsdk.rollouts.folder import RunFolder
+
+    head = jsonl.dump_portable_json({"output": str(folder)}, indent=True).removesuffix(b"\n}")
+    yield head + b',\n  "environments": '
+    with RunFolder(folder).metrics.open("rb") as file:
+        line = file.readline()
+        for following in file:
+            yield line + b"  "
+            line = following
+    yield line + b"}\n"
 
 
 def _warn_missing_tasks(metrics: list[Row], limit: int) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any, Self
 from pydantic import ConfigDict
 
 from gymsdk import jsonl, responses
+from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import BadOutput, GymsdkError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins.calls import STEPS_COMPONENT
@@ -195,6 +196,9 @@ def _find_end_of_last_line(file: IO[bytes], size: int, block: int = 65536) -> in
 FILES = ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl", "metrics.json", "run.json")
 """The files of a run."""
 
+INPUTS_COMPLETE = "inputs_complete"
+"""The key of run.json that says whether inputs.jsonl holds all rows."""
+
 PROFILE_FILES = ("profile.json", "profile.png")
 """The files that `gymsdk profile` adds."""
 
@@ -230,6 +234,7 @@ class RunFolder:
         self.rollouts, self.failures, self.inputs, self.metrics, self.run = (path / name for name in FILES)
         self._discarded = path / "run.old"
         self._open: dict[Path, FileIO] = {}
+        self._inputs_file: FileIO | None = None
         self._locked: int | None = None
         self._created: list[Path] = []
 
@@ -263,6 +268,10 @@ class RunFolder:
         for file in self._open.values():
             file.close()
         self._open.clear()
+        if self._inputs_file is not None:
+            self._inputs_file.close()
+            self._inputs_file = None
+            _part_path(self.inputs).unlink(missing_ok=True)
         if self._locked is not None:
             # Before the unlock: the next process that gets the lock notices that the folder is gone, and creates it.
             if self.path in self._created:
@@ -297,24 +306,53 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
         self._discarded.unlink(missing_ok=True)
 
-    def start(self, *, settings: Row, about: Row, inputs: Iterable[Row]) -> None:
-        """Write run.json and the rows to send; an earlier run is removed after all rows have been read.
+    def add_inputs(self, lines: bytes) -> None:
+        """Append *lines* to the rows to send. Before `start`, they go to a temporary file, which `start` renames."""
+        with _convert_write_errors(self.inputs):
+            if self._inputs_file is None:
+                self._inputs_file = _part_path(self.inputs).open("wb", buffering=0)
+            _write(self._inputs_file, lines)
+
+    def start(self, *, settings: Row, about: Row, inputs: Iterable[Row] = (), complete: bool = True) -> None:
+        """Write run.json and the rows to send; an earlier run is removed after *inputs* have been read.
 
         Args:
             settings: The settings that a resume must share with the run.
             about: Further keys of run.json, such as the command and the versions.
-            inputs: The rows to send.
+            inputs: The rows to send, after those of `add_inputs`.
+            complete: Whether these are all rows; if not, `add_inputs` adds the others, and `finish_inputs` ends them.
         """
         fresh = _part_path(self.inputs)
         try:
-            with _convert_write_errors(self.inputs), fresh.open("wb") as file:
-                file.writelines(map(jsonl.dump_row, inputs))
+            self.add_inputs(b"")
+            for row in inputs:
+                self.add_inputs(jsonl.dump_row(row))
             self.clear()
             # run.json comes first: if the process is killed here, the next run may replace the folder's files.
-            self._write_document(self.run, {**about, "settings": settings, "resumed": []})
+            self._write_document(self.run, {**about, INPUTS_COMPLETE: complete, "settings": settings, "resumed": []})
             fresh.replace(self.inputs)
-        finally:
+            if complete:
+                self._close_inputs()
+        except BaseException:
+            self._close_inputs()
             fresh.unlink(missing_ok=True)
+            raise
+
+    def finish_inputs(self) -> None:
+        """Record in run.json that all rows to send are in inputs.jsonl."""
+        self._close_inputs()
+        self._write_document(self.run, {**self._read_about(), INPUTS_COMPLETE: True})
+
+    def _close_inputs(self) -> None:
+        if self._inputs_file is not None:
+            self._inputs_file.close()
+            self._inputs_file = None
+
+    @property
+    def has_all_inputs(self) -> bool:
+        """Whether inputs.jsonl holds all rows: a killed run may have written only the first ones."""
+        # A folder of an earlier version lacks this key.
+        return bool(self._read_about().get(INPUTS_COMPLETE, True))
 
     def read_settings(self) -> Row:
         """Return the settings with which the run was started."""
@@ -325,10 +363,15 @@ class RunFolder:
         """Prepare the folder for a resumed run.
 
         Adds *resumption* to run.json, and removes incomplete last lines and the failures that are not terminal. Rows
-        that an older version wrote once per task are written again, once per repeat.
+        that an older version wrote once per task are written again, once per repeat. If inputs.jsonl lacks rows,
+        `add_inputs` adds them.
         """
         about = self._read_about()
         self._write_document(self.run, {**about, "resumed": [*about["resumed"], resumption]})
+        if not self.has_all_inputs:
+            drop_partial_line(self.inputs)
+            with _convert_write_errors(self.inputs):
+                self._inputs_file = self.inputs.open("ab", buffering=0)
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
             drop_partial_line(path)
@@ -345,11 +388,9 @@ class RunFolder:
     def append(self, line: Row, *, failed: bool = False) -> None:
         """Write the line of a finished rollout."""
         path = self.failures if failed else self.rollouts
-        remaining = memoryview(jsonl.dump_row(line))
+        data = jsonl.dump_row(line)
         with _convert_write_errors(path):
-            file = self._get_open_file(path)
-            while remaining:
-                remaining = remaining[file.write(remaining) :]
+            _write(self._get_open_file(path), data)
 
     def read_inputs(self) -> Iterator[Row]:
         """Yield the rows as they were sent."""
@@ -375,11 +416,22 @@ class RunFolder:
             progress.failed += 1
         return progress
 
-    def write_metrics(self, metrics: Any) -> None:
-        """Write the metrics, and create the files that no rollout has created."""
+    async def write_metrics(self, pieces: Iterable[bytes]) -> None:
+        """Write the metrics in *pieces*, and create the files that no rollout has created.
+
+        The event loop runs its other tasks between the pieces.
+        """
         for path in (self.rollouts, self.failures):
             path.touch()
-        self._write_document(self.metrics, metrics)
+        fresh = _part_path(self.metrics)
+        try:
+            with _convert_write_errors(self.metrics), fresh.open("wb") as file:
+                async for piece in yield_regularly(pieces):
+                    file.write(piece)
+            with _convert_write_errors(self.metrics):
+                fresh.replace(self.metrics)
+        finally:
+            fresh.unlink(missing_ok=True)
 
     def _read_about(self) -> Row:
         try:
@@ -396,9 +448,7 @@ class RunFolder:
     def _write_document(self, path: Path, value: Any) -> None:
         fresh = _part_path(path)
         with _convert_write_errors(path):
-            with fresh.open("wb") as file:
-                # The metrics of a long run have hundreds of megabytes, which are not copied to append a line break.
-                file.writelines((jsonl.dump_portable_json(value, indent=True), b"\n"))
+            fresh.write_bytes(jsonl.dump_document(value))
             fresh.replace(path)
 
 
@@ -472,6 +522,13 @@ def _convert_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GymsdkError(f"cannot write {path}: {error.strerror}; correct the cause, then use --resume") from error
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """Write all of *data* to an unbuffered file."""
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def _replace_rows(path: Path, rows: Iterable[Row]) -> None:

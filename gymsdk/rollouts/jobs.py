@@ -81,36 +81,46 @@ def get_environment_name(row: Row) -> str | None:
 
 
 MAX_SHARED_TOOL_LISTS = 8
-"""How many different lists of tools `iter_jobs` compares with the tools of the next row."""
+"""How many different lists of tools a `JobBuilder` compares with the tools of the next row."""
 
 
-def iter_jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
-    """Yield a job for each stamped row in *inputs*, in order, except for the positions in *done*.
+class JobBuilder:
+    """Builds the jobs of a run.
 
     Rows with equal tools share one list, because the schemas of an environment's tools are often half of a row.
     """
-    tool_lists: list[list[Item]] = []
+
+    def __init__(self) -> None:
+        # It begins with the tools that were used last.
+        self._tool_lists: list[list[Item]] = []
+
+    def build(self, row: Row) -> Job:
+        """Return the job for a stamped *row*."""
+        bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
+        self._share_tools(bare["responses_create_params"])
+        return Job(get_environment_name(row) or "", row[TASK_INDEX], row[ROLLOUT_INDEX], bare)
+
+    def _share_tools(self, params: Item) -> None:
+        """Replace the tools in *params* by equal ones of an earlier row."""
+        if not (tools := params.get("tools")):
+            return
+        shared = next((each for each in self._tool_lists if each == tools), None)
+        if shared is None:
+            self._tool_lists.insert(0, tools)
+            del self._tool_lists[MAX_SHARED_TOOL_LISTS:]
+            return
+        if self._tool_lists[0] is not shared:
+            self._tool_lists.remove(shared)
+            self._tool_lists.insert(0, shared)
+        params["tools"] = shared
+
+
+def iter_jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
+    """Yield a job for each stamped row in *inputs*, in order, except for the positions in *done*."""
+    builder = JobBuilder()
     for row in inputs:
-        task, repeat = row[TASK_INDEX], row[ROLLOUT_INDEX]
-        if (task, repeat) not in done:
-            bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
-            _share_tools(bare["responses_create_params"], tool_lists)
-            yield Job(get_environment_name(row) or "", task, repeat, bare)
-
-
-def _share_tools(params: Item, tool_lists: list[list[Item]]) -> None:
-    """Replace the tools in *params* by the equal ones in *tool_lists*, which begins with those that were used last."""
-    if not (tools := params.get("tools")):
-        return
-    shared = next((each for each in tool_lists if each == tools), None)
-    if shared is None:
-        tool_lists.insert(0, tools)
-        del tool_lists[MAX_SHARED_TOOL_LISTS:]
-        return
-    if tool_lists[0] is not shared:
-        tool_lists.remove(shared)
-        tool_lists.insert(0, shared)
-    params["tools"] = shared
+        if (row[TASK_INDEX], row[ROLLOUT_INDEX]) not in done:
+            yield builder.build(row)
 
 
 def compute_seed(seed: int, job: Job) -> int:

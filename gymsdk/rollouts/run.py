@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from gymsdk import jsonl
 from gymsdk.client import UnknownServer
-from gymsdk.concurrency import count_affordable, raise_open_file_limit
+from gymsdk.concurrency import count_affordable, raise_open_file_limit, yield_regularly
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
@@ -24,6 +33,7 @@ from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
 from gymsdk.rollouts.folder import TRAJECTORY, RunFolder, RunProgress, build_failed_line, build_scored_line
+from gymsdk.rollouts.inputs import ROWS_BEFORE_START, RunInputs
 from gymsdk.rollouts.jobs import (
     CircuitBreaker,
     Job,
@@ -35,12 +45,11 @@ from gymsdk.rollouts.jobs import (
     compute_seed,
     get_agent_name,
     get_environment_name,
-    iter_jobs,
     play_with_retries,
 )
 from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_start, list_differences
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
-from gymsdk.rollouts.summary import MetricsSource, build_summaries
+from gymsdk.rollouts.summary import MetricsSource, build_summaries, iter_metrics_json
 from gymsdk.rollouts.tasks import (
     NamedRows,
     UnknownAgent,
@@ -129,47 +138,61 @@ MAX_STARTS_PER_PASS = 8
 
 
 async def collect(
-    source: Iterable[Job], play: Callable[[Job], Awaitable[PlayedJob]], *, concurrency: int = 64
+    source: Iterable[Job] | AsyncIterable[Job],
+    play: Callable[[Job], Awaitable[PlayedJob]],
+    *,
+    concurrency: int = 64,
 ) -> AsyncGenerator[PlayedJob, None]:
     """Play every job, *concurrency* concurrently, and yield each result as it arrives.
 
     Jobs are taken from *source* when they start. At most `MAX_STARTS_PER_PASS` start, and at most as many results are
     yielded, in one pass of the event loop.
     """
-    remaining = iter(source)
+    remaining = source if isinstance(source, AsyncIterable) else yield_regularly(source)
     running: set[asyncio.Future[PlayedJob]] = set()
-    ended: asyncio.Queue[asyncio.Future[PlayedJob]] = asyncio.Queue()
+    ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
+    slots = asyncio.Semaphore(concurrency)
 
-    def start_jobs(count: int) -> bool:
-        """Start up to *count* further jobs, and return whether there were any."""
-        jobs = list(islice(remaining, min(concurrency - len(running), count)))
-        for job in jobs:
+    async def start_jobs() -> None:
+        jobs = aiter(remaining)
+        for number in itertools.count(1):
+            await slots.acquire()
+            job = await anext(jobs, None)
+            if job is None:
+                return
             started = asyncio.ensure_future(play(job))
             started.add_done_callback(ended.put_nowait)
             running.add(started)
-        return bool(jobs)
+            if number % MAX_STARTS_PER_PASS == 0:
+                await asyncio.sleep(0)
 
     with collect_rarely() as collector:
+        starting = asyncio.ensure_future(start_jobs())
+        starting.add_done_callback(ended.put_nowait)
         try:
-            while (has_started := start_jobs(MAX_STARTS_PER_PASS)) or running:
+            while running or not (starting.done() and ended.empty()):
                 await asyncio.sleep(0)
-                # While further jobs may start, do not wait for a result.
-                for _ in range(min(ended.qsize() or not has_started, MAX_STARTS_PER_PASS)):
+                for _ in range(min(max(ended.qsize(), 1), MAX_STARTS_PER_PASS)):
                     finished = await ended.get()
+                    if finished is starting:
+                        starting.result()
+                        continue
                     running.discard(finished)
-                    start_jobs(1)
+                    slots.release()
                     collector.count_episode(len(running))
                     yield finished.result()
         finally:
+            starting.cancel()
             for each in running:
                 each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(starting, *running, return_exceptions=True)
 
 
 async def play_missing(
     folder: RunFolder,
     player: Player,
     *,
+    inputs: RunInputs,
     done: Container[Key],
     concurrency: int,
     report: Callable[[PlayedJob], None],
@@ -180,12 +203,13 @@ async def play_missing(
     Args:
         folder: The run's folder.
         player: Plays the jobs.
+        inputs: The rows of the run.
         done: The keys of the rollouts that are finished.
         concurrency: The number of episodes in flight.
         report: Called with each finished rollout after its line is on disk.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
-    missing = iter_jobs(folder.read_inputs(), done=done)
+    missing = inputs.iter_jobs(done=done)
     async with player.open(), aclosing(collect(missing, player, concurrency=concurrency)) as ends:
         async for played in ends:
             report(write_result(folder, played, trajectories=trajectories))
@@ -227,7 +251,13 @@ class RunReporter(Protocol):
         """Receive a message for the user."""
 
     def start(self, *, total: int, progress: RunProgress) -> None:
-        """Receive the total number of rollouts, and how far an earlier run of the same plan has come."""
+        """Receive the total number of rollouts, and how far an earlier run of the same plan has come.
+
+        While the run still computes its rows, the total is what the plan asks for.
+        """
+
+    def set_total(self, total: int) -> None:
+        """Receive the total number of rollouts once the run has computed all rows."""
 
     def finish_job(self, played: PlayedJob) -> None:
         """Receive a finished rollout, which is on disk by now."""
@@ -278,7 +308,7 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
     """Play *run* to its end.
 
     Returns:
-        The metrics of each environment, which are also in `metrics.json`.
+        The metrics of each environment, without those of each task, which are in `metrics.json`.
 
     Raises:
         UsageError: The plan cannot be played; nothing has been written.
@@ -290,11 +320,12 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
     try:
         cast = await _choose_player(run)
         with RunFolder(run.output) as folder:
-            _prepare(folder, run, watch, cast)
-            await _complete(folder, run, watch, cast.player)
-            figures = await build_summaries(folder, _list_metrics_sources(folder, cast))
-            folder.write_metrics(figures)
-            return figures
+            inputs = await _prepare(folder, run, watch, cast)
+            await _complete(folder, run, watch, cast.player, inputs)
+            sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)
+            summaries = await build_summaries(folder, sources)
+            await folder.write_metrics(iter_metrics_json(summaries))
+            return [each.metrics for each in summaries]
     finally:
         await client.aclose()
 
@@ -359,9 +390,9 @@ def _list_metrics_sources(folder: RunFolder, cast: PlayerSetup) -> dict[str, Met
     return measured
 
 
-async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Player) -> None:
-    progress = folder.read_progress()
-    watch.start(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), progress=progress)
+async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Player, inputs: RunInputs) -> None:
+    progress = await asyncio.to_thread(folder.read_progress)
+    watch.start(total=inputs.count if inputs.is_complete else _count_planned(run.plan), progress=progress)
     breaker = CircuitBreaker(scored=progress.scored)
 
     def report_played(played: PlayedJob) -> None:
@@ -370,10 +401,16 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
 
     concurrency = _limit_concurrency(run.limits.concurrency, player, watch)
     try:
-        observed = run.trajectories
-        await play_missing(
-            folder, player, done=progress.done, concurrency=concurrency, report=report_played, trajectories=observed
-        )
+        async with inputs.write_rest(watch.set_total):
+            await play_missing(
+                folder,
+                player,
+                inputs=inputs,
+                done=progress.done,
+                concurrency=concurrency,
+                report=report_played,
+                trajectories=run.trajectories,
+            )
     except ModelLost as error:
         raise ModelLost(
             f"{error}; the finished rollouts are in {run.output}; correct the cause, then use --resume"
@@ -392,12 +429,16 @@ def _limit_concurrency(requested: int, player: Player, watch: RunReporter) -> in
     return min(requested, most)
 
 
-def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> None:
+def _count_planned(plan: Plan) -> int:
+    """Return how many rollouts the plan asks for; an environment may have fewer rows."""
+    return len(plan.environments) * (plan.limit or DEFAULT_TASKS) * plan.repeats
+
+
+async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> RunInputs:
+    """Start or resume the run in *folder*, and return its rows."""
     servers = cast.served.describe() if cast.served else None
-    settings, about = (
-        build_settings(run.plan, cast.environments, servers),
-        describe_start(run.plan, cast.environments.values()),
-    )
+    settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers)
+    about = describe_start(run.plan, cast.environments.values())
     if not run.overwrite and (strangers := folder.list_foreign_files()):
         names = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {names}, but no run; use --overwrite, or choose another --output")
@@ -405,9 +446,19 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
         raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
     if run.resume and not folder.can_resume:
         watch.log(f"{run.output} holds no run to resume; starting a new one")
+    loop = asyncio.get_running_loop()
+
+    def build_rows() -> Iterator[Row]:
+        # In a thread.
+        return _build_inputs(run.plan, lambda sentence: loop.call_soon_threadsafe(watch.log, sentence), cast)
+
     if not (run.resume and folder.can_resume):
-        folder.start(settings=settings, about={**about, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
-        return
+        inputs = RunInputs(folder, build_rows)
+        # A row of a file may be invalid, and then nothing is played.
+        await inputs.write_first(None if run.plan.tasks else ROWS_BEFORE_START)
+        about |= await asyncio.to_thread(describe_host)
+        folder.start(settings=settings, about=about, complete=inputs.is_complete)
+        return inputs
     if changed := list_differences(folder.read_settings(), settings):
         listed = "; ".join(changed)
         raise BadOutput(
@@ -416,17 +467,20 @@ def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup)
     if not folder.inputs.exists():
         raise BadOutput(f"{folder.inputs} is missing, so that the run cannot be resumed; start over with --overwrite")
     folder.resume(about, repeats=run.plan.repeats)
+    inputs = RunInputs(folder, None if folder.has_all_inputs else build_rows)
+    await inputs.count_earlier_rows()
+    return inputs
 
 
-def _build_inputs(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Iterator[Row]:
-    """Yield the rows as they are sent, one per rollout, ordered by task.
+def _build_inputs(plan: Plan, log: Callable[[str], object], cast: PlayerSetup) -> Iterator[Row]:
+    """Yield the rows as they are sent, one per rollout, ordered by task; *log* receives messages for the user.
 
     Raises:
         BadRow: There is no row to play.
     """
     taken = Counter[str]()
     own = find_index_fields(plan.tasks) if plan.tasks else frozenset()
-    for name, row in _read_rows(plan, watch, cast):
+    for name, row in _read_rows(plan, log, cast):
         task = row[TASK_INDEX] if TASK_INDEX in own else taken.total()
         first = row[ROLLOUT_INDEX] * plan.repeats if ROLLOUT_INDEX in own else 0
         played_by = cast.served.get_agent_for_row(row, name) if cast.served else None
@@ -442,13 +496,13 @@ def _build_inputs(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Iterator
         )
         raise BadRow(f"{source} has no rows to play; choose other rows with --tasks or --split")
     if plan.tasks is None and plan.limit is not None and min(taken[name] for name in cast.environments) < plan.limit:
-        for sentence in describe_shortages(cast.environments, plan.split, seed=plan.seed, limit=plan.limit):
-            watch.log(sentence)
+        for sentence in describe_shortages(cast.environments, plan.split, counts=taken, limit=plan.limit):
+            log(sentence)
     if plan.tasks is None and plan.limit is None and DEFAULT_TASKS in taken.values():
-        watch.log(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
+        log(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
 
 
-def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> NamedRows:
+def _read_rows(plan: Plan, log: Callable[[str], object], cast: PlayerSetup) -> NamedRows:
     if plan.tasks is None:
         return read_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or DEFAULT_TASKS)
 
@@ -458,7 +512,7 @@ def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> NamedRows:
             if isinstance(error, UnknownAgent):
                 raise UnknownServer(sentence) from None
             raise BadRow(sentence) from None
-        watch.log(f"skipped {error}")
+        log(f"skipped {error}")
 
     if cast.served is not None:
         return read_file_for_servers(

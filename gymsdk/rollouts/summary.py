@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Protocol, overload
 
-from gymsdk import metrics
+from gymsdk import jsonl, metrics
 from gymsdk.errors import EpisodeError
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import RunFolder, parse_rollout
 from gymsdk.rollouts.jobs import get_agent_name
-from gymsdk.types import AGENT_SUFFIX, Rollout, Row
+from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 ANSWER = "extracted_answer"
 """The field of a verdict on which majority@k votes, if an environment has it."""
@@ -53,7 +55,7 @@ class Tally:
     messages: dict[str, str] = field(default_factory=dict)
     usage: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     milliseconds: Counter[str] = field(default_factory=Counter)
-    scored: list[metrics.ScoredRollout] = field(default_factory=list)
+    scored: list[ScoredRollout] = field(default_factory=list)
     votes: bool = False
 
     def add_scored(self, line: Row) -> None:
@@ -124,38 +126,103 @@ class StoredRollouts(Sequence[Rollout]):
         return next(islice(self, range(self._count)[index], None))
 
 
-async def build_summaries(folder: RunFolder, environments: Mapping[str, MetricsSource]) -> list[Row]:
-    """Return the metrics of each environment's rollouts, in NeMo Gym's format where it defines one."""
+class StoredSamples(Mapping[int, Row]):
+    """The first row of each task without its prompt, read from inputs.jsonl at each access.
+
+    Attributes:
+        counts: The number of rows of each task.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offsets: dict[int, int] = {}
+        self.counts = Counter[int]()
+        offset = 0
+        with path.open("rb") as file:
+            for line in file:
+                if line.strip():
+                    task = jsonl.parse_row(line, where=str(path))[TASK_INDEX]
+                    self._offsets.setdefault(task, offset)
+                    self.counts[task] += 1
+                offset += len(line)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._offsets)
+
+    def __getitem__(self, task: int) -> Row:
+        offset = self._offsets[task]
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            row = jsonl.parse_row(file.readline(), where=str(self._path))
+        return {key: value for key, value in row.items() if key != "responses_create_params"}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The metrics of one environment's rollouts, in NeMo Gym's format where it defines one.
+
+    Attributes:
+        metrics: The metrics, without those of each task.
+        scored: The numbers of the scored rollouts.
+        samples: The rows of the tasks.
+    """
+
+    metrics: Row
+    scored: Sequence[ScoredRollout]
+    samples: StoredSamples
+
+    def iter_tasks(self) -> Iterator[Item]:
+        """Yield the metrics of each task, computed one by one: together they have gigabytes for some environments."""
+        return metrics.iter_task_summaries(self.scored, expected=self.samples.counts, samples=self.samples)
+
+
+async def build_summaries(folder: RunFolder, environments: Mapping[str, MetricsSource]) -> list[Summary]:
+    """Return the summary of each environment. The lines are read in a thread, and no rollout stays in memory."""
+    tallies = await asyncio.to_thread(_tally, folder, list(environments))
+    samples = await asyncio.to_thread(StoredSamples, folder.inputs)
+    return [
+        Summary(await _summarize(environment, tallies[name], folder.read_rollouts), tallies[name].scored, samples)
+        for name, environment in environments.items()
+    ]
+
+
+def iter_metrics_json(summaries: Iterable[Summary]) -> Iterator[bytes]:
+    """Yield the pieces of metrics.json, which is too large for the memory of a run with many tasks."""
+    separator = b"[\n"
+    for summary in summaries:
+        head = jsonl.dump_portable_json(summary.metrics, indent=True).removesuffix(b"\n}")
+        yield separator + _indent(head, 2) + b',\n    "group_level_metrics": ['
+        separator = b",\n"
+        has_tasks = False
+        for entry in summary.iter_tasks():
+            text = jsonl.dump_portable_json(entry, indent=True)
+            yield (b",\n" if has_tasks else b"\n") + _indent(text, 6)
+            has_tasks = True
+        yield b"\n    ]\n  }" if has_tasks else b"]\n  }"
+    yield b"[]\n" if separator == b"[\n" else b"\n]\n"
+
+
+def _indent(text: bytes, spaces: int) -> bytes:
+    """Return JSON with more space before each line. A line break within a string is an escape, so none is affected."""
+    return b" " * spaces + text.replace(b"\n", b"\n" + b" " * spaces)
+
+
+def _tally(folder: RunFolder, environments: Iterable[str]) -> dict[str, Tally]:
+    """Return the sums over the lines of each environment."""
     tallies = {name: Tally() for name in environments}
     for line in folder.read_rollouts():
         tallies[line["gymsdk"]["environment"]].add_scored(line)
     for line in folder.read_failures():
         tallies[line["gymsdk"]["environment"]].add_failed(line)
-    samples: dict[int, Row] = {}
-    expected = Counter[int]()
-    for row in folder.read_inputs():
-        expected[row[TASK_INDEX]] += 1
-        samples.setdefault(row[TASK_INDEX], _drop_prompt(row))
-    return [
-        await _summarize(environment, tallies[name], folder.read_rollouts, expected, samples)
-        for name, environment in environments.items()
-    ]
+    return tallies
 
 
-def _drop_prompt(row: Row) -> Row:
-    """Return *row* without the prompt, for the metrics of its task: inputs.jsonl holds the prompt."""
-    return {key: value for key, value in row.items() if key != "responses_create_params"}
-
-
-async def _summarize(
-    environment: MetricsSource,
-    tally: Tally,
-    read: Callable[[], Iterable[Row]],
-    expected: Mapping[int, int],
-    samples: Mapping[int, Row],
-) -> Row:
+async def _summarize(environment: MetricsSource, tally: Tally, read: Callable[[], Iterable[Row]]) -> Row:
     count = len(tally.scored)
-    figures = metrics.aggregate(tally.scored, answers=tally.votes)
+    figures = await asyncio.to_thread(metrics.aggregate, tally.scored, answers=tally.votes)
     own, complaint = await _compute_own_metrics(
         environment, StoredRollouts(read, environment.name, count=count), figures
     )
@@ -178,7 +245,6 @@ async def _summarize(
         "seconds": {stage: spent / 1e3 / count for stage, spent in tally.milliseconds.items()},
         "agent_metrics": figures,
         "key_metrics": {key: value for key, value in figures.items() if key.startswith("mean/")} | own,
-        "group_level_metrics": metrics.summarize_tasks(tally.scored, expected=expected, samples=samples),
     }
 
 

@@ -75,16 +75,24 @@ def get_default_split(environment: Environment) -> str:
     return "example" if "example" in splits else splits[0]
 
 
-def describe_shortages(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[str]:
+def describe_shortages(
+    environments: Environments, split: str | None, *, counts: Mapping[str, int], limit: int
+) -> Iterator[str]:
     """Yield a message for each environment that has fewer than *limit* tasks in *split*, with its other splits.
 
     The other splits are not read: reading one may download a dataset.
+
+    Args:
+        environments: The environments.
+        split: The split; by default the default split of each environment.
+        counts: The number of tasks of each environment.
+        limit: The number of tasks that were to be played.
     """
     for name, environment in environments.items():
-        split_name = split or get_default_split(environment)
-        count = sum(1 for _ in islice(environment.tasks(split_name, seed=seed), limit))
+        count = counts[name]
         if count >= limit:
             continue
+        split_name = split or get_default_split(environment)
         listed = ", ".join(repr(each) for each in environment.splits if each != split_name)
         advice = f"; its other splits: {listed} (choose with --split)" if listed else "; it has no other split"
         yield f"split {split_name!r} of environment {name!r} has {count} tasks, fewer than --limit {limit}{advice}"

@@ -37,6 +37,9 @@ class RecordingProgress:
     def start(self, *, total: int, progress: RunProgress) -> None:
         self.total, self.progress = total, progress
 
+    def set_total(self, total: int) -> None:
+        self.total = total
+
     def finish_job(self, played: PlayedJob) -> None:
         self.played.append(played)
 

@@ -17,6 +17,7 @@ from gymsdk.http.backoff import Backoff
 from gymsdk.memory import NO_FULL_COLLECTION, YOUNG_COLLECTIONS, YOUNG_OBJECTS
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.inputs import RunInputs
 from gymsdk.rollouts.jobs import (
     MAX_FAILURES_BEFORE_FIRST_SCORE,
     MAX_RETRY_AFTER_SECONDS,
@@ -108,8 +109,10 @@ def _job(folder: RunFolder) -> Job:
 async def _play_missing(folder: RunFolder, play: LocalPlayer, **options: Any) -> list[PlayedJob]:
     """Play the jobs of *folder* that have no result yet; *options* replace the default arguments."""
     jobs: list[PlayedJob] = []
+    inputs = RunInputs(folder)
+    await inputs.count_earlier_rows()
     defaults = {"done": folder.read_progress().done, "concurrency": 4, "report": jobs.append}
-    await play_missing(folder, play, **{**defaults, **options})
+    await play_missing(folder, play, inputs=inputs, **{**defaults, **options})
     return jobs
 
 
@@ -336,9 +339,10 @@ def test_rows_with_equal_tools_share_one_list() -> None:
 
 
 async def test_closing_the_iterator_cancels_running_rollouts() -> None:
-    cancelled = []
+    started, cancelled = [], []
 
     async def play(job: Job) -> PlayedJob:
+        started.append(job.task)
         try:
             await asyncio.sleep(job.task * 100)
         except asyncio.CancelledError:
@@ -348,7 +352,9 @@ async def test_closing_the_iterator_cancels_running_rollouts() -> None:
 
     results = collect((Job("sums", number, 0, {}) for number in range(9)), play, concurrency=3)
     assert (await anext(results)).job.task == 0
-    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        while len(started) < 4:  # noqa: ASYNC110 - the collector reports a start in no other way
+            await asyncio.sleep(0)
     await results.aclose()
     assert sorted(cancelled) == [1, 2, 3]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def test_a_new_run_removes_only_the_files_of_the_previous_one(tmp_path: Path) ->
     with RunFolder(tmp_path) as folder:
         _start(folder, model="one")
         folder.append(_line(0))
-        folder.write_metrics([])
+        asyncio.run(folder.write_metrics([b"[]"]))
         _start(folder, model="other")
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "inputs.jsonl", "run.json"}
     assert folder.read_settings() == {"model": "other"}

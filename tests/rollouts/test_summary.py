@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def _summary(folder: RunFolder, environment_with_metrics: Environment) -> dict[str, Any]:
     (summary,) = asyncio.run(build_summaries(folder, {"made": environment_with_metrics}))
-    return summary
+    return {**summary.metrics, "group_level_metrics": list(summary.iter_tasks())}
 
 
 @pytest.fixture

@@ -1,0 +1,150 @@
+"""The rows of a run: a thread computes them, and the run plays the first ones while it writes the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import asynccontextmanager
+from typing import IO
+
+from gymsdk import jsonl
+from gymsdk.concurrency import MAX_SLICE_SECONDS, iterate_in_thread, yield_regularly
+from gymsdk.errors import BadOutput
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.jobs import Job, JobBuilder, Key
+from gymsdk.types import Row
+
+ROWS_BEFORE_START = 256
+"""How many rows of a split are computed before the first episode. An error in them leaves the folder unchanged."""
+
+
+class RunInputs:
+    """The rows of a run, in `inputs.jsonl`.
+
+    If the folder lacks rows, *build_rows* computes them in a thread, a few at a time. The event loop writes them, so
+    that after its end no thread changes the folder. A job is read from the file in any case, as after a resume.
+
+    Args:
+        folder: The folder of the run.
+        build_rows: Returns all rows of the run, with those that the folder holds; `None` if the folder holds all.
+
+    Attributes:
+        count: The number of rows in the folder.
+        is_complete: Whether these are all rows.
+    """
+
+    def __init__(self, folder: RunFolder, build_rows: Callable[[], Iterator[Row]] | None = None) -> None:
+        self._folder = folder
+        self._chunks = iter(()) if build_rows is None else iterate_in_thread(lambda: _join_lines(build_rows()))
+        self._added = asyncio.Event()
+        self._earlier: IO[bytes] | None = None
+        self._earlier_bytes = 0
+        self._error: BaseException | None = None
+        self.count = 0
+        self.is_complete = build_rows is None
+
+    async def count_earlier_rows(self) -> None:
+        """Count the rows that the folder holds; those that *build_rows* returns first must equal them.
+
+        `write_rest` raises `BadOutput` if they do not.
+        """
+        self.count = await asyncio.to_thread(lambda: sum(1 for _ in jsonl.read_lines(self._folder.inputs)))
+        if not self.is_complete:
+            # `resume` has removed an incomplete last line.
+            self._earlier_bytes = self._folder.inputs.stat().st_size
+            self._earlier = self._folder.inputs.open("rb")
+
+    async def write_first(self, count: int | None) -> None:
+        """Write at least the first *count* rows, or all if there are fewer or if *count* is `None`."""
+        while not self.is_complete and (count is None or self.count < count):
+            await self._write_chunk()
+
+    @asynccontextmanager
+    async def write_rest(self, on_complete: Callable[[int], None]) -> AsyncIterator[None]:
+        """Write the remaining rows while the block runs. An error is raised by the iterator of `iter_jobs`.
+
+        Args:
+            on_complete: Called with the number of all rows once they are written, unless they already are.
+        """
+        writing = asyncio.ensure_future(self._write_rest(on_complete))
+        try:
+            yield
+        finally:
+            writing.cancel()
+            await asyncio.wait({writing})
+            if self._earlier is not None:
+                self._earlier.close()
+
+    async def iter_jobs(self, *, done: Container[Key] = ()) -> AsyncIterator[Job]:
+        """Yield the jobs in the order of the rows, except for the positions in *done*, and wait for further rows."""
+        builder = JobBuilder()
+        async for row in self._iter_rows():
+            if (row[TASK_INDEX], row[ROLLOUT_INDEX]) not in done:
+                yield builder.build(row)
+
+    async def _iter_rows(self) -> AsyncIterator[Row]:
+        # The iterator is asked only for rows that have been written, so it never reaches the end of a growing file.
+        rows = yield_regularly(self._folder.read_inputs())
+        for number in itertools.count():
+            while number >= self.count and not self.is_complete and self._error is None:
+                self._added.clear()
+                await self._added.wait()
+            if self._error is not None:
+                raise self._error
+            if number >= self.count:
+                return
+            yield await anext(rows)
+
+    async def _write_rest(self, on_complete: Callable[[int], None]) -> None:
+        if self.is_complete:
+            return
+        try:
+            while not self.is_complete:
+                await self._write_chunk()
+            self._folder.finish_inputs()
+            on_complete(self.count)
+        except Exception as error:  # noqa: BLE001  # raised again by the iterator
+            self._error = error
+        finally:
+            self._added.set()
+
+    async def _write_chunk(self) -> None:
+        lines = await asyncio.to_thread(next, self._chunks, None)
+        if self._earlier is not None:
+            lines = self._skip_earlier(lines)
+        if lines is None:
+            self.is_complete = True
+        elif lines:
+            self._folder.add_inputs(lines)
+            self.count += lines.count(b"\n")
+        self._added.set()
+
+    def _skip_earlier(self, lines: bytes | None) -> bytes | None:
+        """Return *lines* without those that are in the folder."""
+        assert self._earlier is not None
+        # The file grows meanwhile.
+        earlier = self._earlier.read(min(len(lines or b"") or 1, self._earlier_bytes))
+        self._earlier_bytes -= len(earlier)
+        if not (lines or b"").startswith(earlier):
+            raise BadOutput(
+                f"the environment no longer yields the rows in {self._folder.inputs}, so that the run cannot be"
+                " continued; start over with --overwrite"
+            )
+        return lines if lines is None else lines[len(earlier) :]
+
+
+def _join_lines(rows: Iterator[Row]) -> Iterator[bytes]:
+    """Yield the lines of *rows*, those that take `MAX_SLICE_SECONDS` together."""
+    lines: list[bytes] = []
+    ends_at = time.monotonic() + MAX_SLICE_SECONDS
+    for row in rows:
+        lines.append(jsonl.dump_row(row))
+        if time.monotonic() >= ends_at:
+            yield b"".join(lines)
+            lines.clear()
+            ends_at = time.monotonic() + MAX_SLICE_SECONDS
+    if lines:
+        yield b"".join(lines)
