@@ -3,7 +3,8 @@
 CPython's automatic garbage collector traverses all objects of the episodes in flight again and again, although gymsdk
 creates no reference cycles: with 4,096 episodes in flight it takes more CPU time than the episodes, and stops the event
 loop for seconds. Only the code of an environment may create cycles. Inside `collect_rarely`, the automatic collector
-traverses only new objects. All objects are traversed when that is quick, or when the memory of the process has grown.
+traverses only new objects, and none while so many episodes are in flight that even this would stop the event loop. All
+objects are traversed when that is quick, or when the memory of the process has grown.
 """
 
 from __future__ import annotations
@@ -32,9 +33,15 @@ MIN_GROWTH_BYTES = 16 * 2**20
 EPISODES_PER_CERTAIN_COLLECTION = 16 * EPISODES_PER_COLLECTION
 """How many episodes end before a full collection if few are in flight, without growth: a cycle may hold a file."""
 
-MAX_EPISODES_IN_SHORT_COLLECTION = 256
-"""The number of episodes in flight up to which a full collection takes a few tens of milliseconds."""
+MAX_EPISODES_WITH_COLLECTIONS = 256
+"""The number of episodes in flight up to which a collection takes a few tens of milliseconds.
 
+A pass over the new objects is no shorter. Objects count as new until a pass, and a pass follows after so many more
+creations than deletions: while episodes begin as fast as others end, nearly all objects of the episodes are new.
+"""
+
+FEW_EPISODES = 64
+"""The number of episodes in flight from which the automatic collector runs again; fewer, so that it rarely changes."""
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 50_000, 5
 """New objects after which the collector traverses them, and such passes after which it traverses survivors again."""
@@ -52,17 +59,26 @@ class RareCollector:
 
     def __init__(self, max_growth: int) -> None:
         self._max_growth = max_growth
+        # A trainer may have switched the collector off.
+        self._is_automatic = gc.isenabled()
         self._base = _get_resident_memory()
         self._ended = 0
         self._ended_at_collection = 0
 
-    def count_episode(self, in_flight: int) -> None:
+    def begin_episode(self, in_flight: int) -> None:
+        """Stop the automatic collector if *in_flight* episodes, with the one that begins now, are too many for it."""
+        if self._is_automatic and in_flight > MAX_EPISODES_WITH_COLLECTIONS and gc.isenabled():
+            gc.disable()
+
+    def end_episode(self, in_flight: int) -> None:
         """Count an ended episode while *in_flight* others go on; collect reference cycles if it is time."""
+        if self._is_automatic and in_flight <= FEW_EPISODES and not gc.isenabled():
+            gc.enable()
         self._ended += 1
         if self._ended % EPISODES_PER_CHECK:
             return
         growth, ended = _get_resident_memory() - self._base, self._ended - self._ended_at_collection
-        is_short = in_flight <= MAX_EPISODES_IN_SHORT_COLLECTION
+        is_short = in_flight <= MAX_EPISODES_WITH_COLLECTIONS
         is_due = ended >= EPISODES_PER_CERTAIN_COLLECTION or (
             ended >= EPISODES_PER_COLLECTION and growth >= MIN_GROWTH_BYTES
         )
@@ -77,7 +93,7 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
     """Prevent automatic full collections inside the block, and yield the collector that decides on them instead.
 
     Objects that exist at the start, such as imported modules, are never traversed inside the block.
-    `count_ended_episode` counts for the collector of the outermost block.
+    `begin_episode` and `end_episode` count for the collector of the outermost block.
 
     Args:
         max_growth: See `RareCollector`; by default 2 GiB, or a quarter of the machine's memory if that is less.
@@ -88,7 +104,7 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
     if _active_collector is not None:
         yield _active_collector
         return
-    thresholds = gc.get_threshold()
+    thresholds, was_enabled = gc.get_threshold(), gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NO_FULL_COLLECTION)
@@ -99,15 +115,23 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
         _active_collector = None
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+        if was_enabled:
+            gc.enable()
 
 
 _active_collector: RareCollector | None = None
 
 
-def count_ended_episode(in_flight: int) -> None:
+def begin_episode(in_flight: int) -> None:
+    """Note that an episode begins, with which *in_flight* are in flight, if a block of `collect_rarely` is active."""
+    if _active_collector is not None:
+        _active_collector.begin_episode(in_flight)
+
+
+def end_episode(in_flight: int) -> None:
     """Count an ended episode while *in_flight* others go on, if a block of `collect_rarely` is active."""
     if _active_collector is not None:
-        _active_collector.count_episode(in_flight)
+        _active_collector.end_episode(in_flight)
 
 
 def _get_resident_memory() -> int:

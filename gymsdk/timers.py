@@ -129,6 +129,8 @@ class timeout_at:  # noqa: N801 - a context manager, used like a function
         task, self._task = self._task, None
         if self._timer is not None:
             self._timer.cancel()
+            # The timer refers to this object: without this line, each call would leave a reference cycle.
+            self._timer = None
         if self.is_expired and task is not None:
             is_cancelled_by_others = task.uncancel() > self._cancelling
             if not is_cancelled_by_others and kind is asyncio.CancelledError:

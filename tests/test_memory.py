@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 
+import pytest
+
+from gymsdk import Step, Verdict, hookimpl, play
+from gymsdk.environment import Environment
 from gymsdk.memory import (
     EPISODES_PER_CERTAIN_COLLECTION,
     EPISODES_PER_CHECK,
     EPISODES_PER_COLLECTION,
-    MAX_EPISODES_IN_SHORT_COLLECTION,
+    FEW_EPISODES,
+    MAX_EPISODES_WITH_COLLECTIONS,
     MIN_GROWTH_BYTES,
     RareCollector,
     collect_rarely,
 )
+from gymsdk.timers import timeout_at
+from gymsdk.types import Model
 
 
 class _Cycle:
@@ -28,7 +37,7 @@ def _create_garbage(size: int = 0) -> weakref.ref[_Cycle]:
 
 def _count_episodes(collector: RareCollector, count: int, *, in_flight: int) -> None:
     for _ in range(count):
-        collector.count_episode(in_flight)
+        collector.end_episode(in_flight)
 
 
 def test_few_episodes_in_flight_allow_a_collection_when_the_memory_has_grown() -> None:
@@ -49,10 +58,30 @@ def test_few_episodes_in_flight_allow_a_collection_without_growth_much_later() -
         assert garbage() is None
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_automatic_collector_is_off_while_too_many_episodes_are_in_flight(is_enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with collect_rarely() as collector:
+            collector.begin_episode(MAX_EPISODES_WITH_COLLECTIONS)
+            assert gc.isenabled() == is_enabled
+            collector.begin_episode(MAX_EPISODES_WITH_COLLECTIONS + 1)
+            assert not gc.isenabled()
+            collector.end_episode(FEW_EPISODES + 1)
+            assert not gc.isenabled()
+            collector.end_episode(FEW_EPISODES)
+            assert gc.isenabled() == is_enabled
+            collector.begin_episode(MAX_EPISODES_WITH_COLLECTIONS + 1)
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
 def test_many_episodes_in_flight_prevent_a_collection() -> None:
     with collect_rarely() as collector:
         garbage = _create_garbage()
-        _count_episodes(collector, 2 * EPISODES_PER_COLLECTION, in_flight=MAX_EPISODES_IN_SHORT_COLLECTION + 1)
+        _count_episodes(collector, 2 * EPISODES_PER_COLLECTION, in_flight=MAX_EPISODES_WITH_COLLECTIONS + 1)
         assert garbage() is not None
     gc.collect()
     assert garbage() is None
@@ -63,3 +92,33 @@ def test_growing_memory_causes_a_collection_however_many_episodes_are_in_flight(
         garbage = _create_garbage(64 * 2**20)
         _count_episodes(collector, EPISODES_PER_CHECK, in_flight=16_384)
         assert garbage() is None
+
+
+async def test_an_episode_leaves_no_reference_cycle(policy: Callable[..., Model]) -> None:
+    class Counting:
+        @hookimpl
+        async def step(self) -> Step:
+            async with asyncio.timeout(60):
+                await asyncio.sleep(0)
+            return Step(reward=0.5, done=True)
+
+        @hookimpl
+        def verify(self) -> Verdict:
+            return Verdict(reward=1.0)
+
+    environment, row = Environment("counting", Counting()), {"responses_create_params": {"input": "count"}}
+
+    async def play_one() -> None:
+        with timeout_at(asyncio.get_running_loop().time() + 60):
+            assert (await play(environment, policy("4"), row)).reward == 1.5
+
+    await play_one()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await play_one()
+        # The collector's own state and the event loop's account for a few objects, whatever the number of episodes.
+        assert gc.collect() < 20
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -44,7 +45,8 @@ def run_rollouts(
 ) -> RolloutRun:
     """Play *rollouts* tool_call rollouts, *in_flight* at a time, with the model server at *base_url*.
 
-    The rows are those that the environment generates. Each offers all 14 tools.
+    The rows are those that the environment generates, in a file: if the run generated them, it would start rollouts
+    more slowly than they end, and fewer would be in flight. Each row offers all 14 tools.
 
     Args:
         base_url: The base URL of the stub.
@@ -58,10 +60,12 @@ def run_rollouts(
     """
     with tempfile.TemporaryDirectory() as folder:
         output, report = Path(folder, "run"), Path(folder, "report.json")
-        load = ["--split", "train", "--limit", str(rollouts), "--concurrency", str(in_flight)]
-        options = [*load, "--output", str(output)]
-        command = build_watched_command(report, "rollout", ENVIRONMENT, *options, *build_model_options(base_url))
         environ = {**os.environ, **build_environ(checkout)}
+        rows = Path(folder, "rows.jsonl")
+        generate = ["tasks", ENVIRONMENT, "--split", "train", "--limit", str(rollouts), "--output", str(rows)]
+        subprocess.run([sys.executable, "-m", "gymsdk", *generate], env=environ, stdout=subprocess.DEVNULL, check=True)
+        options = ["--tasks", str(rows), "--concurrency", str(in_flight), "--output", str(output)]
+        command = build_watched_command(report, "rollout", ENVIRONMENT, *options, *build_model_options(base_url))
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ) as process:
             if on_start:
                 on_start(process.pid)

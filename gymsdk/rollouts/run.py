@@ -27,7 +27,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
-from gymsdk.memory import collect_rarely
+from gymsdk.memory import begin_episode, collect_rarely
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
@@ -163,6 +163,7 @@ async def collect(
             started = asyncio.ensure_future(play(job))
             started.add_done_callback(ended.put_nowait)
             running.add(started)
+            begin_episode(len(running))
             if number % MAX_STARTS_PER_PASS == 0:
                 await asyncio.sleep(0)
 
@@ -179,7 +180,7 @@ async def collect(
                         continue
                     running.discard(finished)
                     slots.release()
-                    collector.count_episode(len(running))
+                    collector.end_episode(len(running))
                     yield finished.result()
         finally:
             starting.cancel()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from gymsdk.memory import count_ended_episode
+from gymsdk.memory import begin_episode, end_episode
 from gymsdk.servers.errors import ServerOverloaded
 
 LARGE_BODY_BYTES = 4 * 2**20
@@ -272,6 +272,7 @@ class EpisodeSlots:
     async def _take_slot(self) -> None:
         if self._running < self._slots and not self._waiting:
             self._running += 1
+            begin_episode(self._running)
             return
         if len(self._waiting) >= self._queue:
             sentence = f"all {self._slots} slots are taken by episodes, and {self._queue} more wait"
@@ -295,7 +296,7 @@ class EpisodeSlots:
     def _release_slot(self) -> None:
         self._ended += 1
         self._measure()
-        count_ended_episode(self._running)
+        end_episode(self._running)
         self._pass_on()
 
     def _pass_on(self) -> None:

@@ -18,7 +18,7 @@ from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.jsonl import parse_json
-from gymsdk.memory import count_ended_episode
+from gymsdk.memory import begin_episode, end_episode
 from gymsdk.models import recordings
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.middleware import RESERVED_PATHS
@@ -108,6 +108,7 @@ class SessionStore:
         await self.check_capacity(name)
         session = Session(self._new_token(), runner, name, last_used=self._clock())
         self._open[session.token] = session
+        begin_episode(len(self._open))
         if name is not None:
             self._named[name] = session
         return session
@@ -187,7 +188,7 @@ class SessionStore:
     async def _close_episode(self, session: Session) -> None:
         async with session.lock:
             await session.runner.close()
-        count_ended_episode(len(self._open))
+        end_episode(len(self._open))
 
     def close_soon(self, session: Session) -> None:
         """Mark a session as left: it closes after `LEFT_SESSION_SECONDS`, or when another session needs its place."""
