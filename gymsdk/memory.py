@@ -78,7 +78,8 @@ class RareCollector:
         if self._ended % EPISODES_PER_CHECK:
             return
         growth, ended = _get_resident_memory() - self._base, self._ended - self._ended_at_collection
-        is_short = in_flight <= MAX_EPISODES_WITH_COLLECTIONS
+        # While the automatic collector is off, the objects of all episodes since then are left to this collection.
+        is_short = in_flight <= (MAX_EPISODES_WITH_COLLECTIONS if gc.isenabled() else FEW_EPISODES)
         is_due = ended >= EPISODES_PER_CERTAIN_COLLECTION or (
             ended >= EPISODES_PER_COLLECTION and growth >= MIN_GROWTH_BYTES
         )
