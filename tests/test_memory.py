@@ -42,7 +42,7 @@ def _count_episodes(collector: RareCollector, count: int, *, in_flight: int) -> 
 
 def test_few_episodes_in_flight_allow_a_collection_when_the_memory_has_grown() -> None:
     with collect_rarely() as collector:
-        garbage = _create_garbage(2 * MIN_GROWTH_BYTES)
+        garbage = _create_garbage(4 * MIN_GROWTH_BYTES)
         _count_episodes(collector, EPISODES_PER_COLLECTION - 1, in_flight=1)
         assert garbage() is not None
         _count_episodes(collector, 1, in_flight=1)
