@@ -9,9 +9,11 @@ and the client. The exit status is 1 if a limit is exceeded. All rows together t
 
 How the rows are measured:
 
-- math-512, tool-512, tool-2048: `gymsdk serve` with the stub as its model, and that number of `/run` requests in
-  flight. math: 800 rows with different answers on servers that have graded other rows before; every reward is compared
-  with the known one. `again` plays the same rows a second time, as a trainer's group of rollouts does.
+- math-512, math-cold, tool-512, tool-2048: `gymsdk serve` with the stub as its model, and 512 or 2,048 `/run` requests
+  in flight. math-512 plays 3,000 rows with 800 different pairs of an expected answer and an answer, as in a training
+  run, where the samples of a task have the same expected answer and often the same answer. math-cold plays only the
+  first 800 rows, so that nearly all pairs are new, as in an evaluation with one sample per task. The servers have
+  graded 64 other rows before; every reward is compared with the known one.
 - rollout: `gymsdk rollout tool_call` against a model with a latency of 2 s, with the rows that the environment
   generates (14 tools each; two model calls and one tool call per rollout). The CPU time per rollout is the marginal
   one: of a run minus that of a run with 64 rollouts, so that imports do not count. With 64 in flight, 1,024 rollouts
@@ -126,24 +128,20 @@ class Settings:
         return max(FEW, int(number * self.scale))
 
 
-def measure_math(settings: Settings) -> Iterator[Figure]:
-    """Yield the figures of math with 512 requests in flight."""
-    rollouts, in_flight = settings.scaled(ANSWERS), 512
-    rows, floors, runs, again = build_rows("math", rollouts), [], [], []
-    warm_up = build_rows("math", FEW, start=ANSWERS)
+def measure_math(row: str, rollouts: int, limit: float | None, settings: Settings) -> Iterator[Figure]:
+    """Yield the figures of math with 512 requests in flight, on servers that have graded none of the answers before."""
+    rows, in_flight, floors, runs = build_rows("math", settings.scaled(rollouts)), 512, [], []
+    warm_up = build_rows("math", FEW, seed=1)
     with run_floor("math", settings.stub) as floor:
         for _ in range(settings.repeats):
-            floors.append(measure_floor(floor, rollouts, in_flight))
-            # New servers have graded none of these answers before.
+            floors.append(measure_floor(floor, len(rows), in_flight))
             with settings.serve("math", f"{settings.stub}/v1") as server:
                 measure_run(server, "math", warm_up, FEW)
                 runs.append(measure_run(server, "math", rows, in_flight))
-                again.append(measure_run(server, "math", rows, in_flight))
-    result, repeated = combine(floors, runs), combine(floors, again)
-    yield Figure("math-512", "CPU per rollout", result.cpu, "ms", result.floor, 0.6)
-    yield Figure("math-512", "CPU per rollout, again", repeated.cpu, "ms", repeated.floor)
-    yield Figure("math-512", "rollouts per second", result.rate)
-    yield Figure("math-512", "wrong rewards and failures", _count_errors(result) + _count_errors(repeated), limit=0)
+    result = combine(floors, runs)
+    yield Figure(row, "CPU per rollout", result.cpu, "ms", result.floor, limit)
+    yield Figure(row, "rollouts per second", result.rate)
+    yield Figure(row, "wrong rewards and failures", _count_errors(result), limit=0)
 
 
 def _count_errors(result: Comparison) -> int:
@@ -322,7 +320,8 @@ def measure_peers(settings: Settings) -> Iterator[Figure | Skipped]:
 
 
 ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped]]] = {
-    "math-512": measure_math,
+    "math-512": partial(measure_math, "math-512", 3000, 0.6),
+    "math-cold": partial(measure_math, "math-cold", ANSWERS, None),
     "tool-512": partial(measure_tool, "tool-512", 3000, 512),
     "tool-2048": partial(measure_tool, "tool-2048", 4096, 2048),
     "rollout": measure_rollout,

@@ -54,14 +54,16 @@ class Row:
     reward: float
 
 
-def build_rows(environment: str, number: int, start: int = 0) -> list[Row]:
-    """Return *number* rows of `math` or `tool_call`, from the row *start* on.
+def build_rows(environment: str, number: int, seed: int = 0) -> list[Row]:
+    """Return *number* rows of `math` or `tool_call`.
 
-    Rows of math beyond the first `ANSWERS` have other numbers in their answers. A short answer, such as an integer
-    below 100, repeats nevertheless, as it does in real data.
+    The first `ANSWERS` rows of math have different answers, which *seed* determines. The later rows repeat
+    these answers with other questions, as the samples of a task repeat answers in a training run.
     """
-    build = {"math": _build_math_row, "tool_call": _build_tool_row}[environment]
-    return [build(index) for index in range(start, start + number)]
+    if environment == "math":
+        answers = build_answers(seed)
+        return [_build_math_row(index, *answers[index % ANSWERS]) for index in range(number)]
+    return [_build_tool_row(index) for index in range(number)]
 
 
 def _build_tool_row(index: int) -> Row:
@@ -72,8 +74,7 @@ def _build_tool_row(index: int) -> Row:
     return Row(orjson.dumps({"responses_create_params": {"input": messages, "tools": [WEATHER_TOOL]}}), 1.0)
 
 
-def _build_math_row(index: int) -> Row:
-    gold, answer, is_right = build_answers(index // ANSWERS)[index % ANSWERS]
+def _build_math_row(index: int, gold: str, answer: str, is_right: bool) -> Row:
     question = f"{index}. {QUESTION} <<<ANS:{answer}>>>"
     messages = [{"role": "user", "content": INSTRUCTION + question}]
     row = {"responses_create_params": {"input": messages}, "question": question, "expected_answer": gold}
