@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -595,6 +596,8 @@ def run_fork_server(descriptor: int) -> None:
         request = pickle.loads(message)  # noqa: S301 - written by the host
         if isinstance(request, _ForkRequest):
             _preload_modules(request, tried)
+            # The workers' garbage collector must not traverse the objects of the preloaded modules again and again.
+            gc.freeze()
             answer = _fork_worker(control, descriptors[0])
             workers.add(answer)
         else:

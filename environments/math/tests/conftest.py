@@ -10,5 +10,16 @@ import pytest
 @pytest.fixture(scope="session")
 def library() -> Iterator[ProcessPoolExecutor]:
     """A separate process for math-verify, because it sets signal handlers and emits warnings."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with _start_process() as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def unchanged_library() -> Iterator[ProcessPoolExecutor]:
+    """A separate process for math-verify without the faster parser of the environment."""
+    with _start_process() as pool:
+        yield pool
+
+
+def _start_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))

@@ -162,3 +162,60 @@ def pairs() -> list[tuple[str, str]]:
         for frame in (FRAMES[0], *rng.sample(FRAMES[1:], 2))
     ]
     return [*framed, *ODD]
+
+
+ATOMS = (
+    "0", "7", "12", "007", "1,234", "1{,}000", "3.14", ".5", "5.", "0,5", "x", "y", "n", r"\pi", "e", "i", r"\alpha",
+    r"\infty", r"\frac{1}{2}", r"\frac12", r"\sqrt{2}", r"\sqrt[3]{5}", "x_1", "f(x)", r"\sin x", r"\ln 2",
+    r"\log_2 8", r"\binom{5}{2}", "5!", "|x|", r"\text{cm}", r"50\%", r"45^\circ", r"\emptyset",
+    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"2\frac{1}{2}", r"\int_0^1 x dx", r"\sum_{k=1}^n k", "10^{-4}", "1e5",
+    "A", r"\overline{AB}", "x'", r"\pm 3", r"\frac{dy}{dx}",
+)  # fmt: skip
+OPERATORS = (
+    "+", "-", "*", "/", r"\cdot ", r"\times ", "^", "_", "=", ",", ";", " ", "<", ">", r"\le ", r"\geq ", r"\in ",
+    r"\cup ", r"\cap ", r"\setminus ", r"\ne ", r"\pm ", r"\text{ or }", r"\text{ and }", ":", "!", "", r"\approx ",
+)  # fmt: skip
+WRAPPERS = (
+    "(%s)", "[%s]", r"\{%s\}", r"\left(%s\right)", "[%s)", "(%s]", r"\left[%s\right)", r"\frac{%s}{3}",
+    r"\frac{2}{%s}", r"\sqrt{%s}", "|%s|", "x^{%s}", "2^{%s}", "x_{%s}", "e^{%s}", r"\sin(%s)", r"\ln(%s)", "-%s",
+    "%s^2", "%s^{n+1}", "f(%s)", r"\left|%s\right|", "%s!", r"%s\%%", r"\cos^2(%s)", "x=%s", r"x\in %s",
+)  # fmt: skip
+
+
+def draw_formulas(number: int, seed: int) -> list[str]:
+    """Return random formulas, and answers of the corpus with one to three random edits. Many have syntax errors."""
+    rng = random.Random(seed)
+    answers = sorted({answer for gold, forms in SAME.items() for answer in (gold, *forms)})
+    return [
+        _draw_formula(rng) if rng.random() < 0.5 else _edit_randomly(rng, rng.choice(answers)) for _ in range(number)
+    ]
+
+
+def _draw_formula(rng: random.Random, depth: int = 0) -> str:
+    kind = rng.random()
+    if depth > 3 or kind < 0.3:
+        return rng.choice(ATOMS)
+    if kind < 0.65:
+        return _draw_formula(rng, depth + 1) + rng.choice(OPERATORS) + _draw_formula(rng, depth + 1)
+    if kind < 0.92:
+        return rng.choice(WRAPPERS) % _draw_formula(rng, depth + 1)
+    return ",".join(_draw_formula(rng, depth + 1) for _ in range(rng.randint(2, 3)))
+
+
+def _edit_randomly(rng: random.Random, answer: str) -> str:
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(answer) + 1)
+        added = rng.choice("0123456789xyn+-^_/(){}[]|,.=\\!' <>") if rng.random() < 0.6 else ""
+        answer = answer[:at] + added + answer[at + (not added) :]
+    return answer
+
+
+def mixed_pairs(number: int) -> list[tuple[str, str]]:
+    """Return pairs of an expected answer and a boxed answer. Half of the answers have a different expected answer."""
+    rng = random.Random(7)
+    golds, others = list(SAME), [answer for forms in SAME.values() for answer in forms]
+    found = []
+    for _ in range(number // 2):
+        gold = rng.choice(golds)
+        found += [(gold, rng.choice(SAME[gold])), (rng.choice(golds), rng.choice(others))]
+    return [(gold, f"$\\boxed{{{answer}}}$") for gold, answer in found]

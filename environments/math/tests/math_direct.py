@@ -1,8 +1,9 @@
-"""Compare the environment's grades with direct calls of math-verify, as in NeMo Gym. For worker processes."""
+"""Grade with direct calls of math-verify, as in NeMo Gym, and with the environment. For two separate processes."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,10 +13,9 @@ from gym_env_math.grading import Grade, compare_integers, find_only_box, grade, 
 Result = tuple[float, str | None]
 
 
-class Compared(NamedTuple):
-    """The results of math-verify, of `grade` with and without the shortcut's box, and of the integer shortcut."""
+class Graded(NamedTuple):
+    """The results of `grade` with and without the shortcut's box, and of the integer shortcut."""
 
-    direct: Result
     plain: Grade | None
     by_box: Grade | None
     whole: Grade | None
@@ -38,6 +38,7 @@ def direct(expected: str, text: str) -> Result:
     from math_verify import grader
     from math_verify.errors import TimeoutException
 
+    assert "gym_env_math.latex_parser" not in sys.modules, "this process must use the unchanged math-verify"
     try:
         score, extracted = _metric()([wrap_in_box(strip_delimiters(expected))], [text])
         if extracted is None:
@@ -49,18 +50,21 @@ def direct(expected: str, text: str) -> Result:
         return 0.0, None
 
 
-def compare(expected: str, text: str) -> Compared:
+def direct_all(pairs: list[tuple[str, str]]) -> list[Result]:
+    return [direct(*pair) for pair in pairs]
+
+
+def grade_in_all_ways(pairs: list[tuple[str, str]]) -> list[Graded]:
+    return [_grade_in_all_ways(*pair) for pair in pairs]
+
+
+def _grade_in_all_ways(expected: str, text: str) -> Graded:
     gold, box = strip_delimiters(expected), find_only_box(text)
-    return Compared(
-        direct=direct(expected, text),
+    return Graded(
         plain=grade.__wrapped__(gold, text, None, keep_gold=False),
         by_box=grade.__wrapped__(gold, text, box, keep_gold=True),
         whole=None if box is None else compare_integers(gold, box),
     )
-
-
-def compare_all(pairs: list[tuple[str, str]]) -> list[Compared]:
-    return [compare(*pair) for pair in pairs]
 
 
 def grade_all(pairs: list[tuple[str, str]]) -> list[Grade | None]:

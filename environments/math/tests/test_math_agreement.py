@@ -1,45 +1,78 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from math_corpus import pairs
-from math_direct import Compared, compare, compare_all
+from math_corpus import mixed_pairs, pairs
+from math_direct import Graded, Result, direct_all, grade_in_all_ways
 
 from gym_env_math.grading import find_only_box
 
 CORPUS = pairs()
 
 
+class Processes(NamedTuple):
+    """A process with the environment's grader, and a process with the unchanged math-verify."""
+
+    library: ProcessPoolExecutor
+    unchanged: ProcessPoolExecutor
+
+    def compare(self, pairs: list[tuple[str, str]]) -> list[tuple[Result, Graded]]:
+        expected, graded = self.unchanged.submit(direct_all, pairs), self.library.submit(grade_in_all_ways, pairs)
+        return list(zip(expected.result(), graded.result(), strict=True))
+
+
+@pytest.fixture(scope="session")
+def processes(library: ProcessPoolExecutor, unchanged_library: ProcessPoolExecutor) -> Processes:
+    return Processes(library, unchanged_library)
+
+
 @pytest.fixture(scope="module")
-def comparisons(library: ProcessPoolExecutor) -> list[Compared]:
-    return library.submit(compare_all, CORPUS).result()
+def comparisons(processes: Processes) -> list[tuple[Result, Graded]]:
+    return processes.compare(CORPUS)
 
 
-def results_agree(each: Compared) -> bool:
+def results_agree(expected: Result, graded: Graded) -> bool:
     # If math-verify cannot read the expected answer, it raises. NeMo Gym counts this as (0.0, None).
-    ways = [(0.0, None) if way is None else way[:2] for way in (each.plain, each.by_box)]
-    return all(way == each.direct for way in ways) and (each.whole is None or each.whole[:2] == each.direct)
+    ways = [(0.0, None) if way is None else way[:2] for way in (graded.plain, graded.by_box)]
+    return all(way == expected for way in ways) and (graded.whole is None or graded.whole[:2] == expected)
+
+
+def find_differences(
+    pairs: list[tuple[str, str]], comparisons: list[tuple[Result, Graded]]
+) -> list[tuple[tuple[str, str], Result, Graded]]:
+    return [(pair, *each) for pair, each in zip(pairs, comparisons, strict=True) if not results_agree(*each)]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_grade_equals_the_grade_of_math_verify(comparisons: list[Compared]):
+def test_every_grade_equals_the_grade_of_math_verify(comparisons: list[tuple[Result, Graded]]):
     assert len(CORPUS) >= 500
-    assert [(pair, each) for pair, each in zip(CORPUS, comparisons, strict=True) if not results_agree(each)] == []
+    assert find_differences(CORPUS, comparisons) == []
 
 
 @pytest.mark.slow
-def test_the_corpus_has_many_right_and_wrong_answers_settled_by_the_box(comparisons: list[Compared]):
-    settled = [each.by_box.reward for each in comparisons if each.by_box and each.by_box.settled]
+@pytest.mark.timeout(300)
+def test_grades_of_similar_and_different_answers_equal_the_grades_of_math_verify(processes: Processes):
+    mixed = mixed_pairs(3000)
+    comparisons = processes.compare(mixed)
+    assert find_differences(mixed, comparisons) == []
+    rewards = [reward for (reward, _), _ in comparisons]
+    assert min(rewards.count(1.0), rewards.count(0.0)) >= 500
+
+
+@pytest.mark.slow
+def test_the_corpus_has_many_right_and_wrong_answers_settled_by_the_box(comparisons: list[tuple[Result, Graded]]):
+    settled = [each.by_box.reward for _, each in comparisons if each.by_box and each.by_box.settled]
     assert min(settled.count(1.0), settled.count(0.0)) >= 50
 
 
 @pytest.mark.slow
-def test_the_corpus_has_right_and_wrong_integers(comparisons: list[Compared]):
-    whole = [each.whole.reward for each in comparisons if each.whole]
+def test_the_corpus_has_right_and_wrong_integers(comparisons: list[tuple[Result, Graded]]):
+    whole = [each.whole.reward for _, each in comparisons if each.whole]
     assert min(whole.count(1.0), whole.count(0.0)) >= 5
 
 
@@ -73,16 +106,18 @@ GOLDS = ["5", "-5", "12", "\\frac{1}{2}", "\\{1,2\\}", "[1,2)", "x=5", "5\\%", "
     gold=st.none() | st.sampled_from(GOLDS),
 )
 def test_the_shortcut_agrees_with_math_verify(
-    library: ProcessPoolExecutor, heads: list[str], pair: tuple[str, str], box: str, tail: str, gold: str | None
+    processes: Processes, heads: list[str], pair: tuple[str, str], box: str, tail: str, gold: str | None
 ):
     text = f"{''.join(heads)}{pair[0]}\\boxed{{{box}}}{pair[1]}{tail}"
     assume(find_only_box(text) is not None)
-    assert results_agree(library.submit(compare, box if gold is None else gold, text).result())
+    pairs = [(box if gold is None else gold, text)]
+    assert find_differences(pairs, processes.compare(pairs)) == []
 
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="$\\()[]{}5xyz =.,%-/^_\n", max_size=40), gold=st.sampled_from(GOLDS))
-def test_any_text_in_and_around_a_box_gets_the_grade_of_math_verify(library: ProcessPoolExecutor, text: str, gold: str):
+def test_any_text_in_and_around_a_box_gets_the_grade_of_math_verify(processes: Processes, text: str, gold: str):
     middle = len(text) // 2
-    assert results_agree(library.submit(compare, gold, f"{text[:middle]}\\boxed{{{text[middle:]}}}").result())
+    pairs = [(gold, f"{text[:middle]}\\boxed{{{text[middle:]}}}")]
+    assert find_differences(pairs, processes.compare(pairs)) == []
