@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gymsdk.types import Model, Row
 
 
+BLOCK_BYTES = 2**20
+"""How much of metrics.json is read and printed at a time."""
+
+
 @dataclass(frozen=True)
 class Beside:
     """What runs beside the rollouts, in processes of their own.
@@ -345,12 +349,14 @@ def _iter_json(folder: Path) -> Iterator[bytes]:
 
     head = jsonl.dump_portable_json({"output": str(folder)}, indent=True).removesuffix(b"\n}")
     yield head + b',\n  "environments": '
-    with RunFolder(folder).metrics.open("rb") as file:
-        line = file.readline()
-        for following in file:
-            yield line + b"  "
-            line = following
-    yield line + b"}\n"
+    metrics = RunFolder(folder).metrics
+    # Without the line break at the end.
+    remaining = metrics.stat().st_size - 1
+    with metrics.open("rb") as file:
+        while block := file.read(min(BLOCK_BYTES, remaining)):
+            remaining -= len(block)
+            yield block.replace(b"\n", b"\n  ")
+    yield b"\n}\n"
 
 
 def _warn_missing_tasks(metrics: list[Row], limit: int) -> None:

@@ -20,6 +20,9 @@ from gymsdk.types import Row
 ROWS_BEFORE_START = 256
 """How many rows of a split are computed before the first episode. An error in them leaves the folder unchanged."""
 
+MAX_CHUNK_ROWS = 64
+"""How many rows are computed at most before they are written."""
+
 
 class RunInputs:
     """The rows of a run, in `inputs.jsonl`.
@@ -137,12 +140,12 @@ class RunInputs:
 
 
 def _join_lines(rows: Iterator[Row]) -> Iterator[bytes]:
-    """Yield the lines of *rows*, those that take `MAX_SLICE_SECONDS` together."""
+    """Yield the lines of *rows*, together those that take `MAX_SLICE_SECONDS`, and at most `MAX_CHUNK_ROWS`."""
     lines: list[bytes] = []
     ends_at = time.monotonic() + MAX_SLICE_SECONDS
     for row in rows:
         lines.append(jsonl.dump_row(row))
-        if time.monotonic() >= ends_at:
+        if len(lines) == MAX_CHUNK_ROWS or time.monotonic() >= ends_at:
             yield b"".join(lines)
             lines.clear()
             ends_at = time.monotonic() + MAX_SLICE_SECONDS

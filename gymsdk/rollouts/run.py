@@ -171,11 +171,13 @@ async def collect(
         starting = asyncio.ensure_future(start_jobs())
         starting.add_done_callback(ended.put_nowait)
         try:
-            while running or not (starting.done() and ended.empty()):
+            is_starting = True
+            while running or is_starting:
                 await asyncio.sleep(0)
                 for _ in range(min(max(ended.qsize(), 1), MAX_STARTS_PER_PASS)):
                     finished = await ended.get()
                     if finished is starting:
+                        is_starting = False
                         starting.result()
                         continue
                     running.discard(finished)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment, Failed, load, responses
-from gymsdk.errors import ModelLost
+from gymsdk.errors import BadRow, ModelLost
 from gymsdk.http.backoff import Backoff
 from gymsdk.memory import NO_FULL_COLLECTION, YOUNG_COLLECTIONS, YOUNG_OBJECTS
 from gymsdk.models.scripted import ScriptedModel
@@ -393,3 +393,17 @@ def test_a_model_that_never_answers_ends_the_run() -> None:
 def test_failing_rows_never_end_a_run() -> None:
     _record(CircuitBreaker(scored=1), *[_rollout("model_refused")] * 500)
     _record(CircuitBreaker(), *[_rollout("hook_raised", stage="verify")] * 500)
+
+
+async def test_an_error_of_the_source_is_raised_even_if_no_job_runs() -> None:
+    def jobs() -> Iterator[Job]:
+        raise BadRow("row 1: expected a JSON object")
+        yield
+
+    async def play(job: Job) -> PlayedJob:
+        raise AssertionError(job)
+
+    for _ in range(50):
+        with pytest.raises(BadRow, match="row 1"):
+            async for _ in collect(jobs(), play):
+                pass

@@ -6,16 +6,17 @@ import asyncio
 import json
 import math
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gymsdk import Environment, Rollout, Verdict, hookimpl
+from gymsdk import Environment, Rollout, Verdict, hookimpl, jsonl
 from gymsdk.cli.progress import format_metrics_table
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.summary import StoredRollouts, build_summaries
+from gymsdk.rollouts.summary import StoredRollouts, build_summaries, iter_metrics_json
 from gymsdk.servers.aggregates import aggregate_rows
 
 OWN_METRICS = """
@@ -263,3 +264,30 @@ def test_a_stored_rollout_has_the_fields_of_its_line() -> None:
     }
     assert rollout.row["difficulty"] == 5
     assert (rollout.usage["policy"].output_tokens, rollout.timing.stages["verify"]) == (2, 10.0)
+
+
+def test_the_metrics_file_is_written_task_by_task_and_holds_no_rollout_in_memory(
+    folder: RunFolder, environment_with_metrics: Environment
+) -> None:
+    text, count = "x" * 50_000, 200
+    for task in range(count):
+        folder.append(_line(task % 2, task, 1.0, "4") | {"text": text})
+    tracemalloc.start()
+    try:
+        summaries = asyncio.run(build_summaries(folder, {"made": environment_with_metrics}))
+        asyncio.run(folder.write_metrics(iter_metrics_json(summaries)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < count * len(text) / 4
+    (summary,) = summaries
+    whole = [{**summary.metrics, "group_level_metrics": list(summary.iter_tasks())}]
+    assert folder.metrics.read_bytes() == jsonl.dump_document(whole)
+
+
+@pytest.mark.parametrize("names", [[], ["made"], ["made", "other"]])
+def test_the_metrics_file_has_the_layout_of_a_json_document(folder: RunFolder, names: list[str]) -> None:
+    environments = {name: Environment(name, ConflictingMetrics()) for name in names}
+    summaries = asyncio.run(build_summaries(folder, environments))
+    whole = [{**each.metrics, "group_level_metrics": []} for each in summaries]
+    assert b"".join(iter_metrics_json(summaries)) == jsonl.dump_document(whole)
