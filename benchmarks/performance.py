@@ -5,7 +5,8 @@ usage: performance.py [--row NAME ...] [--json FILE] [--repeats N] [--scale F] [
 The floor is one asyncio process with uvloop and aiohttp. It runs in the same run, alternating with gymsdk, because the
 speed of a shared machine changes: compare the ratios. Of several values the lowest counts, because other processes only
 add CPU time. CPU time is user and system time of all server processes with their graders, without the stub model server
-and the client. The exit status is 1 if a limit is exceeded. All rows together take less than 15 minutes on two cores.
+and the client. The exit status is 1 if a limit is exceeded or a peer fails. All rows together, without peers, take less
+than 15 minutes on two cores.
 
 How the rows are measured:
 
@@ -32,6 +33,8 @@ How the rows are measured:
   floor is to parse the first and to serialize the second once; with `--separate`, the proxy and the agent each do so.
 - workers: tool-512 with `--workers 2`, compared with one worker; and 1,000 sessions with a new connection per request.
 - peers: tool_call rollouts with 64 in flight in other frameworks, from this interpreter or the one that --peer names.
+  The CPU time includes the child processes of the framework. Frameworks that are not installed are skipped. The
+  verifiers package starts a process per rollout and needs about 2 s of CPU for it, so it plays fewer rollouts.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import orjson
 from yardstick.client import fetch, post_rows
-from yardstick.figures import Figure, Skipped, format_figure, format_table
+from yardstick.figures import Failed, Figure, Skipped, format_figure, format_table
 from yardstick.health import probe_health
 from yardstick.measure import (
     Comparison,
@@ -63,6 +66,7 @@ from yardstick.measure import (
     measure_run,
     read_turns,
 )
+from yardstick.peers import Peer, PeerError, run_peer
 from yardstick.processes import (
     Server,
     build_environ,
@@ -97,8 +101,12 @@ CONTROL_ROUTES = ('route="/livez"', 'route="/readyz"', 'route="/metrics"')
 
 TOKENS = 65_536
 SESSIONS = 1000
-PEERS = {"inspect_ai": "inspect_ai_peer.py"}
-"""The script that plays rollouts with each peer, by the package of the peer."""
+PEERS = {
+    "inspect_ai": Peer("inspect_ai_peer.py", 500),
+    "verifiers": Peer("verifiers_peer.py", 64),
+    "nemo_gym": Peer("nemo_gym_peer.py", 500),
+}
+"""The peers by the name of their package on PyPI, with underscores."""
 
 
 @dataclass(frozen=True)
@@ -303,23 +311,38 @@ def measure_workers(settings: Settings) -> Iterator[Figure | Skipped]:
     yield Figure("workers", "wrong sessions", wrong, limit=0)
 
 
-def measure_peers(settings: Settings) -> Iterator[Figure | Skipped]:
+def is_installed(package: str) -> bool:
+    """Return whether the package from PyPI is installed; `gymsdk-nemo-compat` also has a module `nemo_gym`."""
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def measure_peers(settings: Settings) -> Iterator[Figure | Skipped | Failed]:
     """Yield the CPU time of the same tool_call rollouts in other frameworks, where they are installed."""
-    rollouts, in_flight = settings.scaled(500), 64
-    for name, script in PEERS.items():
-        python = settings.interpreters.get(name) or (sys.executable if find_spec(name) else None)
+    in_flight = 64
+    for name, peer in PEERS.items():
+        rollouts = settings.scaled(peer.rollouts)
+        python = settings.interpreters.get(name) or (sys.executable if is_installed(name) else None)
         if python is None:
             yield Skipped("peers", f"{name} is not installed; name an interpreter with --peer {name}=PYTHON")
             continue
-        command = [python, str(HERE / "peers" / script), settings.stub, str(rollouts), str(in_flight)]
+        command = [python, str(HERE / "peers" / peer.script), settings.stub, str(rollouts), str(in_flight)]
+        try:
+            result = run_peer(command)
+        except PeerError as error:
+            yield Failed("peers", f"{name}: {error}")
+            continue
         with run_floor(TOOL, settings.stub) as floor:
-            least = min(measure_floor(floor, rollouts, in_flight) for _ in range(settings.repeats))
-        result = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-        yield Figure("peers", f"CPU per rollout, {name}", result["cpu"], "ms", least)
-        yield Figure("peers", f"not scored, {name}", rollouts - result["scored"])
+            # The floor is so cheap that a few rollouts would measure its first requests only.
+            least = min(measure_floor(floor, settings.scaled(500), in_flight) for _ in range(settings.repeats))
+        yield Figure("peers", f"CPU per rollout, {name} {result.version}", result.cpu, "ms", least)
+        yield Figure("peers", f"not scored, {name} {result.version}", rollouts - result.scored)
 
 
-ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped]]] = {
+ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped | Failed]]] = {
     "math-512": partial(measure_math, "math-512", 3000, 0.6),
     "math-cold": partial(measure_math, "math-cold", ANSWERS, None),
     "tool-512": partial(measure_tool, "tool-512", 3000, 512),
@@ -335,7 +358,7 @@ ROWS: dict[str, Callable[[Settings], Iterator[Figure | Skipped]]] = {
 
 
 def main() -> int:
-    """Print the table; return 1 if a limit is exceeded."""
+    """Print the table; return 1 if a limit is exceeded or a peer fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", action="append", choices=ROWS, help="measure this row only; can be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
@@ -344,12 +367,14 @@ def main() -> int:
     parser.add_argument("--checkout", default="", metavar="DIR", help="import gymsdk from this source tree")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="the interpreter of a peer")
     arguments = parser.parse_args()
+    interpreters = dict(each.partition("=")[::2] for each in arguments.peer)
+    if unknown := [each for each in arguments.peer if each.partition("=")[0] not in PEERS or "=" not in each]:
+        parser.error(f"--peer {unknown[0]}: give NAME=PYTHON with one of the names {', '.join(PEERS)}")
     prepare_process()
-    figures: list[Figure | Skipped] = []
+    figures: list[Figure | Skipped | Failed] = []
     started = time.monotonic()
     try:
         with run_stub() as stub:
-            interpreters = dict(each.split("=", 1) for each in arguments.peer)
             settings = Settings(stub, arguments.repeats, arguments.scale, arguments.checkout, interpreters)
             for row in arguments.row or ROWS:
                 for figure in ROWS[row](settings):
@@ -361,7 +386,7 @@ def main() -> int:
         if arguments.json:
             measured = [figure.to_json() for figure in figures if isinstance(figure, Figure)]
             arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
-    return int(any(isinstance(figure, Figure) and not figure.is_within_limit for figure in figures))
+    return int(any(not figure.is_within_limit for figure in figures))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,12 @@ import json
 import re
 import subprocess
 import sys
+import venv
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +29,66 @@ def test_the_page_lists_the_rows_that_the_script_measures() -> None:
     rows = re.findall(r"'?([\w-]+)'?", rejected.rpartition("choose from ")[2])
     documented = re.findall(r"--row ([\w-]+)", (ROOT / "docs" / "performance.md").read_text())
     assert documented == rows
+
+
+def test_a_peer_that_fails_is_reported_with_its_error_and_the_next_peers_are_tried(tmp_path: Path) -> None:
+    pytest.importorskip("uvloop")
+    venv.create(tmp_path)
+    peers = {"inspect_ai": str(tmp_path / "bin" / "python"), "verifiers": "/no/such/python", "nemo_gym": "/bin/echo"}
+    options = [option for name, python in peers.items() for option in ("--peer", f"{name}={python}")]
+    completed = run_script("--row", "peers", "--scale", "0.1", "--repeats", "1", *options)
+    assert completed.returncode == 1, completed.stderr
+    failures = [line for line in completed.stdout.splitlines() if "failed: " in line]
+    assert len(failures) == len(peers), completed.stdout
+    assert "inspect_ai: exit status 1: ModuleNotFoundError: No module named 'inspect_ai'" in failures[0]
+    assert "verifiers: [Errno 2] No such file or directory: '/no/such/python'" in failures[1]
+    assert "nemo_gym: the last line is not a result: " in failures[2]
+
+
+def test_peers_that_are_not_installed_are_skipped_by_name() -> None:
+    pytest.importorskip("uvloop")
+    names = ("inspect_ai", "verifiers", "nemo_gym")
+    installed = {each.metadata["Name"].lower().replace("-", "_") for each in distributions()}
+    if installed & set(names):
+        pytest.skip("a peer is installed in this interpreter")
+    completed = run_script("--row", "peers")
+    assert completed.returncode == 0, completed.stderr
+    assert re.findall(r"skipped: (\w+) is not installed", completed.stdout) == list(names)
+
+
+def test_a_peer_without_a_known_name_is_rejected() -> None:
+    pytest.importorskip("uvloop")
+    completed = run_script("--row", "peers", "--peer", "nemo-gym=/bin/true")
+    assert completed.returncode == 2
+    assert "inspect_ai, verifiers, nemo_gym" in completed.stderr
+
+
+def test_the_stub_streams_a_chat_completion_when_the_request_asks_for_it() -> None:
+    pytest.importorskip("uvloop")
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "what's it like in sf?"}]
+    command = [sys.executable, str(ROOT / "benchmarks" / "yardstick" / "stub.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stub:
+        try:
+            assert stub.stdout is not None
+            url = json.loads(stub.stdout.readline())["url"]
+
+            def read_delta() -> dict[str, Any]:
+                body = {"model": "stub", "messages": messages, "tools": [tool], "stream": True}
+                response = httpx.post(f"{url}/v1/chat/completions", json=body)
+                assert response.headers["content-type"] == "text/event-stream"
+                first, usage, done = (line.removeprefix("data: ") for line in response.text.split("\n\n") if line)
+                assert done == "[DONE]"
+                assert json.loads(usage)["usage"]["total_tokens"] > 0
+                delta: dict[str, Any] = json.loads(first)["choices"][0]["delta"]
+                return delta
+
+            delta = read_delta()
+            assert [(call["index"], call["function"]["name"]) for call in delta["tool_calls"]] == [(0, "get_weather")]
+            messages.append({"role": "tool", "tool_call_id": delta["tool_calls"][0]["id"], "content": "cold"})
+            assert "cold" in read_delta()["content"]
+        finally:
+            stub.terminate()
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 usage: inspect_ai_peer.py STUB_URL ROLLOUTS IN_FLIGHT      run with a Python that has inspect_ai and openai installed
 
-The script prints the CPU time per rollout in milliseconds and the number of scored rollouts as a line of JSON, after a
-warm-up.
+The script prints the CPU time per rollout in milliseconds, the number of scored rollouts and the version of inspect_ai
+as a line of JSON, after a warm-up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from importlib.metadata import version
 
 from inspect_ai import Task, eval  # noqa: A004  # the public name in inspect_ai
 from inspect_ai.dataset import Sample
@@ -62,7 +63,8 @@ def main(stub: str, rollouts: int, in_flight: int) -> None:
     play(stub, WARM_UP, WARM_UP)
     before = sum(os.times()[:4])
     scored = play(stub, rollouts, in_flight)
-    print(json.dumps({"cpu": 1e3 * (sum(os.times()[:4]) - before) / rollouts, "scored": scored}))
+    cpu = sum(os.times()[:4]) - before
+    print(json.dumps({"cpu": 1e3 * cpu / rollouts, "scored": scored, "version": version("inspect-ai")}))
 
 
 if __name__ == "__main__":

@@ -51,12 +51,24 @@ class Skipped:
 
     row: str
     reason: str
+    is_within_limit = True
 
 
-def format_figure(figure: Figure | Skipped) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Failed:
+    """A row that could not be measured because of an error, and the error as one line."""
+
+    row: str
+    error: str
+    is_within_limit = False
+
+
+def format_figure(figure: Figure | Skipped | Failed) -> tuple[str, ...]:
     """Return the cells of one line of the table."""
     if isinstance(figure, Skipped):
         return figure.row, f"skipped: {figure.reason}", "", "", "", ""
+    if isinstance(figure, Failed):
+        return figure.row, f"failed: {figure.error.replace('|', '/')}", "", "", "", ""
     limit = "" if figure.limit is None else f"{figure.limit:g}{'' if figure.ratio is None else ' x'}"
     return (
         figure.row,
@@ -72,7 +84,7 @@ def _format_number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"  # whole numbers
 
 
-def format_table(figures: Iterable[Figure | Skipped]) -> str:
+def format_table(figures: Iterable[Figure | Skipped | Failed]) -> str:
     """Return the table of the figures as Markdown."""
     lines = [HEADER, tuple("---" for _ in HEADER), *map(format_figure, figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]

@@ -2,8 +2,8 @@ r"""Serve the stub model: an OpenAI-compatible server on a raw asyncio protocol,
 
 usage: python stub.py [--port N]
 
-The server does not parse JSON. The first segments of the path select what it does, so the caller chooses with the base
-URL, as in `http://127.0.0.1:PORT/latency2000/v1`:
+The server does not parse JSON, except to stream a chat completion. The first segments of the path select what it does,
+so the caller chooses with the base URL, as in `http://127.0.0.1:PORT/latency2000/v1`:
 
 - `/latencyMS`: answer after MS milliseconds.
 - `/turnsN`: call the tool in the first N turns, each with a text of 1.5 kB; without it, call the tool once.
@@ -58,6 +58,8 @@ MODELS = (
 OUTPUT_MARKS = {b"/responses": b"function_call_output", b"/chat/completions": b'"tool_call_id"'}
 """The text that a request contains once for each tool output, by the end of the path."""
 
+STREAMS = re.compile(rb'"stream": ?true')
+EVENT = b"data: %s\n\n"
 BACKLOG = 8192
 _numbers = itertools.count(1)
 
@@ -147,6 +149,18 @@ def build_chat_completion(body: bytes, outputs: int, turns: int) -> bytes:
     ) % (number, message, finish_reason, CHAT_USAGE)
 
 
+def build_stream(completion: bytes) -> bytes:
+    """Return the server-sent events of a response of the Chat Completions API: one with the message, and the usage."""
+    body = orjson.loads(completion)
+    [choice] = body.pop("choices")
+    usage = body.pop("usage")
+    delta, body["object"] = choice.pop("message"), "chat.completion.chunk"
+    for index, call in enumerate(delta.get("tool_calls", ())):
+        call["index"] = index
+    chunks = (body | {"choices": [choice | {"delta": delta}]}, body | {"choices": [], "usage": usage})
+    return b"".join(EVENT % orjson.dumps(chunk) for chunk in chunks) + EVENT % b"[DONE]"
+
+
 def respond(path: bytes, body: bytes, turns: int, tokens: int) -> bytes:
     """Return the body of the response to one request."""
     for end, mark in OUTPUT_MARKS.items():
@@ -156,7 +170,8 @@ def respond(path: bytes, body: bytes, turns: int, tokens: int) -> bytes:
                 STATS.turns.append((outputs, sum(map(read_cpu, STATS.watched))))
             if end == b"/responses":
                 return build_response(body, outputs, turns, tokens)
-            return build_chat_completion(body, outputs, turns)
+            completion = build_chat_completion(body, outputs, turns)
+            return build_stream(completion) if STREAMS.search(body) else completion
     return control(path)
 
 
@@ -214,7 +229,8 @@ class StubProtocol(asyncio.Protocol):
         STATS.pending -= 1
         if self.transport.is_closing():
             return
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        media_type = b"text/event-stream" if body.startswith(b"data: ") else b"application/json"
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (media_type, len(body))
         self.transport.write(head + body)
         if closes:
             self.transport.close()
