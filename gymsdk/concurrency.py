@@ -232,7 +232,7 @@ def run_without_suspending(coroutine: Coroutine[Any, Any, T], name: str) -> T:
 
     Raises:
         RuntimeError: The coroutine raised `SystemExit`.
-        TimeoutError: The coroutine raised `CancelledError`, although nobody has cancelled the caller.
+        TimeoutError: The coroutine raised `CancelledError` itself.
     """
     started = time.perf_counter()
     try:

@@ -32,7 +32,7 @@ class RunInputs:
 
     Args:
         folder: The folder of the run.
-        build_rows: Returns all rows of the run, with those that the folder holds; `None` if the folder holds all.
+        build_rows: Returns all rows of the run from the first on; `None` if the folder holds them all.
 
     Attributes:
         count: The number of rows in the folder.
@@ -50,7 +50,7 @@ class RunInputs:
         self.is_complete = build_rows is None
 
     async def count_earlier_rows(self) -> None:
-        """Count the rows that the folder holds; those that *build_rows* returns first must equal them.
+        """Count the rows that the folder holds. The first rows of *build_rows* must equal them.
 
         `write_rest` raises `BadOutput` if they do not.
         """
@@ -89,7 +89,7 @@ class RunInputs:
                 yield builder.build(row)
 
     async def _iter_rows(self) -> AsyncIterator[Row]:
-        # The iterator is asked only for rows that have been written, so it never reaches the end of a growing file.
+        # The iterator reads only rows that have been written, so it never reaches the end of a growing file.
         rows = yield_regularly(self._folder.read_inputs())
         for number in itertools.count():
             while number >= self.count and not self.is_complete and self._error is None:
@@ -126,7 +126,7 @@ class RunInputs:
         self._added.set()
 
     def _skip_earlier(self, lines: bytes | None) -> bytes | None:
-        """Return *lines* without those that are in the folder."""
+        """Return *lines* without the lines that the folder holds already."""
         assert self._earlier is not None
         # The file grows meanwhile.
         earlier = self._earlier.read(min(len(lines or b"") or 1, self._earlier_bytes))
@@ -140,7 +140,7 @@ class RunInputs:
 
 
 def _join_lines(rows: Iterator[Row]) -> Iterator[bytes]:
-    """Yield the lines of *rows*, together those that take `MAX_SLICE_SECONDS`, and at most `MAX_CHUNK_ROWS`."""
+    """Yield the lines of *rows* in chunks, which take `MAX_SLICE_SECONDS` to compute or have `MAX_CHUNK_ROWS` rows."""
     lines: list[bytes] = []
     ends_at = time.monotonic() + MAX_SLICE_SECONDS
     for row in rows:

@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
             self._receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers, leave the queue, and cancel the work of a request that nobody waits for."""
+        """Stop all timers, leave the queue, and cancel the work of a request whose client has left."""
         self._queued = None
         self._pacer.drop(self)
         self._stop_idle_timer()
