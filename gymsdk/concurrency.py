@@ -217,8 +217,9 @@ def never_suspends(function: Callable[..., object]) -> bool:
 
     Only these suspend a coroutine, and each of them compiles to an instruction that yields.
     """
-    code = getattr(function, "__code__", None)
-    return isinstance(code, types.CodeType) and _is_without_await(code)
+    function = getattr(function, "__func__", function)
+    # A compiled function may have a code object without instructions.
+    return isinstance(function, types.FunctionType) and _is_without_await(function.__code__)
 
 
 def run_without_suspending(coroutine: Coroutine[Any, Any, T], name: str) -> T:

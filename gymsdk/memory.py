@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAX_GROWTH_BYTES = 2 * 2**30
@@ -31,7 +31,7 @@ MIN_GROWTH_BYTES = 16 * 2**20
 """By how much the memory must have grown: reference cycles that accumulate make it grow."""
 
 EPISODES_PER_CERTAIN_COLLECTION = 16 * EPISODES_PER_COLLECTION
-"""How many episodes end before a full collection if few are in flight, without growth: a cycle may hold a file."""
+"""How many episodes end before a full collection in any case, because a cycle may hold a file."""
 
 MAX_EPISODES_WITH_COLLECTIONS = 256
 """The number of episodes in flight up to which a collection takes a few tens of milliseconds.
@@ -48,6 +48,8 @@ YOUNG_OBJECTS, YOUNG_COLLECTIONS = 50_000, 5
 
 NO_FULL_COLLECTION = 1_000_000
 """A number of passes over the survivors that no process reaches."""
+
+_CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class RareCollector:
@@ -80,10 +82,9 @@ class RareCollector:
         growth, ended = _get_resident_memory() - self._base, self._ended - self._ended_at_collection
         # While the automatic collector is off, the objects of all episodes since then are left to this collection.
         is_short = in_flight <= (MAX_EPISODES_WITH_COLLECTIONS if gc.isenabled() else FEW_EPISODES)
-        is_due = ended >= EPISODES_PER_CERTAIN_COLLECTION or (
-            ended >= EPISODES_PER_COLLECTION and growth >= MIN_GROWTH_BYTES
-        )
-        if (is_due and is_short) or growth > self._max_growth:
+        is_useful = ended >= EPISODES_PER_COLLECTION and growth >= MIN_GROWTH_BYTES
+        is_certain = ended >= EPISODES_PER_CERTAIN_COLLECTION
+        if (is_useful and is_short) or is_certain or growth > self._max_growth:
             gc.collect()
             self._ended_at_collection = self._ended
             self._base = _get_resident_memory()
@@ -100,7 +101,7 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
         max_growth: See `RareCollector`; by default 2 GiB, or a quarter of the machine's memory if that is less.
     """
     if max_growth is None:
-        max_growth = min(MAX_GROWTH_BYTES, _get_machine_memory() // MEMORY_SHARE)
+        max_growth = min(MAX_GROWTH_BYTES, get_memory_limit() // MEMORY_SHARE)
     global _active_collector  # noqa: PLW0603 - the garbage collector belongs to the process
     if _active_collector is not None:
         yield _active_collector
@@ -143,5 +144,10 @@ def _get_resident_memory() -> int:
         return 0
 
 
-def _get_machine_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def get_memory_limit() -> int:
+    """Return the memory of the machine in bytes, or of the container if its limit is lower."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # The file may not exist, or contain `max`.
+    with suppress(OSError, ValueError):
+        memory = min(memory, int(_CGROUP_MEMORY_LIMIT.read_text()))
+    return memory

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from weakref import WeakKeyDictionary
@@ -43,11 +44,11 @@ class _Clock:
     """The shared timers of one event loop, by the tick in which they end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        # The clock is the value of a dictionary whose weak key is the loop, so it must not keep the loop or its timers.
+        self._loop = weakref.ref(loop)
         self._ticks: dict[int, dict[SharedTimer, None]] = {}
         self._order: list[int] = []
-        self._next: asyncio.TimerHandle | None = None
-        self._next_tick = 0
+        self._next_tick: int | None = None
 
     def start(self, when: float, callback: Callable[[], object]) -> SharedTimer:
         tick = math.ceil(when / TICK_SECONDS)
@@ -55,18 +56,21 @@ class _Clock:
         if timers is None:
             timers = self._ticks[tick] = {}
             heapq.heappush(self._order, tick)
-            if self._next is None or tick < self._next_tick:
+            if self._next_tick is None or tick < self._next_tick:
                 self._wait_for(tick)
         return SharedTimer(callback, timers)
 
     def _wait_for(self, tick: int) -> None:
-        if self._next is not None:
-            self._next.cancel()
-        self._next, self._next_tick = self._loop.call_at(tick * TICK_SECONDS, self._run), tick
+        loop = self._loop()
+        assert loop is not None, "the loop runs"
+        self._next_tick = tick
+        loop.call_at(tick * TICK_SECONDS, self._run, tick)
 
-    def _run(self) -> None:
-        """Run the timers of this tick, and wait for the next tick that has any."""
-        self._next = None
+    def _run(self, tick: int) -> None:
+        """Run the timers of *tick*, and wait for the next tick that has any; an earlier tick may have come before."""
+        if tick != self._next_tick:
+            return
+        self._next_tick = None
         due = self._ticks.pop(heapq.heappop(self._order))
         while self._order and not self._ticks[self._order[0]]:
             del self._ticks[heapq.heappop(self._order)]
@@ -76,7 +80,15 @@ class _Clock:
             # A callback may cancel a timer of the same tick.
             if timer in due:
                 del due[timer]
-                timer.run()
+                self._call(timer)
+
+    def _call(self, timer: SharedTimer) -> None:
+        """Call the callback of *timer*; its error must not prevent the callbacks of other timers."""
+        try:
+            timer.run()
+        except Exception as error:  # noqa: BLE001 - reported as the event loop reports the errors of callbacks
+            if (loop := self._loop()) is not None:
+                loop.call_exception_handler({"message": f"the callback of {timer!r} failed", "exception": error})
 
 
 _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clock] = WeakKeyDictionary()

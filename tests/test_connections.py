@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -157,6 +158,8 @@ def test_a_header_with_a_line_break_is_not_sent() -> None:
         (b"CLOSE", "closed before the response began"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}CLOSE", "closed in the middle of the response"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nCLOSE", "closed in the middle"),
+        (b"HTTP/1.1 200 OK\r\nX-One: 1\r\nX-TwoCLOSE", "closed before the response began"),
+        (b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 2**20, "the response is not HTTP"),
         (b"SSH-2.0-OpenSSH\r\n", "the response is not HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"X-Many: 1\r\n" * 20_000 + b"\r\n", "the response is not HTTP"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the response is not HTTP"),
@@ -220,14 +223,48 @@ def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     _run(check())
 
 
-def test_a_host_name_is_resolved_once_for_many_connections() -> None:
+def test_a_host_name_is_resolved_once_for_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = []
+
+    def resolve(host: str, *arguments: Any, **options: Any) -> Any:
+        resolved.append(host)
+        return getaddrinfo(host, *arguments, **options)
+
     async def check() -> None:
         async with _serve(OK) as server:
             server.url = server.url.replace("127.0.0.1", "localhost")
+            monkeypatch.setattr(socket, "getaddrinfo", resolve)
             await asyncio.gather(*(_post(server) for _ in range(10)))
             assert len(server.requests) == 10
             assert b"Host: localhost:" in server.requests[0]
+        assert resolved.count("localhost") == 1
 
+    getaddrinfo = socket.getaddrinfo
+    # uvloop resolves names by itself.
+    asyncio.run(asyncio.wait_for(check(), 30))
+
+
+def test_a_connection_with_an_unsent_request_is_not_used_again() -> None:
+    """The server answers before it has read the body, and does not read the rest."""
+
+    async def answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(OK)
+            await asyncio.sleep(60 if len(connections) == 1 else 0)
+
+    async def check() -> None:
+        server = await asyncio.start_server(answer_early, "127.0.0.1", 0, limit=2**12)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with server:
+            large = await client.post(url, {"text": "x" * 60_000_000}, timeout=30, retry=client.NO_RETRY)
+            small = await client.post(url, {}, timeout=30, retry=client.NO_RETRY)
+            assert (large.status, small.status, len(connections)) == (200, 200, 2)
+            for each in connections:
+                each.transport.abort()
+        await client.aclose()
+
+    connections: list[asyncio.StreamWriter] = []
     _run(check())
 
 

@@ -87,6 +87,13 @@ def test_many_episodes_in_flight_prevent_a_collection() -> None:
     assert garbage() is None
 
 
+def test_many_episodes_in_flight_do_not_prevent_a_collection_for_ever() -> None:
+    with collect_rarely() as collector:
+        garbage = _create_garbage()
+        _count_episodes(collector, EPISODES_PER_CERTAIN_COLLECTION, in_flight=MAX_EPISODES_WITH_COLLECTIONS + 1)
+        assert garbage() is None
+
+
 def test_growing_memory_causes_a_collection_however_many_episodes_are_in_flight() -> None:
     with collect_rarely(max_growth=16 * 2**20) as collector:
         garbage = _create_garbage(64 * 2**20)

@@ -226,6 +226,15 @@ async def test_a_numbered_rollout_is_played_again_after_it_has_ended(served: Wor
     assert served.count_played(300) == 2
 
 
+async def test_a_pause_with_a_bad_body_is_rejected(served: Workers) -> None:
+    async with connect(served.url("policy_model")) as client:
+        encoded = await client.post("/pause", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+        large = [await client.post("/pause", content=b"{}" + b" " * 2**20) for _ in range(4)]
+        invalid = await client.post("/pause", json={"wait_seconds": -1})
+        assert (encoded.status_code, {each.status_code for each in large}, invalid.status_code) == (415, {413}, 422)
+        assert (await client.get("/pause")).json()["paused"] is False
+
+
 async def test_a_pause_holds_the_calls_of_all_workers(served: Workers) -> None:
     call = {"model": "policy", "input": "hello"}
     async with connect(served.url("policy_model")) as client:

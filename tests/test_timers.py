@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
 from gymsdk import timers
+from gymsdk.concurrency import create_event_loop
 from gymsdk.timers import call_at, timeout_at
 
 
@@ -88,4 +91,35 @@ async def test_cancelled_timers_leave_no_ticks_behind() -> None:
     clock = timers._clocks[loop]
     assert clock._ticks == {}
     assert clock._order == []
-    assert clock._next is None
+    assert clock._next_tick is None
+
+
+def test_a_closed_event_loop_is_not_kept() -> None:
+    async def start_timer() -> None:
+        call_at(asyncio.get_running_loop(), asyncio.get_running_loop().time() + 60, print)
+
+    for create in (asyncio.new_event_loop, create_event_loop):
+        loop = create()
+        loop.run_until_complete(start_timer())
+        loop.close()
+        kept = weakref.ref(loop)
+        del loop
+        gc.collect()
+        assert kept() is None, create
+
+
+async def test_an_error_of_a_callback_does_not_prevent_the_other_callbacks_of_its_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timers, "MIN_SHARED_SECONDS", 0.0)
+    loop, errors, called = asyncio.get_running_loop(), [], asyncio.Event()
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    try:
+        when = loop.time() + 0.05
+        call_at(loop, when, lambda: 1 / 0)
+        call_at(loop, when, called.set)
+        async with asyncio.timeout(30):
+            await called.wait()
+    finally:
+        loop.set_exception_handler(None)
+    assert [type(each) for each in errors] == [ZeroDivisionError]

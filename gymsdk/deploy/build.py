@@ -217,6 +217,7 @@ class ServerBuilder:
             self._get_siblings(block.name),
             self._metrics[block.name].render_current,
             can_pause=block.kind == MODELS,
+            count=self._worker.count,
         )
 
     def _get_siblings(self, name: str) -> Siblings:

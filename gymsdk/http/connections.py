@@ -111,6 +111,10 @@ def encode_headers(headers: Mapping[str, str]) -> bytes | None:
     return "".join(lines).encode()
 
 
+MAX_CHUNK_FRAMING_BYTES = 64
+"""The bytes around each chunk of a body, such as its size, that do not count against the limit of the header."""
+
+
 @dataclass(slots=True)
 class RawResponse:
     """A response before decompression; *is_truncated* says that the rest of the body was not read."""
@@ -164,7 +168,8 @@ class Connection(asyncio.Protocol):
 
     def _begin_message(self) -> None:
         self._headers: CIMultiDict[str] | None = None
-        self._header_bytes = self._size = 0
+        self._has_complete_header = False
+        self._header_bytes = self._framing_bytes = self._size = 0
         self._chunks: list[bytes] = []
         self._is_complete = self._is_truncated = False
 
@@ -218,7 +223,7 @@ class Connection(asyncio.Protocol):
             return
         if error is not None:
             self._fail(error)
-        elif self._headers is None or not self._parser.get_status_code():
+        elif not self._has_complete_header:
             self._fail(aiohttp.ServerDisconnectedError())
         elif self._has_length():
             self._fail(aiohttp.ClientPayloadError())
@@ -230,6 +235,7 @@ class Connection(asyncio.Protocol):
         if self._parser is None or self._waiter is None or self._waiter.done():
             self.close()
             return
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except bodies.TooLarge as error:
@@ -237,6 +243,10 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             cause = error.__context__
             self._fail(cause if isinstance(cause, (bodies.TooLarge, InvalidResponse)) else InvalidResponse(str(error)))
+        else:
+            # One piece of data may hold the end of the header and the begin of the body.
+            if not self._is_complete and self._framing_bytes > MAX_HEADER_BYTES + len(data):
+                self._fail(InvalidResponse("its header is too large"))
 
     # The callbacks of the parser
 
@@ -246,8 +256,8 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Receive a header field."""
-        if self._is_complete:
+        """Receive a header field; a field after the body is ignored."""
+        if self._is_complete or self._has_complete_header:
             return
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES:
@@ -258,6 +268,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Note that the header is complete, even if it has no fields."""
+        self._has_complete_header = True
         if self._headers is None:
             self._headers = CIMultiDict()
 
@@ -267,6 +278,7 @@ class Connection(asyncio.Protocol):
             return
         self._chunks.append(data)
         self._size += len(data)
+        self._framing_bytes -= len(data) + MAX_CHUNK_FRAMING_BYTES
         if self._parser.get_status_code() >= _FIRST_ERROR_STATUS:
             if self._size > self._max_error_body:
                 self._is_truncated = True
@@ -294,7 +306,9 @@ class Connection(asyncio.Protocol):
         headers: CIMultiDict[str] = CIMultiDict() if self._headers is None else self._headers
         status: int = self._parser.get_status_code()
         self._responses.add(self._waiter, RawResponse(status, headers, self._chunks, self._is_truncated))
-        if self._is_truncated or not self._parser.should_keep_alive():
+        is_unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        # The next request would wait behind the rest of this one, which the server has not read.
+        if self._is_truncated or is_unsent or not self._parser.should_keep_alive():
             self.close()
 
     def _fail(self, error: BaseException) -> None:
@@ -316,6 +330,7 @@ class ConnectionPool:
         self._connect_seconds = connect_seconds
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._addresses: dict[tuple[str, int], tuple[float, list[str]]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._create_connection = partial(Connection, ResponseQueue())
 
@@ -391,8 +406,17 @@ class ConnectionPool:
             return [target.host]
         key = target.host, target.port
         until, addresses = self._addresses.get(key, (0.0, []))
-        if time.monotonic() >= until:
-            found = await asyncio.get_running_loop().getaddrinfo(*key, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-            self._addresses[key] = time.monotonic() + RESOLUTION_SECONDS, addresses
+        if time.monotonic() < until:
+            return addresses
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            lookup = self._lookups[key] = asyncio.ensure_future(self._look_up(key))
+            lookup.add_done_callback(lambda _: self._lookups.pop(key))
+        # The other requests go on if this one is cancelled.
+        return await asyncio.shield(lookup)
+
+    async def _look_up(self, key: tuple[str, int]) -> list[str]:
+        found = await asyncio.get_running_loop().getaddrinfo(*key, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+        self._addresses[key] = time.monotonic() + RESOLUTION_SECONDS, addresses
         return addresses

@@ -248,11 +248,8 @@ async def read_body(request: Request) -> bytes:
         raise RequestRejected(415, f"the body is encoded as {encoding[:40]!r}; send it as plain JSON")
     if length is not None and length >= LARGE_BODY_BYTES:
         await _reserve_memory(request, length)
-    if (connection := find_connection(request.scope)) is not None:
-        body = connection.take_body(request.scope)
-        if body is not None and len(body) < LARGE_BODY_BYTES:
-            request.scope[RECEIVED_BYTES_KEY] = len(body)
-            return body
+    if (body := _take_body(request, max_bytes)) is not None:
+        return body
     try:
         async with asyncio.timeout(BODY_RECEIVE_SECONDS):
             return await _receive_body(request, max_bytes, is_reserved=length is not None)
@@ -260,6 +257,17 @@ async def read_body(request: Request) -> bytes:
         raise RequestRejected(
             408, f"the body did not arrive within {BODY_RECEIVE_SECONDS:g} seconds; send it again"
         ) from None
+
+
+def _take_body(request: Request, max_bytes: int) -> bytes | None:
+    """Return the body if all of it has arrived, else `None`; a chunked body has no length in its header."""
+    connection = find_connection(request.scope)
+    body = connection.take_body(request.scope) if connection is not None else None
+    if body is not None:
+        if len(body) > max_bytes:
+            raise _body_too_large(max_bytes)
+        request.scope[RECEIVED_BYTES_KEY] = len(body)
+    return body
 
 
 async def _receive_body(request: Request, max_bytes: int, *, is_reserved: bool) -> bytes:

@@ -41,6 +41,10 @@ INVALID_TARGET_KEY = "gymsdk.invalid_target"
 """Key of the scope of a request whose target is not a path."""
 
 
+MAX_CHUNK_FRAMING_BYTES = 64
+"""The bytes around each chunk of a body, such as its size, that do not count against the limit of the header."""
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's HTTP connection with idle timeouts, whose POST requests start through a `Pacer`.
 
@@ -63,6 +67,7 @@ class Connection(HttpToolsProtocol):
         self._queued: bytearray | None = None
         self._is_body_complete = True
         self._partial_header_bytes = 0
+        self._framing_bytes = 0
         self._disconnect_callbacks: dict[Callable[[], object], None] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own signature
@@ -122,9 +127,19 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[middleware.CONNECTION_KEY] = self  # type: ignore[literal-required]  # not a key of ASGI
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Receive a header field. A field after the body is ignored: it could imitate a field of the header."""
+        if self._is_body_complete:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Receive a part of the body."""
+        self._framing_bytes -= len(body) + MAX_CHUNK_FRAMING_BYTES
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         """Start the request."""
-        self._is_body_complete, self._partial_header_bytes = False, 0
+        self._is_body_complete, self._partial_header_bytes, self._framing_bytes = False, 0, 0
         if not self.url.startswith(b"/"):
             # Such as the URL that a forward proxy would get, from which uvicorn would take the path.
             self.scope[INVALID_TARGET_KEY] = True  # type: ignore[literal-required]  # not a key of ASGI
@@ -198,9 +213,17 @@ class Connection(HttpToolsProtocol):
     def _receive(self, data: bytes) -> None:
         if self._is_body_complete:
             self._partial_header_bytes += len(data)
+            # The data may end the header and begin the body.
+            allowed = self._max_header_bytes + len(data)
+        else:
+            self._framing_bytes += len(data)
+            allowed = self._max_header_bytes
         super().data_received(data)
         if self._partial_header_bytes > self._max_header_bytes:
             self.send_400_response(TOO_LONG_HEADERS_MESSAGE)
+        elif not self._is_body_complete and self._framing_bytes > allowed:
+            # Such as fields after the body, which the parser would keep.
+            self.transport.close()
         # An incomplete request does not extend the timeout.
         if not self._is_waiting:
             self._stop_idle_timer()

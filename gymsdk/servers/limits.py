@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Hashable, MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from gymsdk.memory import begin_episode, end_episode
+from gymsdk.memory import begin_episode, end_episode, get_memory_limit
 from gymsdk.servers.errors import ServerOverloaded
 
 LARGE_BODY_BYTES = 4 * 2**20
@@ -30,7 +27,6 @@ MEMORY_SHARE = 4
 """By default, large bodies may take this fraction (one in `MEMORY_SHARE`) of the machine's memory."""
 
 _RESERVATION_KEY = "gymsdk.reserved_bytes"
-_CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 _budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, BodyBudget] = WeakKeyDictionary()
@@ -125,11 +121,7 @@ def release_body(scope: MutableMapping[str, Any]) -> None:
 @cache
 def default_body_budget() -> int:
     """Return a quarter of the memory of the machine, or of the container if its limit is lower."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # The file may not exist, or contain `max`.
-    with suppress(OSError, ValueError):
-        memory = min(memory, int(_CGROUP_MEMORY_LIMIT.read_text()))
-    return memory // MEMORY_SHARE
+    return get_memory_limit() // MEMORY_SHARE
 
 
 class Pacer:

@@ -224,7 +224,7 @@ class PausableModel:
         if self._is_paused and number == self._pause_number:
             if self._shared is not None and (remaining := self._shared.get_remaining_seconds()) > 0:
                 # Another worker has extended the pause.
-                asyncio.get_running_loop().call_later(remaining, self._expire, number, remaining)
+                asyncio.get_running_loop().call_later(remaining, self._expire, number, seconds)
                 return
             log.warning(
                 "no POST /resume has arrived %g s after POST /pause; the model's calls go on, perhaps with old weights",

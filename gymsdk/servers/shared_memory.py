@@ -131,6 +131,9 @@ def create_shared_file() -> int:
 
     with tempfile.TemporaryFile() as file:
         file.truncate(SHARED_BYTES)
+        if hasattr(os, "posix_fallocate"):
+            # Without reserved blocks, a worker would be killed when it writes and the disk is full.
+            os.posix_fallocate(file.fileno(), 0, SHARED_BYTES)
         return os.dup(file.fileno())
 
 

@@ -14,10 +14,12 @@ from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
-from gymsdk.servers.app import read_body
+from gymsdk.servers.app import BODY_LIMIT_KEY, read_body
 from gymsdk.servers.auth import FORWARDED_KEY
+from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
+from gymsdk.servers.limits import release_body
 from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
 from gymsdk.servers.reports import Instance, Kind
 from gymsdk.servers.shared_memory import SharedMemory
@@ -31,6 +33,9 @@ METRICS_SECONDS = 2.0
 
 PAUSE_PATHS = frozenset({"/pause", "/resume"})
 """The paths of a model server that concern all workers."""
+
+MAX_PAUSE_BODY_BYTES = 64 * 1024
+"""The maximum size of the body of a pause, which has two numbers."""
 
 PAUSE_SECONDS = 3700.0
 """Seconds that another worker may take for a pause: the longest wait for running calls, and a margin."""
@@ -151,6 +156,7 @@ class WorkerMiddleware:
         siblings: The instances of the server in all workers.
         render_metrics: Returns the metrics of this worker.
         can_pause: Whether the app is a model server.
+        count: The number of workers.
     """
 
     def __init__(
@@ -161,12 +167,14 @@ class WorkerMiddleware:
         render_metrics: Callable[[], Awaitable[str]],
         *,
         can_pause: bool,
+        count: int,
     ) -> None:
         self._app = app
         self._shared_port = shared_port
         self._siblings = siblings
         self._render_metrics = render_metrics
         self._can_pause = can_pause
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request for all workers, or pass it on."""
@@ -178,7 +186,7 @@ class WorkerMiddleware:
             )
             await response(scope, receive, send)
         else:
-            response = await self._pause_all(Request(scope, receive))
+            response = await self._answer_pause(Request(scope, receive))
             await response(scope, receive, send)
 
     def _is_for_all(self, scope: Scope) -> bool:
@@ -206,22 +214,36 @@ class WorkerMiddleware:
             return ""
         return answer.text if answer.ok else ""
 
+    async def _answer_pause(self, request: Request) -> Response:
+        """Return the response to a pause, also if the body is rejected: this middleware is outside the application."""
+        try:
+            return await self._pause_all(request)
+        except RequestRejected as rejected:
+            return json_response({"detail": str(rejected)}, status=rejected.status)
+        finally:
+            release_body(request.scope)
+
     async def _pause_all(self, request: Request) -> Response:
         """Send the request to all workers, and return their states as one; the first error if a worker has one."""
+        request.scope[BODY_LIMIT_KEY] = MAX_PAUSE_BODY_BYTES
         body = await read_body(request)
         results = await asyncio.gather(*(self._send(each, request, body) for each in await self._siblings.list_all()))
-        # A worker that has ended has no running calls, and its successor reads the pause from the shared memory.
+        # The head may still list a worker that has ended. Its successor reads the pause from the shared memory.
         answers = [each for each in results if not isinstance(each, client.NotSent)]
+        is_pause = request.method == "POST" and request.url.path == "/pause"
+        if not answers or (is_pause and len(answers) < self._count):
+            # A worker that has not answered may have calls at the engine.
+            reached = f"{len(answers)} of {self._count} workers could be reached; send the request again"
+            return build_failure_response(reached)
         for answer in answers:
             if isinstance(answer, Failed):
                 return build_failure_response(f"a worker did not answer, so send the request again: {answer}")
             if not answer.ok:
                 headers = {key: value for key, value in answer.headers.items() if key.lower() == "retry-after"}
                 return Response(answer.body, answer.status, headers, media_type="application/json")
-        states = [answer.json() for answer in answers if isinstance(answer, HttpResponse)]
-        if not states:
-            return build_failure_response("the head lists no worker of this server yet; send the request again")
-        return json_response(merge_pause_states(states))
+        return json_response(
+            merge_pause_states([answer.json() for answer in answers if isinstance(answer, HttpResponse)])
+        )
 
     async def _send(self, instance: Instance, request: Request, body: bytes) -> HttpResponse | Failed:
         headers: client.Headers = {FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(self._siblings.token)}

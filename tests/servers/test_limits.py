@@ -17,6 +17,9 @@ from .secured import SecuredServers, serve_secured
 
 LIMITS = Limits(body=4096, header=4096, headers=20, connections=3)
 
+WHOLE_BODY = b"1388\r\n" + b" " * 5000 + b"\r\n0\r\n\r\n"
+"""A body of 5,000 bytes in one chunk, with its end."""
+
 
 @pytest.fixture
 async def servers(counter: Callable[..., Environment]) -> AsyncIterator[SecuredServers]:
@@ -50,10 +53,42 @@ async def send(servers: SecuredServers, sent: bytes) -> bytes:
         (request("connection: close", "x-long: " + "a" * 5000, verb="GET", path="/"), b"431"),
         (request("connection: close", "content-length: 4097") + b"{" + b" " * 4096, b"413"),
         (request("connection: close", "transfer-encoding: chunked") + b"1388\r\n" + b" " * 5000, b"413"),
+        (
+            request("connection: close", "transfer-encoding: chunked") + b"1388\r\n" + b" " * 5000 + b"\r\n0\r\n\r\n",
+            b"413",
+        ),
     ],
 )
 async def test_requests_beyond_the_limits_are_rejected(servers: SecuredServers, sent: bytes, status: bytes) -> None:
     assert (await send(servers, sent)).split(b" ", 2)[1] == status
+
+
+async def test_an_endless_field_after_a_body_closes_the_connection(servers: SecuredServers) -> None:
+    reader, writer = await connect(servers)
+    writer.write(request("transfer-encoding: chunked") + b"2\r\n{}\r\n0\r\nx-trailer: ")
+    sent = 0
+    with suppress(ConnectionError):
+        async with asyncio.timeout(20):
+            while not reader.at_eof() and sent < 64 * 2**20:
+                writer.write(b"a" * 65_536)
+                sent += 65_536
+                await writer.drain()
+                await asyncio.sleep(0)
+    writer.close()
+    assert sent < 16 * 2**20
+
+
+async def test_a_field_after_the_body_does_not_imitate_a_header(servers: SecuredServers) -> None:
+    trailer = b"2\r\n{}\r\n0\r\nx-request-id: trailer\r\n\r\n"
+    answer = await send(servers, request("connection: close", "transfer-encoding: chunked") + trailer)
+    assert b"x-request-id: " in answer
+    assert b"x-request-id: trailer" not in answer
+
+
+async def test_a_body_of_many_small_chunks_is_accepted(servers: SecuredServers) -> None:
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in b"{" + b" " * 3000 + b"}") + b"0\r\n\r\n"
+    answer = await send(servers, request("connection: close", "transfer-encoding: chunked") + body)
+    assert answer.split(b" ", 2)[1] == b"422"
 
 
 async def test_endless_headers_are_not_stored(servers: SecuredServers) -> None:
