@@ -37,18 +37,24 @@ ENVIRONMENT = "tool_call"
 AREAS: tuple[tuple[str, str], ...] = (
     ("json", r"gymsdk/jsonl\.py|/orjson/|json/(de|en)coder\.py|json/__init__\.py"),
     ("model client", r"gymsdk/(models|http|convert|router)\b|/aiohttp/|/yarl/|/multidict/|/frozenlist/|/aiosignal/"),
-    ("HTTP server protocol", r"/uvicorn/|/httptools/|/h11/|gymsdk/servers/listener\.py"),
-    ("application and middleware", r"/starlette/|/fastapi/|gymsdk/servers/(middleware|app|errors|auth|limits)\.py"),
+    ("HTTP server protocol", r"/uvicorn/|/httptools/|gymsdk/servers/(listener|connection)\.py"),
+    (
+        "application and middleware",
+        r"/starlette/|/fastapi/|gymsdk/servers/(middleware|routing|app|errors|auth|limits)\.py",
+    ),
     ("routes of the agent and the other servers", r"gymsdk/servers/"),
     ("environment package", r"gym_env_"),
     ("environment and hooks", r"gymsdk/(environment|tools)\.py|gymsdk/plugins/|/pluggy/"),
     ("validation", r"/pydantic/"),
     ("episode loop", r"gymsdk/(episode|responses|types|errors)\.py"),
-    ("deadlines and threads", r"gymsdk/(concurrency|tracing)\.py|gymsdk/workers/"),
+    ("deadlines and threads", r"gymsdk/(concurrency|timers|tracing)\.py|gymsdk/workers/"),
     ("logs and metrics", r"gymsdk/observability/|/logging/|prometheus_client/"),
     ("rollout jobs and files", r"gymsdk/rollouts/|gymsdk/metrics\.py"),
     # uvloop has no frames, so that its time appears in the function that runs the loop.
-    ("event loop and sockets", r"asyncio/|/uvloop/|selectors\.py|/ssl\.py|socket\.py|gymsdk/cli/process\.py"),
+    (
+        "event loop and sockets",
+        r"asyncio/|/uvloop/|selectors\.py|/ssl\.py|socket\.py|gymsdk/(sockets|memory|cli/process|deploy/distributor)\.py",
+    ),
     ("command line", r"gymsdk/cli/|/rich/|/typer/|/click/"),
 )
 """The areas, with a pattern for the paths of their source files, which py-spy shortens to the part below site-packages.

@@ -3,8 +3,8 @@
 CPython's automatic garbage collector traverses all objects of the episodes in flight again and again, although gymsdk
 creates no reference cycles: with 4,096 episodes in flight it takes more CPU time than the episodes, and stops the event
 loop for seconds. Only the code of an environment may create cycles. Inside `collect_rarely`, the automatic collector
-traverses only new objects, and none while so many episodes are in flight that even this would stop the event loop. All
-objects are traversed when that is quick, or when the memory of the process has grown.
+runs only for generations 0 and 1, and it is off while many episodes are in flight. A full collection runs when it is
+short, when the memory of the process has grown, and after a large number of episodes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ EPISODES_PER_CERTAIN_COLLECTION = 16 * EPISODES_PER_COLLECTION
 MAX_EPISODES_WITH_COLLECTIONS = 256
 """The number of episodes in flight up to which a collection takes a few tens of milliseconds.
 
-A pass over the new objects is no shorter. Objects count as new until a pass, and a pass follows after so many more
-creations than deletions: while episodes begin as fast as others end, nearly all objects of the episodes are new.
+A collection of generation 0 takes as long as a full one: it runs after a number of allocations that exceeds that of
+deallocations, and while episodes begin as fast as others end, nearly all objects of the episodes are in generation 0.
 """
 
 FEW_EPISODES = 64

@@ -18,7 +18,7 @@ TICK_SECONDS = 0.1
 """By how much a shared timer may be late."""
 
 MIN_SHARED_SECONDS = 5.0
-"""Shorter timers are not shared, so that they are never late by more than a fiftieth."""
+"""Shorter timers are not shared, because they would be late by more than a fiftieth of their time."""
 
 
 class SharedTimer:

@@ -28,7 +28,7 @@ class RunInputs:
     """The rows of a run, in `inputs.jsonl`.
 
     If the folder lacks rows, *build_rows* computes them in a thread, a few at a time. The event loop writes them, so
-    that after its end no thread changes the folder. A job is read from the file in any case, as after a resume.
+    that after its end no thread changes the folder. The jobs are read from the file, as after a resume.
 
     Args:
         folder: The folder of the run.
