@@ -159,7 +159,7 @@ def _count_errors(result: Comparison) -> int:
 def measure_tool(row: str, rollouts: int, in_flight: int, settings: Settings) -> Iterator[Figure]:
     """Yield the figures of tool_call with *in_flight* requests in flight."""
     with run_floor(TOOL, settings.stub) as floor, settings.serve(TOOL, f"{settings.stub}/v1") as server:
-        result = compare_run(server, floor, TOOL, settings.scaled(rollouts), in_flight, settings.repeats)
+        result = compare_run(server, floor, TOOL, settings.scaled(rollouts), in_flight, 2 * settings.repeats)
     yield Figure(row, "CPU per rollout", result.cpu, "ms", result.floor, 3)
     yield Figure(row, "rollouts per second", result.rate)
     yield Figure(row, "wrong rewards and failures", _count_errors(result), limit=0)

@@ -69,7 +69,8 @@ def format_figure(figure: Figure | Skipped | Failed) -> tuple[str, ...]:
         return figure.row, f"skipped: {figure.reason}", "", "", "", ""
     if isinstance(figure, Failed):
         return figure.row, f"failed: {figure.error.replace('|', '/')}", "", "", "", ""
-    limit = "" if figure.limit is None else f"{figure.limit:g}{'' if figure.ratio is None else ' x'}"
+    unit = figure.unit if figure.ratio is None else "x"
+    limit = "" if figure.limit is None else f"{figure.limit:g} {unit}".strip()
     return (
         figure.row,
         figure.name,
