@@ -277,7 +277,6 @@ MAX_CHECKED_HOSTS = 64
 UNKNOWN_HOST_MESSAGE = (
     "this server does not answer for the host {name!r}: use 127.0.0.1, or start the server with --host"
 )
-TWO_HOSTS_MESSAGE = "a request must have one Host header"
 FOREIGN_ORIGIN_MESSAGE = "web pages of {name!r} may not send requests to this server"
 NOT_JSON_MESSAGE = "a web page must send JSON as application/json"
 
@@ -328,9 +327,8 @@ class HostCheck:
         host, origin, content_type = b"", None, b""
         for name, value in scope["headers"]:
             if name == b"host":
-                if host:
-                    return 400, TWO_HOSTS_MESSAGE
-                host = value
+                # Two hosts together are the name of no server.
+                host = host + b"," + value if host else value
             elif name == b"origin":
                 origin = value.decode("latin-1")
             elif name == b"content-type":

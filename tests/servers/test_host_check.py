@@ -61,13 +61,13 @@ async def test_a_server_answers_for_its_own_names_and_not_for_foreign_pages(
 
 
 async def test_a_request_with_two_hosts_is_rejected(running: RunningServers) -> None:
-    port = int(running.head.rpartition(":")[2])
+    port = int(running.head_url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\nhost: evil.test\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
     async with asyncio.timeout(10):
         answer = await reader.read()
     writer.close()
-    assert answer.split(b" ", 2)[1] == b"400"
+    assert answer.split(b" ", 2)[1] == b"421"
 
 
 async def test_the_head_checks_hosts_too(running: RunningServers) -> None:
