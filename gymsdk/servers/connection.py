@@ -213,15 +213,12 @@ class Connection(HttpToolsProtocol):
     def _receive(self, data: bytes) -> None:
         if self._is_body_complete:
             self._partial_header_bytes += len(data)
-            # The data may end the header and begin the body.
-            allowed = self._max_header_bytes + len(data)
         else:
             self._framing_bytes += len(data)
-            allowed = self._max_header_bytes
         super().data_received(data)
         if self._partial_header_bytes > self._max_header_bytes:
             self.send_400_response(TOO_LONG_HEADERS_MESSAGE)
-        elif not self._is_body_complete and self._framing_bytes > allowed:
+        elif not self._is_body_complete and self._framing_bytes > self._max_header_bytes:
             # Such as fields after the body, which the parser would keep.
             self.transport.close()
         # An incomplete request does not extend the timeout.

@@ -14,7 +14,7 @@ from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
-from gymsdk.servers.app import BODY_LIMIT_KEY, read_body
+from gymsdk.servers.app import BODY_LIMIT_KEY, build_rejection, read_body
 from gymsdk.servers.auth import FORWARDED_KEY
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
@@ -215,11 +215,11 @@ class WorkerMiddleware:
         return answer.text if answer.ok else ""
 
     async def _answer_pause(self, request: Request) -> Response:
-        """Return the response to a pause, also if the body is rejected: this middleware is outside the application."""
+        """Return the response to a pause; this middleware is outside the application, which would handle a rejection."""
         try:
             return await self._pause_all(request)
         except RequestRejected as rejected:
-            return json_response({"detail": str(rejected)}, status=rejected.status)
+            return build_rejection(rejected)
         finally:
             release_body(request.scope)
 
