@@ -215,7 +215,7 @@ class WorkerMiddleware:
         return answer.text if answer.ok else ""
 
     async def _answer_pause(self, request: Request) -> Response:
-        """Return the response to a pause. This middleware is outside the application, so it handles rejections itself."""
+        """Return the response to a pause. The middleware is outside the application and handles rejections itself."""
         try:
             return await self._pause_all(request)
         except RequestRejected as rejected:
