@@ -33,7 +33,11 @@ class SharedTimer:
 
     def cancel(self) -> None:
         """Do not call the callback any more."""
-        self._timers.pop(self, None)
+        timers = self._timers
+        timers.pop(self, None)
+        if not timers:
+            # An empty dictionary keeps the memory of its largest size, about 10 kB, until its tick comes.
+            timers.clear()
 
     def run(self) -> None:
         """Call the callback."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 import weakref
 
 import pytest
@@ -92,6 +93,22 @@ async def test_cancelled_timers_leave_no_ticks_behind() -> None:
     assert clock._ticks == {}
     assert clock._order == []
     assert clock._next_tick is None
+
+
+async def test_cancelled_timers_release_their_memory_before_their_tick() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time() + 60
+    tracemalloc.start()
+    try:
+        for tick in range(100):
+            started = [call_at(loop, began + tick, lambda: None) for _ in range(500)]
+            for timer in started:
+                timer.cancel()
+        del started
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 100_000, "10 kB for each tick would be 1 MB"
 
 
 def test_a_closed_event_loop_is_not_kept() -> None:
