@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -281,24 +281,31 @@ class StageTimer(collect_usage):
 
     Args:
         usage: Receives the usage.
+        milliseconds: The times by stage, to which the time of the block is added.
         stage: The name of the stage.
-        record: Receives the stage and the time of the block in milliseconds.
+        each: Receives the time of the block in milliseconds, if given.
     """
 
-    __slots__ = ("_record", "_stage", "_started")
+    __slots__ = ("_each", "_milliseconds", "_stage", "_started")
 
-    def __init__(self, usage: UsageByRole, stage: str, record: Callable[[str, float], None]) -> None:
+    def __init__(
+        self, usage: UsageByRole, milliseconds: dict[str, float], stage: str, each: list[float] | None = None
+    ) -> None:
         super().__init__(usage)
+        self._milliseconds = milliseconds
         self._stage = stage
-        self._record = record
+        self._each = each
 
     def __enter__(self) -> None:
         super().__enter__()
         self._started = time.perf_counter()
 
-    def __exit__(self, *error_info: object) -> None:
-        self._record(self._stage, (time.perf_counter() - self._started) * 1e3)
-        super().__exit__(*error_info)
+    def __exit__(self, *_: object) -> None:
+        stage, milliseconds = self._stage, (time.perf_counter() - self._started) * 1e3
+        self._milliseconds[stage] = self._milliseconds.get(stage, 0.0) + milliseconds
+        if self._each is not None:
+            self._each.append(round(milliseconds, 3))
+        super().__exit__()
 
 
 class EpisodeRunner:
@@ -348,14 +355,10 @@ class EpisodeRunner:
 
     def time_stage(self, stage: str) -> StageTimer:
         """Return a context manager that adds the time of its block to *stage*, and its token usage to the episode."""
-        if stage == "model":
-            self._query_started = time.time()
-        return StageTimer(self.usage, stage, self._record_stage)
-
-    def _record_stage(self, stage: str, milliseconds: float) -> None:
-        self._stage_milliseconds[stage] = self._stage_milliseconds.get(stage, 0.0) + milliseconds
-        if stage == "model":
-            self._model_milliseconds.append(round(milliseconds, 3))
+        if stage != "model":
+            return StageTimer(self.usage, self._stage_milliseconds, stage)
+        self._query_started = time.time()
+        return StageTimer(self.usage, self._stage_milliseconds, stage, self._model_milliseconds)
 
     async def open(self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0) -> Episode:
         """Reset the environment.
@@ -469,9 +472,8 @@ class EpisodeRunner:
     def _record_turn_time(self, step_started: float) -> None:
         """Add the times of the turn whose step began at *step_started* and has just ended."""
         began = self._query_started or step_started
-        seconds = (began - (self._started or began), step_started - began, time.time() - step_started)
-        # The clock may be set back meanwhile.
-        start, model, step = (round(max(0.0, each) * 1e3, 3) for each in seconds)
+        start = _to_milliseconds(began - (self._started or began))
+        model, step = _to_milliseconds(step_started - began), _to_milliseconds(time.time() - step_started)
         self._turn_times.append((start, model, step))
 
     def _record_model_call(self, response: Item, first_index: int, result: TurnResult) -> None:
@@ -527,6 +529,11 @@ class EpisodeRunner:
             "output": transcript.items,
             "usage": usage_to_item(self.usage.get("policy", NO_USAGE)),
         }
+
+
+def _to_milliseconds(seconds: float) -> float:
+    # The clock may have been set back meanwhile.
+    return round(max(0.0, seconds) * 1e3, 3)
 
 
 def combine_components(verdict: Verdict, paid: float) -> dict[str, float]:

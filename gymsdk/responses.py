@@ -69,19 +69,21 @@ WEIGHT_VERSION_FIELD = "weight_version"
 DIGEST_FIELD = "token_history_digest"
 """The field with the digest of the conversation that belongs to the ids of an item."""
 
-ECHOED_REQUEST_FIELDS = (
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "previous_response_id",
-    "reasoning",
-    "service_tier",
-    "temperature",
-    "text",
-    "top_logprobs",
-    "top_p",
-    "truncation",
-    "user",
+ECHOED_REQUEST_FIELDS = frozenset(
+    {
+        "instructions",
+        "max_output_tokens",
+        "metadata",
+        "previous_response_id",
+        "reasoning",
+        "service_tier",
+        "temperature",
+        "text",
+        "top_logprobs",
+        "top_p",
+        "truncation",
+        "user",
+    }
 )
 """The fields that a Response object repeats from its request."""
 
@@ -204,7 +206,7 @@ def build_response(
         "parallel_tool_calls": _get_or_default(echoed, "parallel_tool_calls", default=True),
         "tool_choice": _get_or_default(echoed, "tool_choice", default="auto"),
         "tools": _get_or_default(echoed, "tools", default=[]),
-    } | {key: echoed[key] for key in ECHOED_REQUEST_FIELDS if echoed.get(key) is not None}
+    } | {key: value for key, value in echoed.items() if key in ECHOED_REQUEST_FIELDS and value is not None}
 
 
 def _get_or_default(request: Item, key: str, *, default: object) -> object:

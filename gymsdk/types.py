@@ -477,25 +477,38 @@ _collected_usage: ContextVar[UsageByRole | None] = ContextVar("gymsdk_usage", de
 
 def parse_usage(response: Item) -> Usage:
     """Return the usage that *response* reports, or zeros if it reports none."""
-    usage = response.get("usage")
-    input_tokens, output_tokens = _read_count(usage, "input_tokens") or 0, _read_count(usage, "output_tokens") or 0
+    usage = normalize_usage(response.get("usage"))
     return Usage(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        total_tokens=_read_count(usage, "total_tokens") or input_tokens + output_tokens,
-        cached_tokens=_read_count(_read_member(usage, "input_tokens_details"), "cached_tokens"),
-        reasoning_tokens=_read_count(_read_member(usage, "output_tokens_details"), "reasoning_tokens"),
+        input_tokens=usage["input_tokens"],
+        output_tokens=usage["output_tokens"],
+        total_tokens=usage["total_tokens"],
+        cached_tokens=usage["input_tokens_details"]["cached_tokens"],
+        reasoning_tokens=usage["output_tokens_details"]["reasoning_tokens"],
         calls=1,
     )
 
 
-def _read_member(value: object, key: str) -> object:
-    return value.get(key) if isinstance(value, dict) else None
+def normalize_usage(usage: object) -> Item:
+    """Return the `usage` of a Response with the fields of `Usage`; each is an integer, and details may be null.
+
+    An episode must not fail because a server reports something else.
+    """
+    reported = usage if isinstance(usage, dict) else {}
+    input_tokens = _read_count(reported, "input_tokens") or 0
+    output_tokens = _read_count(reported, "output_tokens") or 0
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": _read_count(reported.get("input_tokens_details"), "cached_tokens")},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {
+            "reasoning_tokens": _read_count(reported.get("output_tokens_details"), "reasoning_tokens")
+        },
+        "total_tokens": _read_count(reported, "total_tokens") or input_tokens + output_tokens,
+    }
 
 
 def _read_count(value: object, key: str) -> int | None:
-    """Return an integer member, or `None`: an episode must not fail because a server reports something else."""
-    count = _read_member(value, key)
+    count = value.get(key) if isinstance(value, dict) else None
     return count if isinstance(count, int) else None
 
 

@@ -22,8 +22,8 @@ class Comparison:
     """The CPU time of gymsdk and of the floor.
 
     Attributes:
-        cpu: The lowest CPU time of the servers per rollout in milliseconds.
-        floor: The lowest CPU time of the floor per rollout in milliseconds.
+        cpu: The CPU time of the servers per rollout in milliseconds, of the pair with the median ratio.
+        floor: The CPU time of the floor per rollout in milliseconds, of the same pair.
         wrong: The number of rewards of gymsdk that differ from the known reward.
         failed: The number of requests without a reward.
         rate: The highest number of rollouts per second of gymsdk.
@@ -59,10 +59,7 @@ def measure_floor(floor: Server, rollouts: int, in_flight: int) -> float:
 def compare_run(
     server: Server, floor: Server, environment: str, rollouts: int, in_flight: int, repeats: int
 ) -> Comparison:
-    """Measure the floor and gymsdk in turn, *repeats* times each, after a warm-up.
-
-    Other processes on the machine only add CPU time, so the lowest value of each is the best estimate.
-    """
+    """Measure the floor and gymsdk in turn, *repeats* times each, after a warm-up."""
     rows = build_rows(environment, rollouts)
     measure_floor(floor, in_flight, in_flight)
     measure_run(server, environment, rows[:in_flight], in_flight)
@@ -74,11 +71,17 @@ def compare_run(
 
 
 def combine(floors: Sequence[float], runs: Sequence[tuple[float, Outcome]]) -> Comparison:
-    """Return the lowest CPU times, and the sums of the wrong and failed requests."""
+    """Return the CPU times of the pair with the median ratio, and the sums of the wrong and failed requests.
+
+    The speed of a shared machine changes from one second to the next. A floor and a run that follow one another have
+    nearly the same speed, and the median ignores the pairs between which it changed.
+    """
     outcomes = [outcome for _, outcome in runs]
+    pairs = sorted(zip((cpu for cpu, _ in runs), floors, strict=True), key=lambda pair: pair[0] / pair[1])
+    cpu, floor = pairs[len(pairs) // 2]
     return Comparison(
-        cpu=min(cpu for cpu, _ in runs),
-        floor=min(floors),
+        cpu=cpu,
+        floor=floor,
         wrong=sum(outcome.wrong for outcome in outcomes),
         failed=sum(outcome.failed.total() for outcome in outcomes),
         rate=max(outcome.requests / outcome.seconds for outcome in outcomes),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -17,7 +18,7 @@ from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.content import build_untranslatable_error
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
-from gymsdk.types import Content, Item, extract_text, is_content, is_reply, parse_usage, usage_to_item
+from gymsdk.types import Content, Item, extract_text, is_content, is_reply, normalize_usage
 
 log = logging.getLogger("gymsdk")
 
@@ -225,7 +226,7 @@ def parse_completion_usage(reported: object) -> Item | None:
         "output_tokens": reported.get("completion_tokens"),
         "output_tokens_details": reported.get("completion_tokens_details"),
     }
-    return usage_to_item(parse_usage({"usage": fields}))
+    return normalize_usage(fields)
 
 
 def read_token_fields(completion: Item, *, strict: bool) -> Item:
@@ -242,7 +243,7 @@ def read_token_fields(completion: Item, *, strict: bool) -> Item:
         return {}
 
 
-def drop_unknown_fields(body: Item, keys: Collection[str], *, where: str) -> Item:
+def drop_unknown_fields(body: Item, keys: AbstractSet[str], *, where: str) -> Item:
     """Return *body* with only the fields in *keys* and those for engines; log each other field once.
 
     Args:
@@ -250,9 +251,9 @@ def drop_unknown_fields(body: Item, keys: Collection[str], *, where: str) -> Ite
         keys: The fields of the API.
         where: The API, for the log message.
     """
-    kept = {key: value for key, value in body.items() if key in keys or key in ENGINE_FIELDS}
-    if len(kept) == len(body):
+    if body.keys() <= keys:
         return body
+    kept = {key: value for key, value in body.items() if key in keys or key in ENGINE_FIELDS}
     for key in body:
         if key not in kept and (where, key) not in _reported_fields and len(_reported_fields) < MAX_REPORTED_FIELDS:
             _reported_fields.add((where, key))
@@ -266,7 +267,8 @@ def parse_metadata_extras(request: Item) -> Item:
     Raises:
         Failed: The value is not a JSON object.
     """
-    metadata = request.get("metadata") or {}
+    if not (metadata := request.get("metadata")):
+        return {}
     template = _parse_extra(metadata, CHAT_TEMPLATE_KEY)
     return _parse_extra(metadata, EXTRA_BODY_KEY) | ({CHAT_TEMPLATE_KEY: template} if template else {})
 

@@ -254,7 +254,7 @@ def _parse_usage(answer: Item) -> Item | None:
     reported = answer.get("usage")
     if not isinstance(reported, dict) or not reported:
         return None
-    usage = types.usage_to_item(types.parse_usage(answer))
+    usage = types.normalize_usage(reported)
     details = {key: reported[key] | usage[key] for key in USAGE_DETAIL_FIELDS if isinstance(reported.get(key), dict)}
     return reported | usage | details
 

@@ -364,7 +364,8 @@ async def _post_directly(
         content = b"".join(raw.chunks)
     else:
         content = await read_body(_iterate(raw.chunks), host, raw.status, headers, max_answer_bytes)
-    cookies = (each.partition(";")[0].partition("=") for each in headers.getall("Set-Cookie", ()))
+    set_cookies = headers.getall("Set-Cookie") if "Set-Cookie" in headers else ()
+    cookies = [each.partition(";")[0].partition("=") for each in set_cookies]
     return HttpResponse(
         host,
         raw.status,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
+from itertools import chain
 from typing import Any, Self
 
 import aiohttp
@@ -101,14 +102,11 @@ def encode_headers(headers: Mapping[str, str]) -> bytes | None:
     Raises:
         ValueError: A header field contains a line break.
     """
-    lines = []
-    for name, value in headers.items():
-        if name.lower() in RESERVED_HEADERS:
-            return None
-        if _INVALID_HEADER.search(name) or _INVALID_HEADER.search(value):
-            raise ValueError("a header field must not contain line breaks or null characters")
-        lines.append(f"{name}: {value}\r\n")
-    return "".join(lines).encode()
+    if not RESERVED_HEADERS.isdisjoint(map(str.lower, headers)):
+        return None
+    if _INVALID_HEADER.search("".join(chain(headers, headers.values()))):
+        raise ValueError("a header field must not contain line breaks or null characters")
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
 
 
 MAX_CHUNK_FRAMING_BYTES = 64

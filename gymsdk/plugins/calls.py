@@ -9,6 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import chain
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -53,6 +54,11 @@ STEPS_COMPONENT = "steps"
 
 IMMUTABLE_TYPES = frozenset({bool, bytes, float, int, str, type(None)})
 """The types of fields that a copy of a state may share with the state."""
+
+FLAT_CONTAINER_TYPES = frozenset({dict, list, set})
+"""The types of fields that a shallow copy separates if their members are immutable."""
+
+VERDICT_FIELDS = tuple(Verdict.model_fields)
 
 log = logging.getLogger("gymsdk")
 
@@ -214,19 +220,33 @@ def check_type(result: Any, kind: type[T], hook: str) -> T:
 def copy_state(state: State) -> State:
     """Return a deep copy of *state* for one episode; raises `Failed` if it cannot be copied."""
     try:
-        return state.model_copy(deep=not _is_flat(state))
+        containers = _list_flat_containers(state)
+        copied = state.model_copy(deep=containers is None)
     except Exception as error:
         message = (
             f"the state that `reset` returned cannot be copied ({error}); keep handles in `shared`, not in the state"
         )
         raise Failed(message, kind="bad_answer") from error
+    vars(copied).update({name: value.copy() for name, value in (containers or {}).items()})
+    return copied
 
 
-def _is_flat(state: State) -> bool:
-    """Return whether all values of *state* are immutable, so that a shallow copy shares nothing that can change."""
+def _list_flat_containers(state: State) -> dict[str, Any] | None:
+    """Return the values of *state* that are lists, sets and dictionaries of immutable values.
+
+    `None` if a value is neither immutable nor such a container, or if two names share one: then only a deep copy is
+    right, which takes ten times as long.
+    """
     if state.__pydantic_private__ or state.__pydantic_extra__:
-        return False
-    return all(type(value) in IMMUTABLE_TYPES for value in vars(state).values())
+        return None
+    containers = {name: value for name, value in vars(state).items() if type(value) not in IMMUTABLE_TYPES}
+    for value in containers.values():
+        if type(value) not in FLAT_CONTAINER_TYPES:
+            return None
+        members = chain(value, value.values()) if isinstance(value, dict) else value
+        if not IMMUTABLE_TYPES.issuperset(map(type, members)):
+            return None
+    return containers if len({*map(id, containers.values())}) == len(containers) else None
 
 
 def check_reset(result: Any) -> Reset:
@@ -305,7 +325,7 @@ def _check_verdict_base(verdict: Verdict) -> None:
 
     The author's fields are not validated again, because an author's validator need not accept its own result.
     """
-    base = {name: getattr(verdict, name) for name in Verdict.model_fields if hasattr(verdict, name)}
+    base = {name: getattr(verdict, name) for name in VERDICT_FIELDS if hasattr(verdict, name)}
     try:
         Verdict.model_validate(base, strict=True)
     except ValidationError as error:

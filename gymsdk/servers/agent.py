@@ -252,8 +252,9 @@ def _rollout_id(indices: Row) -> str:
 
 
 def _rollout_to_row(rollout: Rollout) -> Row:
-    line = folder.build_scored_line(rollout, (0, rollout.repeat))
-    fields = {name: value for name, value in line.items() if name not in INDEX_FIELDS}
+    fields = folder.build_scored_line(rollout, (0, rollout.repeat))
+    for name in INDEX_FIELDS:
+        fields.pop(name, None)
     output = drop_ids_after_break((fields.get("response") or {}).get("output") or [])
     if output is not None:
         # The reward stands, and trainers leave the rollout out of the loss.

@@ -12,8 +12,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymsdk import errors, tracing
@@ -135,6 +136,15 @@ def to_canonical(value: Any) -> Any:
     return holder[0]
 
 
+def _copy_without_nulls(row: Mapping[str, Any]) -> Row:
+    """Return a deep copy of *row* in the form of `to_canonical`; most rows have no nulls, and are copied quickly."""
+    try:
+        text = orjson.dumps(row)
+    except TypeError:  # an integer beyond 64 bits, or an unpaired surrogate
+        return cast(Row, to_canonical(row))
+    return cast(Row, to_canonical(row) if b"null" in text else orjson.loads(text))
+
+
 def digest_row(row: Row) -> str:
     """Return a digest that is equal for rows, or whole request bodies, with the same canonical form."""
     return hashlib.sha256(dump_canonical_json(to_canonical(row))).hexdigest()
@@ -183,10 +193,9 @@ class RowIdentity:
 
 
 def _select_own_fields(row: Mapping[str, Any]) -> Row:
-    fields: Row = to_canonical(
+    return _copy_without_nulls(
         {key: value for key, value in row.items() if key not in ROUTING_FIELDS and not key.startswith("_ng_")}
     )
-    return fields
 
 
 def _normalize_prompt(row: Row) -> list[Any] | None:
@@ -252,7 +261,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
     row = strip_results(fields, keep=declared.keys() - {"gymsdk"})
     if "responses_create_params" in row:
-        row["responses_create_params"] = to_canonical(row["responses_create_params"])
+        row |= _copy_without_nulls({"responses_create_params": row["responses_create_params"]})
     seed = _first_integer(own.get("seed"))
     rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
     tracing.set_rollout_id(rollout_id)
