@@ -97,7 +97,7 @@ async def play(
     """
     _check_arguments(environment, model)
     runner = EpisodeRunner(environment, budget, sampling)
-    with use_rollout_id(id):
+    with use_rollout_id(id), collect_usage(runner.usage):
         try:
             episode = await runner.open(row, seed=seed, id=id, repeat=repeat)
             while not runner.is_over:

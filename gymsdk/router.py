@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -186,15 +187,16 @@ class Router:
             candidates = [each for each in last_resort if each.key not in exclude]
         if not candidates:
             return None
-
-        def order(replica: Replica) -> tuple[tuple[int, ...], bytes, int]:
-            text = f"{replica.key}\0{affinity}".encode()
-            rank = blake2b(text, digest_size=8).digest() if affinity else b""
-            return loads[replica.key], rank, replica.last_request
-
-        chosen = min(candidates, key=order) if len(candidates) > 1 else candidates[0]
+        chosen = candidates[0] if len(candidates) == 1 else min(candidates, key=partial(_rank, loads, affinity))
         chosen.last_request = next(self._requests)
         return chosen
+
+
+def _rank(loads: Mapping[str, tuple[int, ...]], affinity: str, replica: Replica) -> tuple[tuple[int, ...], bytes, int]:
+    """Return the sort key of a replica; the smallest is chosen."""
+    text = f"{replica.key}\0{affinity}".encode()
+    rank = blake2b(text, digest_size=8).digest() if affinity else b""
+    return loads[replica.key], rank, replica.last_request
 
 
 @dataclass(slots=True)
@@ -325,6 +327,8 @@ class ReplicaClient:
             tried.add(replica.key)
             any_available = any_available or replica.is_available
             latest = await self._try_replica(replica, call)
+            if not suspects and _is_success(latest):
+                return latest
             if reason := _find_misrouting(latest):
                 misrouted = latest
                 suspects.append((replica, reason))
@@ -369,14 +373,15 @@ class ReplicaClient:
         return response
 
     def _record_response(self, replica: Replica, response: http.HttpResponse) -> None:
-        if response.retry_after and http.is_retryable_status(response.status):
-            replica.rest_until = max(replica.rest_until, time.monotonic() + response.retry_after)
-        # An overloaded server is not down.
-        if _find_misrouting(response) or response.not_started:
-            return
-        if response.status in UNAVAILABLE_STATUSES:
-            self._mark_down(replica, f"{response.host} answered {response.status}")
-            return
+        if not _is_success(response):
+            if response.retry_after and http.is_retryable_status(response.status):
+                replica.rest_until = max(replica.rest_until, time.monotonic() + response.retry_after)
+            # An overloaded server is not down.
+            if _find_misrouting(response) or response.not_started:
+                return
+            if response.status in UNAVAILABLE_STATUSES:
+                self._mark_down(replica, f"{response.host} answered {response.status}")
+                return
         if replica.mark_up() and len(self._loads) > 1:
             log.warning("%s answers again and gets its conversations back", http.get_host(replica.key))
 
@@ -394,6 +399,14 @@ def _build_url(base_url: str, path: str) -> str:
     """Return the URL of *path* below the base URL, or beside its `/v1` if *path* begins with a slash."""
     base = base_url.rstrip("/")
     return f"{base.removesuffix('/v1')}{path}" if path.startswith("/") else f"{base}/{path}"
+
+
+def _is_success(result: AttemptResult) -> bool:
+    """Return whether *result* is a successful response with a JSON object, as nearly all are."""
+    if isinstance(result, Failed) or not result.ok:
+        return False
+    # A full parse would be done twice, and costs more than the rare wrong guess.
+    return result.body[:1] == b"{" and result.body[-1:] == b"}"
 
 
 def _is_settled(result: AttemptResult, call: Call) -> bool:
@@ -415,7 +428,6 @@ def _find_misrouting(result: AttemptResult) -> str | None:
         return str(result) if result.kind == "model_untrusted" else None
     if result.status in MISROUTED_STATUSES:
         return f"{result.host} answered {result.status}"
-    # A full parse would be done twice, and costs more than the rare wrong guess.
     is_object = result.body.lstrip()[:1] == b"{" and result.body.rstrip()[-1:] == b"}"
     return f"{result.host} answered {result.status} without a JSON object" if result.ok and not is_object else None
 

@@ -7,8 +7,8 @@ of the OpenAI Responses API, kept as plain JSON (https://platform.openai.com/doc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias, TypeGuard, runtime_checkable
 
@@ -553,12 +553,15 @@ class collect_usage:  # noqa: N801 - a context manager, used like a function
 
     def __init__(self, usage_by_role: UsageByRole) -> None:
         self._usage_by_role = usage_by_role
+        self._token: Token[UsageByRole | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _collected_usage.set(self._usage_by_role)
+        if _collected_usage.get() is not self._usage_by_role:
+            self._token = _collected_usage.set(self._usage_by_role)
 
     def __exit__(self, *_: object) -> None:
-        _collected_usage.reset(self._token)
+        if self._token is not None:
+            _collected_usage.reset(self._token)
 
 
 def record_usage(role: str, response: Item) -> None:
@@ -640,9 +643,9 @@ class Timing(BaseModel):
 
     total: float = 0.0
     stages: dict[str, float] = Field(default_factory=dict)
-    model_calls: Sequence[float] = ()
+    model_calls: list[float] = Field(default_factory=list)
     started: float | None = None
-    turns: Sequence[tuple[float, float, float]] = ()
+    turns: list[tuple[float, float, float]] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -732,4 +735,4 @@ class Rollout(BaseModel):
     turns: int = 0
     usage: dict[str, Usage] = Field(default_factory=dict)
     timing: Timing = Timing()
-    calls: Sequence[ModelCall] = Field(default=(), exclude=True, repr=False)
+    calls: list[ModelCall] = Field(default_factory=list, exclude=True, repr=False)

@@ -59,7 +59,8 @@ def keep_last_ids(items: Sequence[Item]) -> list[Item]:
 
     Otherwise a request would contain the ids of the first turns once for each later turn.
     """
-    carriers = [index for index, item in enumerate(items) if item.get(TOKEN_FIELDS[1]) is not None]
+    ids = TOKEN_FIELDS[1]
+    carriers = [index for index, item in enumerate(items) if item.get(ids) is not None]
     if len(carriers) <= 1:
         return [*items]
     earlier = frozenset(carriers[:-1])

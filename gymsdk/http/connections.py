@@ -188,7 +188,6 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None, "the connection is open"
         self._max_body, self._max_error_body = max_body, max_error_body
         self._parser = httptools.HttpResponseParser(self)
-        self._begin_message()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             self._transport.writelines((head, b"Content-Length: %d\r\n\r\n" % len(body), body))

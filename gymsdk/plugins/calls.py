@@ -98,7 +98,11 @@ class HookRunner:
         """
         deadline = get_deadline()
         try:
+            if not deadline.get_remaining_seconds():
+                raise TimeoutError  # noqa: TRY301 - converted like the timeout of the function
             if not is_profiling():
+                if never_suspends(function):
+                    return run_without_suspending(function(**arguments), f"{what} of environment {self.name!r}")
                 return await self._call(what, function, arguments, deadline, None)
             with count_call(self.name, what) as counter:
                 return await self._call(what, function, arguments, deadline, counter)
@@ -116,10 +120,6 @@ class HookRunner:
         deadline: Deadline,
         counter: CpuCounter | None,
     ) -> Any:
-        if not deadline.get_remaining_seconds():
-            raise TimeoutError
-        if counter is None and never_suspends(function):
-            return run_without_suspending(function(**arguments), f"{what} of environment {self.name!r}")
         if inspect.iscoroutinefunction(function):
             result = function(**arguments)
         else:

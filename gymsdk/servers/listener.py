@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import uvicorn
@@ -263,7 +264,7 @@ class Listener:
 
 def _exceeds_header_limits(limits: Limits, headers: Sequence[tuple[bytes, bytes]]) -> bool:
     # The connection only bounds headers that arrive in several pieces.
-    return len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header
+    return len(headers) > limits.headers or sum(map(len, chain.from_iterable(headers))) > limits.header
 
 
 def _build_rejection(path: str, error: ApiError, *, retry_after: int | None = None) -> Response:

@@ -108,7 +108,7 @@ class PausableModel:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Return the model's response, after the end of a pause. A call that a pause cuts starts again."""
         while True:
-            call = await self._begin_call()
+            call = self._try_to_begin() or await self._wait_to_begin()
             try:
                 with call.timeout:
                     return await self._model.respond(request, episode=episode)
@@ -175,18 +175,24 @@ class PausableModel:
             resolve_future(waiter, None)
         return self.state
 
-    async def _begin_call(self) -> _RunningCall:
-        """Wait for the end of a pause, and register a call."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._join_shared_pause()
-            with self._lock:
-                if not self._is_paused:
-                    call = _RunningCall(loop)
-                    self._running.add(call)
-                    return call
-                waiter: asyncio.Future[None] = loop.create_future()
+    def _try_to_begin(self, waiter: asyncio.Future[None] | None = None) -> _RunningCall | None:
+        """Register a call. During a pause, return `None`, and resolve *waiter* when the pause ends."""
+        self._join_shared_pause()
+        with self._lock:
+            if not self._is_paused:
+                call = _RunningCall(asyncio.get_running_loop())
+                self._running.add(call)
+                return call
+            if waiter is not None:
                 self._waiters.add(waiter)
+            return None
+
+    async def _wait_to_begin(self) -> _RunningCall:
+        """Wait for the end of the pause, and register a call."""
+        while True:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if (call := self._try_to_begin(waiter)) is not None:
+                return call
             try:
                 with pause_deadline():
                     await waiter
