@@ -234,6 +234,12 @@ async def delete(
     return await _send_until_deadline(url, partial(_send, "DELETE", url, None, headers or {}), timeout, retry)
 
 
+def has_waiting_responses() -> bool:
+    """Return whether responses to POST requests have arrived with which the event loop has not continued yet."""
+    pool = _pools.find()
+    return pool is not None and pool.has_waiting_responses
+
+
 async def aclose() -> None:
     """Close the session of the running event loop now instead of with the loop."""
     await _pools.aclose()
@@ -551,6 +557,11 @@ class LoopLocal(Generic[Resource]):
             # A loop finalizes its unfinished async generators before it closes. There is no other notification.
             await anext(lifetime)
         return self._resources[loop][0]
+
+    def find(self) -> Resource | None:
+        """Return the resource of the running event loop if it is open."""
+        entry = self._resources.get(asyncio.get_running_loop())
+        return entry[0] if entry else None
 
     async def aclose(self) -> None:
         """Close the resource of the running event loop, if it is open."""

@@ -37,7 +37,7 @@ SWEEP_SECONDS = 1.0
 RESOLUTION_SECONDS = 10.0
 """Seconds for which the addresses of a host name are remembered."""
 
-MAX_RESPONSES_PER_PASS = 16
+MAX_RESPONSES_PER_PASS = 32
 """How many requests continue in one pass of the event loop.
 
 If thousands of responses have arrived while the process waited for a CPU, their requests would stop the loop together.
@@ -129,6 +129,10 @@ class ResponseQueue:
     def __init__(self) -> None:
         self._waiting: deque[tuple[asyncio.Future[RawResponse], RawResponse]] = deque()
         self._is_scheduled = False
+
+    def __len__(self) -> int:
+        """Return the number of responses that wait."""
+        return len(self._waiting)
 
     def add(self, waiter: asyncio.Future[RawResponse], response: RawResponse) -> None:
         """Set *response* as the result of *waiter* in one of the next passes."""
@@ -329,7 +333,13 @@ class ConnectionPool:
         self._addresses: dict[tuple[str, int], tuple[float, list[str]]] = {}
         self._lookups: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
-        self._create_connection = partial(Connection, ResponseQueue())
+        self._responses = ResponseQueue()
+        self._create_connection = partial(Connection, self._responses)
+
+    @property
+    def has_waiting_responses(self) -> bool:
+        """Whether responses have arrived with which their requests have not continued yet."""
+        return len(self._responses) > 0
 
     async def __aenter__(self) -> Self:
         return self

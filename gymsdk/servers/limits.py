@@ -37,6 +37,9 @@ TARGET_PASS_SECONDS = 0.02
 MAX_QUOTA = 64
 """Most requests that start in one pass."""
 
+MAX_QUOTA_BEHIND = 8
+"""Most requests that start in one pass while started ones wait for their turn; a quarter of those that continue."""
+
 PACE_MEASURE_SECONDS = 0.5
 """Seconds over which the rate of starts is measured."""
 
@@ -133,13 +136,28 @@ class Pacer:
     so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
     not hold back other work.
 
+    While `is_behind` says that started work waits for its turn, at most `MAX_QUOTA_BEHIND` pieces start per pass. Then
+    work ends before all other work has started, so that the caches of the CPU hold what is in progress.
+
+    Args:
+        target: The longest time that one pass should take, in seconds.
+        max_quota: The largest number of starts per pass.
+        is_behind: Returns whether started work waits for its turn.
+
     Attributes:
         waited: The seconds that all work has spent in the queue.
     """
 
-    def __init__(self, *, target: float = TARGET_PASS_SECONDS, max_quota: int = MAX_QUOTA) -> None:
+    def __init__(
+        self,
+        *,
+        target: float = TARGET_PASS_SECONDS,
+        max_quota: int = MAX_QUOTA,
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._target = target
         self._max_quota = max_quota
+        self._is_behind = is_behind
         self._quota = max_quota
         self._left = max_quota
         self.waited = 0.0
@@ -190,7 +208,7 @@ class Pacer:
         elif self._left <= 0:
             self._quota = min(self._max_quota, self._quota * 2)
         self._measure()
-        self._left = self._quota
+        self._left = min(self._quota, MAX_QUOTA_BEHIND) if self._is_behind() else self._quota
         if self._waiting:
             self._schedule()
         while self._waiting and self._left > 0:

@@ -20,6 +20,7 @@ from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
+from gymsdk.http import client
 from gymsdk.http.tls import trust_own_certificate
 from gymsdk.servers import middleware
 from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY
@@ -163,7 +164,7 @@ class Listener:
         self._context = security.tls.create_ssl_context() if security.tls else None
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
-        self._pacer = Pacer()
+        self._pacer = Pacer(is_behind=client.has_waiting_responses)
         self._server: _Server | None = None
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
