@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ MAX_LOOP_BLOCK_SECONDS = 0.05
 
 MAX_SLICE_SECONDS = 0.005
 """Seconds that work on many items takes before other work gets a turn."""
+
+MAX_TURN_SECONDS = 0.02
+"""Seconds that the event loop waits for a thread before it goes on beside it."""
 
 CANCEL_GRACE_SECONDS = 1.0
 """Seconds that a cancelled coroutine has to clean up before it is abandoned."""
@@ -568,37 +572,60 @@ async def yield_regularly(items: Iterable[T]) -> AsyncIterator[T]:
             pause_at = time.monotonic() + MAX_SLICE_SECONDS
 
 
-def iterate_in_thread(source: Callable[[], Iterable[T]]) -> Iterator[T]:
-    """Yield the items of the iterable that *source* returns, computed on demand in one daemon thread.
+class ThreadIterator(Iterator[T]):
+    """An iterator over the items of the iterable that *source* returns, computed on demand in one daemon thread.
 
     The thread ends with the iteration, or when this iterator is garbage-collected.
     """
-    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    outcomes: queue.SimpleQueue[Callable[[], T | _EndOfIteration]] = queue.SimpleQueue()
-    context = contextvars.copy_context()
 
-    def serve() -> None:
-        items: Iterator[T] | None = None
+    def __init__(self, source: Callable[[], Iterable[T]]) -> None:
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Callable[[], T | _EndOfIteration]] = queue.SimpleQueue()
+        context = contextvars.copy_context()
+        arguments = (source, self._requests, self._outcomes, context)
+        threading.Thread(target=_compute_items, args=arguments, name="gymsdk-iterator", daemon=True).start()
+        self._stop = weakref.finalize(self, self._requests.put, False)
 
-        def compute_next() -> T | _EndOfIteration:
-            nonlocal items
-            if items is None:
-                items = iter(source())
-            return next(items, END_OF_ITERATION)
+    def __next__(self) -> T:
+        self._requests.put(True)
+        item = self._outcomes.get()()
+        if isinstance(item, _EndOfIteration):
+            raise StopIteration
+        return item
 
-        while requests.get():
-            outcomes.put(_capture_outcome(lambda: context.run(compute_next)))
+    async def next_in_turn(self) -> T | None:
+        """Return the next item, `None` after the last one, while the event loop and the thread take turns.
 
-    threading.Thread(target=serve, name="gymsdk-iterator", daemon=True).start()
-    try:
-        while True:
-            requests.put(True)
-            item = outcomes.get()()
-            if isinstance(item, _EndOfIteration):
-                return
-            yield item
-    finally:
-        requests.put(False)
+        The loop stands still until the thread has computed the item, for `MAX_TURN_SECONDS` at most. If both ran at the
+        same time, uvloop would wait for the interpreter lock at each event of a connection.
+        """
+        self._requests.put(True)
+        try:
+            outcome = self._outcomes.get(timeout=MAX_TURN_SECONDS)
+        except queue.Empty:
+            outcome = await asyncio.to_thread(self._outcomes.get)
+        else:
+            await asyncio.sleep(0)
+        item = outcome()
+        return None if isinstance(item, _EndOfIteration) else item
+
+
+def _compute_items(
+    source: Callable[[], Iterable[T]],
+    requests: queue.SimpleQueue[bool],
+    outcomes: queue.SimpleQueue[Callable[[], T | _EndOfIteration]],
+    context: contextvars.Context,
+) -> None:
+    items: Iterator[T] | None = None
+
+    def compute_next() -> T | _EndOfIteration:
+        nonlocal items
+        if items is None:
+            items = iter(source())
+        return next(items, END_OF_ITERATION)
+
+    while requests.get():
+        outcomes.put(_capture_outcome(lambda: context.run(compute_next)))
 
 
 class _EndOfIteration:

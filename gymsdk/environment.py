@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk import tools
-from gymsdk.concurrency import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, get_loop_time_after, iterate_in_thread
+from gymsdk.concurrency import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, ThreadIterator, get_loop_time_after
 from gymsdk.config.show import is_secret
 from gymsdk.errors import (
     BadConfig,
@@ -190,7 +190,7 @@ class Environment:
             suggestion = format_suggestion(str(split), self.splits, f"its splits: {known}")
             raise UnknownSplit(f"environment {self.name!r} has no split {split!r}{suggestion}")
         source = partial(self._iter_tasks, split, seed)
-        return iterate_in_thread(source) if _is_loop_running() else source()
+        return ThreadIterator(source) if _is_loop_running() else source()
 
     async def row(self, task: Row | Task, *, seed: int = 0) -> Row:
         """Return *task* as the row that `gymsdk tasks` writes, complete for agents that know only the row.

@@ -129,6 +129,24 @@ def test_few_requests_continue_in_one_pass_of_the_event_loop() -> None:
     _run(check())
 
 
+def test_few_idle_connections_close_in_one_pass_of_the_event_loop() -> None:
+    async def check() -> None:
+        async with _serve(OK) as server, connections.ConnectionPool(0.0, 10.0) as pool:
+            target = connections.parse_target(server.url)
+            assert target is not None
+            opened = [await pool.connect(target) for _ in range(40)]
+            for each in opened:
+                pool.release(target, each)
+            before = [len(opened)]
+            while open_ones := sum(each.is_open for each in opened):
+                before.append(open_ones)
+                await asyncio.sleep(0)
+            closed = [first - second for first, second in itertools.pairwise([*before, 0])]
+            assert max(closed) == connections.MAX_CLOSES_PER_PASS
+
+    _run(check())
+
+
 def test_a_request_has_the_headers_of_the_caller_and_the_trace() -> None:
     async def check() -> None:
         async with _serve(OK) as server:

@@ -84,8 +84,13 @@ def combine(floors: Sequence[float], runs: Sequence[tuple[float, Outcome]]) -> C
         floor=floor,
         wrong=sum(outcome.wrong for outcome in outcomes),
         failed=sum(outcome.failed.total() for outcome in outcomes),
-        rate=max(outcome.requests / outcome.seconds for outcome in outcomes),
+        rate=compute_rate(outcomes),
     )
+
+
+def compute_rate(outcomes: Sequence[Outcome]) -> float:
+    """Return the highest number of rollouts per second."""
+    return max(outcome.requests / outcome.seconds for outcome in outcomes)
 
 
 def count_wrong_sessions(url: str, sessions: int) -> int:

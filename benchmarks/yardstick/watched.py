@@ -14,6 +14,7 @@ import asyncio
 import json
 import resource
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class LoopWatch:
         self.started = time.monotonic()
         self.stalls = 0
         self.tasks = 0
-        self._next_report = 0.0
+        self._next_count = 0.0
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start to record the stalls of *loop*."""
@@ -49,11 +50,16 @@ class LoopWatch:
         if late > self.longest:
             self.longest, self.stalled_at = late, time.monotonic() - self.started
         self.stalls += late > STALL_SECONDS
-        if loop.time() >= self._next_report:
-            self._next_report = loop.time() + REPORT_SECONDS
+        if loop.time() >= self._next_count:
+            self._next_count = loop.time() + REPORT_SECONDS
             self.tasks = len(asyncio.all_tasks(loop))
-            self.write_report()
         loop.call_later(TICK_SECONDS, self._tick, loop, loop.time() + TICK_SECONDS)
+
+    def write_reports(self) -> None:
+        """Replace the report file again and again, in a thread: the disk may be slow while the command writes."""
+        while True:
+            self.write_report()
+            time.sleep(REPORT_SECONDS)
 
     def write_report(self) -> None:
         """Replace the report file."""
@@ -91,6 +97,7 @@ def main(report: Path, *arguments: str) -> None:
 
     watch = LoopWatch(report)
     watch_loops(watch)
+    threading.Thread(target=watch.write_reports, daemon=True).start()
     try:
         run_command(list(arguments))
     finally:

@@ -170,14 +170,23 @@ def run_until_signal(work: Coroutine[Any, Any, T], *, last_words: str = "", quie
             signal.signal(number, previous_handler)
 
 
+SWITCH_SECONDS = 0.0005
+"""For how long a thread may run Python code while the event loop waits for the interpreter lock.
+
+uvloop takes the lock for each event of a socket. With Python's default of 5 ms, a hundred events, as when connections
+open or close, would stop the loop for half a second beside a thread that computes the metrics of a run.
+"""
+
+
 def run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run *work* on a new event loop and return its result.
 
     Unlike `asyncio.run`, this function names tasks that do not end within `CANCEL_SECONDS` of their cancellation in a
-    warning and leaves them behind, leaves threads of the loop's executor to `process_exit.limit_exit_time`, and raises
-    the limit of open files to the maximum that the system allows.
+    warning and leaves them behind, leaves threads of the loop's executor to `process_exit.limit_exit_time`, raises the
+    limit of open files to the maximum that the system allows, and lets threads of Python code run for `SWITCH_SECONDS`.
     """
     raise_open_file_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     loop = create_event_loop()
     asyncio.set_event_loop(loop)
     try:

@@ -7,6 +7,7 @@ most of the memory; this module parses with httptools instead, and keeps connect
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import time
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
-from itertools import chain
+from itertools import chain, islice, takewhile
 from typing import Any, Self
 
 import aiohttp
@@ -30,6 +31,9 @@ MAX_HEADER_BYTES = 128 * 1024
 
 MAX_IDLE_CONNECTIONS = 65536
 """The number of idle connections that are kept."""
+
+MAX_CLOSES_PER_PASS = 8
+"""The number of idle connections that are closed in one pass of the event loop."""
 
 SWEEP_SECONDS = 1.0
 """Seconds between two searches for connections that have been idle for too long."""
@@ -332,7 +336,7 @@ class ConnectionPool:
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._addresses: dict[tuple[str, int], tuple[float, list[str]]] = {}
         self._lookups: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
-        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.Handle | None = None
         self._responses = ResponseQueue()
         self._create_connection = partial(Connection, self._responses)
 
@@ -347,12 +351,9 @@ class ConnectionPool:
     async def __aexit__(self, *_: object) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        for connections in self._idle.values():
-            for each in connections:
-                each.close()
-        self._idle.clear()
         # Transports close in the next pass of the event loop.
-        await asyncio.sleep(0)
+        while self._close_some(math.inf):  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(0)
 
     async def connect(self, target: Target) -> Connection:
         """Return an idle connection to *target*, or a new one; raises `OSError` if none can be opened."""
@@ -379,17 +380,32 @@ class ConnectionPool:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Close the connections that have been idle for too long, and come back while there are others."""
-        oldest = time.monotonic() - self._idle_seconds
+        """Close connections that have been idle for too long, and come back while there are others."""
+        loop, closed = asyncio.get_running_loop(), self._close_some(time.monotonic() - self._idle_seconds)
+        if not self._idle:
+            self._sweep = None
+        elif closed:
+            self._sweep = loop.call_soon(self._close_idle)
+        else:
+            self._sweep = loop.call_later(SWEEP_SECONDS, self._close_idle)
+
+    def _close_some(self, oldest: float) -> int:
+        """Close connections that have been idle since *oldest* or longer, and return their number.
+
+        If all of ten thousand connections were closed in one pass of the event loop, it would take most of a second.
+        """
+        closed = 0
         for key, connections in list(self._idle.items()):
             # The connections are in the order in which they became idle.
-            kept = next((n for n, each in enumerate(connections) if each.idle_since > oldest), len(connections))
-            for each in connections[:kept]:
+            candidates = islice(connections, MAX_CLOSES_PER_PASS - closed)
+            expired = list(takewhile(lambda each: each.idle_since <= oldest, candidates))
+            for each in expired:
                 each.close()
-            del connections[:kept]
+            closed += len(expired)
+            del connections[: len(expired)]
             if not connections:
                 del self._idle[key]
-        self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_idle) if self._idle else None
+        return closed
 
     async def _open(self, target: Target) -> Connection:
         """Open a connection to the first address of *target* that accepts one."""

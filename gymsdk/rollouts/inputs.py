@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 from gymsdk import jsonl
-from gymsdk.concurrency import MAX_SLICE_SECONDS, iterate_in_thread, yield_regularly
+from gymsdk.concurrency import MAX_SLICE_SECONDS, ThreadIterator, yield_regularly
 from gymsdk.errors import BadOutput
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.folder import RunFolder
@@ -27,8 +27,9 @@ MAX_CHUNK_ROWS = 64
 class RunInputs:
     """The rows of a run, in `inputs.jsonl`.
 
-    If the folder lacks rows, *build_rows* computes them in a thread, a few at a time. The event loop writes them, so
-    that after its end no thread changes the folder. The jobs are read from the file, as after a resume.
+    If the folder lacks rows, *build_rows* computes them in a thread, a few at a time, in turns with the event loop. The
+    loop writes them, so that after its end no thread changes the folder. The jobs are read from the file, as after a
+    resume.
 
     Args:
         folder: The folder of the run.
@@ -41,7 +42,7 @@ class RunInputs:
 
     def __init__(self, folder: RunFolder, build_rows: Callable[[], Iterator[Row]] | None = None) -> None:
         self._folder = folder
-        self._chunks = iter(()) if build_rows is None else iterate_in_thread(lambda: _join_lines(build_rows()))
+        self._chunks = None if build_rows is None else ThreadIterator(lambda: _join_lines(build_rows()))
         self._added = asyncio.Event()
         self._earlier: IO[bytes] | None = None
         self._earlier_bytes = 0
@@ -115,7 +116,8 @@ class RunInputs:
             self._added.set()
 
     async def _write_chunk(self) -> None:
-        lines = await asyncio.to_thread(next, self._chunks, None)
+        assert self._chunks is not None, "there are rows to write"
+        lines = await self._chunks.next_in_turn()
         if self._earlier is not None:
             lines = self._skip_earlier(lines)
         if lines is None:

@@ -322,7 +322,8 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
     check_one_source(run.plan.tasks, run.plan.split)
     try:
         cast = await _choose_player(run)
-        with RunFolder(run.output) as folder:
+        # The metrics of a run with many rollouts would trigger full garbage collections, too.
+        with RunFolder(run.output) as folder, collect_rarely():
             inputs = await _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player, inputs)
             sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, overload
+from typing import Protocol, Self, overload
 
 from gymsdk import jsonl, metrics
+from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import RunFolder, parse_rollout
@@ -129,6 +130,8 @@ class StoredRollouts(Sequence[Rollout]):
 class StoredSamples(Mapping[int, Row]):
     """The first row of each task without its prompt, read from inputs.jsonl at each access.
 
+    Create it with `find`.
+
     Attributes:
         counts: The number of rows of each task.
     """
@@ -137,14 +140,19 @@ class StoredSamples(Mapping[int, Row]):
         self._path = path
         self._offsets: dict[int, int] = {}
         self.counts = Counter[int]()
-        offset = 0
+
+    @classmethod
+    async def find(cls, path: Path) -> Self:
+        """Find the rows in the file *path*, while the event loop runs its other tasks."""
+        samples, offset = cls(path), 0
         with path.open("rb") as file:
-            for line in file:
+            async for line in yield_regularly(file):
                 if line.strip():
                     task = jsonl.parse_row(line, where=str(path))[TASK_INDEX]
-                    self._offsets.setdefault(task, offset)
-                    self.counts[task] += 1
+                    samples._offsets.setdefault(task, offset)
+                    samples.counts[task] += 1
                 offset += len(line)
+        return samples
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -180,9 +188,13 @@ class Summary:
 
 
 async def build_summaries(folder: RunFolder, environments: Mapping[str, MetricsSource]) -> list[Summary]:
-    """Return the summary of each environment. The lines are read in a thread, and no rollout stays in memory."""
-    tallies = await asyncio.to_thread(_tally, folder, list(environments))
-    samples = await asyncio.to_thread(StoredSamples, folder.inputs)
+    """Return the summary of each environment. No rollout stays in memory.
+
+    The event loop reads the lines, and runs its other tasks in between. A thread would compete with the loop for the
+    interpreter lock, which uvloop takes for each event of a connection.
+    """
+    tallies = await _tally(folder, environments)
+    samples = await StoredSamples.find(folder.inputs)
     return [
         Summary(await _summarize(environment, tallies[name], folder.read_rollouts), tallies[name].scored, samples)
         for name, environment in environments.items()
@@ -210,12 +222,12 @@ def _indent(text: bytes, spaces: int) -> bytes:
     return b" " * spaces + text.replace(b"\n", b"\n" + b" " * spaces)
 
 
-def _tally(folder: RunFolder, environments: Iterable[str]) -> dict[str, Tally]:
+async def _tally(folder: RunFolder, environments: Iterable[str]) -> dict[str, Tally]:
     """Return the sums over the lines of each environment."""
     tallies = {name: Tally() for name in environments}
-    for line in folder.read_rollouts():
+    async for line in yield_regularly(folder.read_rollouts()):
         tallies[line["gymsdk"]["environment"]].add_scored(line)
-    for line in folder.read_failures():
+    async for line in yield_regularly(folder.read_failures()):
         tallies[line["gymsdk"]["environment"]].add_failed(line)
     return tallies
 

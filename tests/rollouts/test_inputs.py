@@ -153,7 +153,7 @@ async def test_long_work_lets_the_event_loop_run_other_tasks() -> None:
 def test_the_metrics_file_is_the_json_of_all_metrics(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.jsonl"
     inputs.write_text("".join(json.dumps(row) + "\n" for row in _rows(3)))
-    samples = StoredSamples(inputs)
+    samples = asyncio.run(StoredSamples.find(inputs))
     summaries = [Summary({"environment": name, "reward": 0.5, "note": "a\nb"}, [], samples) for name in ("one", "two")]
     for several in ([], summaries[:1], summaries):
         text = b"".join(iter_metrics_json(several))
@@ -167,6 +167,6 @@ def test_the_row_of_a_task_is_read_when_it_is_needed(tmp_path: Path) -> None:
     again = build_input_row({"responses_create_params": {"input": "?"}}, environment="sums", task=1, repeat=1)
     rows = [*_rows(2), again]
     inputs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    samples = StoredSamples(inputs)
+    samples = asyncio.run(StoredSamples.find(inputs))
     assert (len(samples), [*samples], samples.counts) == (2, [0, 1], {0: 1, 1: 2})
     assert samples[1] == {key: value for key, value in rows[1].items() if key != "responses_create_params"}
