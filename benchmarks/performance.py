@@ -59,8 +59,8 @@ from yardstick.health import probe_health
 from yardstick.measure import (
     Comparison,
     combine,
-    compute_rate,
     compare_run,
+    compute_rate,
     count_wrong_sessions,
     get_pids,
     measure_floor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
