@@ -377,6 +377,8 @@ def main() -> int:
     interpreters = dict(each.partition("=")[::2] for each in arguments.peer)
     if unknown := [each for each in arguments.peer if each.partition("=")[0] not in PEERS or "=" not in each]:
         parser.error(f"--peer {unknown[0]}: give NAME=PYTHON with one of the names {', '.join(PEERS)}")
+    if arguments.scale <= 0 or arguments.repeats < 1:
+        parser.error("--scale must be more than 0, and --repeats at least 1")
     prepare_process()
     figures: list[Figure | Skipped | Failed] = []
     started = time.monotonic()

@@ -32,7 +32,7 @@ MAX_HEADER_BYTES = 128 * 1024
 MAX_IDLE_CONNECTIONS = 65536
 """The number of idle connections that are kept."""
 
-MAX_CLOSES_PER_PASS = 8
+MAX_CLOSES_PER_PASS = 4
 """The number of idle connections that are closed in one pass of the event loop."""
 
 SWEEP_SECONDS = 1.0

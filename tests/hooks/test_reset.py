@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from gymsdk import Environment, Failed, Message, Reset, State, Task, hookimpl
 from gymsdk.errors import BadRow
@@ -50,6 +51,48 @@ async def test_reset_returns_a_state_that_is_copied(task):
     one, other = await environment.reset(task), await environment.reset(task)
     one.state.seen.append("x")
     assert other.state == shared_by_mistake == Count()
+
+
+class Table(State):
+    """A state with flat and nested containers."""
+
+    names: list[str] = Field(default_factory=list)
+    counts: dict[str, int] = Field(default_factory=dict)
+    cells: list[list[int]] = Field(default_factory=list)
+    other: list[list[int]] = Field(default_factory=list)
+
+
+@pytest.mark.parametrize("name", ["names", "counts", "cells", "other"])
+async def test_no_container_of_a_state_is_shared_between_episodes(task, name):
+    original = Table(names=["a"], counts={"a": 1}, cells=[[1]])
+
+    class Shares(Judge):
+        @hookimpl
+        def reset(self):
+            return Reset(state=original)
+
+    environment = Environment("shares", Shares())
+    one, other = await environment.reset(task), await environment.reset(task)
+    assert one.state == other.state == original
+    copies = [getattr(each, name) for each in (one.state, other.state, original)]
+    assert len({*map(id, copies)}) == 3
+    if name == "cells":
+        assert len({id(each[0]) for each in copies}) == 3
+
+
+async def test_two_fields_that_share_a_list_share_it_in_the_copy(task):
+    original = Table()
+    vars(original)["names"] = vars(original)["other"] = shared = ["a"]
+
+    class Shares(Judge):
+        @hookimpl
+        def reset(self):
+            return Reset.model_construct(state=original)
+
+    episode = await Environment("shares", Shares()).reset(task)
+    copied = vars(episode.state)
+    assert copied["names"] is copied["other"]
+    assert copied["names"] is not shared
 
 
 async def test_a_state_that_cannot_be_copied_is_rejected(task):

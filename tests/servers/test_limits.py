@@ -12,6 +12,7 @@ from gymsdk import Environment
 from gymsdk.config.model import Limits
 from gymsdk.servers import connection
 from gymsdk.servers.auth import Security
+from gymsdk.servers.limits import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
 
 from .secured import SecuredServers, serve_secured
 
@@ -134,3 +135,25 @@ async def test_the_rest_of_an_answered_request_is_not_waited_for_forever(
         with suppress(ConnectionResetError):
             assert b"404" in await response
     writer.close()
+
+
+async def test_few_requests_start_while_started_ones_wait_for_their_turn() -> None:
+    is_behind, started = True, 0
+
+    def start() -> None:
+        nonlocal started
+        started += 1
+
+    pacer = Pacer(target=60.0, is_behind=lambda: is_behind)
+    while pacer.may_start():
+        pass
+    for number in range(200):
+        pacer.enqueue(number, start)
+    await asyncio.sleep(0)
+    assert started == MAX_QUOTA_BEHIND
+    is_behind = False
+    while len(pacer):
+        before = started
+        await asyncio.sleep(0)
+        assert started - before <= MAX_QUOTA
+    assert started == 200
