@@ -575,7 +575,7 @@ async def yield_regularly(items: Iterable[T]) -> AsyncIterator[T]:
 class ThreadIterator(Iterator[T]):
     """An iterator over the items of the iterable that *source* returns, computed on demand in one daemon thread.
 
-    The thread ends with the iteration, or when this iterator is garbage-collected.
+    The thread ends with the iteration, after an error, or when this iterator is garbage-collected.
     """
 
     def __init__(self, source: Callable[[], Iterable[T]]) -> None:
@@ -587,8 +587,10 @@ class ThreadIterator(Iterator[T]):
         self._stop = weakref.finalize(self, self._requests.put, False)
 
     def __next__(self) -> T:
-        self._requests.put(True)
-        item = self._outcomes.get()()
+        item: T | _EndOfIteration = END_OF_ITERATION
+        if self._stop.alive:
+            self._requests.put(True)
+            item = self._take(self._outcomes.get())
         if isinstance(item, _EndOfIteration):
             raise StopIteration
         return item
@@ -599,6 +601,8 @@ class ThreadIterator(Iterator[T]):
         The loop stands still until the thread has computed the item, for `MAX_TURN_SECONDS` at most. If both ran at the
         same time, uvloop would wait for the interpreter lock at each event of a connection.
         """
+        if not self._stop.alive:
+            return None
         self._requests.put(True)
         try:
             outcome = self._outcomes.get(timeout=MAX_TURN_SECONDS)
@@ -606,8 +610,19 @@ class ThreadIterator(Iterator[T]):
             outcome = await asyncio.to_thread(self._outcomes.get)
         else:
             await asyncio.sleep(0)
-        item = outcome()
+        item = self._take(outcome)
         return None if isinstance(item, _EndOfIteration) else item
+
+    def _take(self, outcome: Callable[[], T | _EndOfIteration]) -> T | _EndOfIteration:
+        """Return the item of *outcome*; the thread stops after the last one, and after an error."""
+        try:
+            item = outcome()
+        except BaseException:
+            self._stop()
+            raise
+        if isinstance(item, _EndOfIteration):
+            self._stop()
+        return item
 
 
 def _compute_items(

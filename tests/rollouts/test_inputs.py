@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Rollout, Verdict
-from gymsdk.concurrency import yield_regularly
+from gymsdk.concurrency import ThreadIterator, yield_regularly
 from gymsdk.errors import BadOutput, BadRow
 from gymsdk.rollouts import inputs as inputs_module
 from gymsdk.rollouts.folder import RunFolder
@@ -170,3 +170,39 @@ def test_the_row_of_a_task_is_read_when_it_is_needed(tmp_path: Path) -> None:
     samples = asyncio.run(StoredSamples.find(inputs))
     assert (len(samples), [*samples], samples.counts) == (2, [0, 1], {0: 1, 1: 2})
     assert samples[1] == {key: value for key, value in rows[1].items() if key != "responses_create_params"}
+
+
+def _count_iterator_threads() -> int:
+    return sum(thread.name == "gymsdk-iterator" for thread in threading.enumerate())
+
+
+async def test_the_thread_of_an_iterator_ends_with_it_and_the_iterator_stays_at_its_end() -> None:
+    iterator = ThreadIterator(lambda: [1, 2])
+    before = _count_iterator_threads()
+    assert [await iterator.next_in_turn() for _ in range(4)] == [1, 2, None, None]
+    assert list(iterator) == []
+    assert list(ThreadIterator(lambda: [1, 2])) == [1, 2]
+    async with asyncio.timeout(30):
+        while _count_iterator_threads() >= before:  # noqa: ASYNC110 - the end of a thread is no event
+            await asyncio.sleep(0.01)
+
+
+async def test_the_event_loop_goes_on_while_an_item_takes_long() -> None:
+    released = threading.Event()
+
+    def wait() -> Iterator[bool]:
+        yield released.wait(30)
+
+    iterator = ThreadIterator(wait)
+    waiting = asyncio.ensure_future(iterator.next_in_turn())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    released.set()
+    assert await waiting is True
+
+
+async def test_an_error_of_the_source_is_raised_and_ends_the_iteration() -> None:
+    iterator = ThreadIterator(lambda: (1 // 0 for _ in range(2)))
+    with pytest.raises(ZeroDivisionError):
+        await iterator.next_in_turn()
+    assert await iterator.next_in_turn() is None
