@@ -38,7 +38,10 @@ MAX_QUOTA = 64
 """Most requests that start in one pass."""
 
 MAX_QUOTA_BEHIND = 8
-"""Most requests that start in one pass while started ones wait for their turn; a quarter of those that continue."""
+"""Most requests that start in one pass while responses of models wait for their turn.
+
+With more, requests start faster than they end; with fewer, a pass has so little work that its own cost counts.
+"""
 
 PACE_MEASURE_SECONDS = 0.5
 """Seconds over which the rate of starts is measured."""
