@@ -42,7 +42,7 @@ MAX_LOOP_BLOCK_SECONDS = 0.05
 MAX_SLICE_SECONDS = 0.005
 """Seconds that work on many items takes before other work gets a turn."""
 
-MAX_TURN_SECONDS = 0.02
+MAX_TURN_SECONDS = 2 * MAX_SLICE_SECONDS
 """Seconds that the event loop waits for a thread before it goes on beside it."""
 
 CANCEL_GRACE_SECONDS = 1.0

@@ -31,6 +31,13 @@ MIN_SAMPLED_BYTES = 4096
 SAMPLE_STRIDE_BYTES = 6
 """The distance of the sampled bytes; at least three of them lie within 19 digits."""
 
+READ_BUFFER_BYTES = 2**20
+"""The size of the buffer of a file that is read line by line.
+
+A thread that reads gives up the interpreter lock for each read of the file and takes it again at once. If it does so
+every few microseconds, as with the usual buffer, another thread that waits for the lock waits for a very long time.
+"""
+
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that some editors write at the start of UTF-8 files."""
 
@@ -176,7 +183,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, numbered from 1; raises `BadRow` if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=READ_BUFFER_BYTES) as file:
             file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:

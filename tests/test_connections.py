@@ -242,6 +242,18 @@ def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     _run(check())
 
 
+def test_all_idle_connections_can_be_closed_and_others_opened() -> None:
+    async def check() -> None:
+        async with _serve(OK) as server:
+            await asyncio.gather(*(_post(server) for _ in range(10)))
+            await client.close_idle_connections()
+            await server.is_unused.wait()
+            assert (await _post(server)).json() == {}
+            assert server.connections == 11
+
+    _run(check())
+
+
 def test_a_host_name_is_resolved_once_for_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = []
 

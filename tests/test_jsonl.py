@@ -6,13 +6,14 @@ import dataclasses
 import enum
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk.jsonl import dump_canonical_json, dump_json, parse_json
+from gymsdk.jsonl import READ_BUFFER_BYTES, dump_canonical_json, dump_json, parse_json, read_lines
 
 EDGES = [
     sign * (base + more)
@@ -132,3 +133,19 @@ def test_a_recursive_value_is_rejected() -> None:
     loop.append(loop)
     with pytest.raises(ValueError, match="contains itself"):
         dump_json(loop)
+
+
+def _count_reads() -> int:
+    """Return how many times this process has read from a file or a socket."""
+    return int(Path("/proc/self/io").read_text().partition("syscr:")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count the reads of a process")
+def test_a_file_is_read_in_large_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"question": "' + b"x" * 1000 + b'"}\n')
+    path.write_bytes(path.read_bytes() * 8192)
+    before = _count_reads()
+    assert sum(1 for _ in read_lines(path)) == 8192
+    # Each block, the byte order mark, the end of the file, and reads of other threads.
+    assert _count_reads() - before < 2 * path.stat().st_size / READ_BUFFER_BYTES + 20

@@ -240,6 +240,13 @@ def has_waiting_responses() -> bool:
     return pool is not None and pool.has_waiting_responses
 
 
+async def close_idle_connections() -> None:
+    """Close the connections over which POST requests were sent and which are idle; later requests open others."""
+    pool = _pools.find()
+    if pool is not None:
+        await pool.close_idle()
+
+
 async def aclose() -> None:
     """Close the session of the running event loop now instead of with the loop."""
     await _pools.aclose()

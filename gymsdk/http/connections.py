@@ -351,6 +351,11 @@ class ConnectionPool:
     async def __aexit__(self, *_: object) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
+            self._sweep = None
+        await self.close_idle()
+
+    async def close_idle(self) -> None:
+        """Close all idle connections, a few per pass of the event loop."""
         # Transports close in the next pass of the event loop.
         while self._close_some(math.inf):  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0)

@@ -326,6 +326,8 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
         with RunFolder(run.output) as folder, collect_rarely():
             inputs = await _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player, inputs)
+            # While a `metrics` hook computes in a thread, uvloop waits for the interpreter lock for each closed one.
+            await client.close_idle_connections()
             sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)
             summaries = await build_summaries(folder, sources)
             await folder.write_metrics(iter_metrics_json(summaries))
@@ -351,6 +353,8 @@ async def _choose_player(run: Run) -> PlayerSetup:
     plan, pace = run.plan, run.limits
     if plan.head is None:
         loaded = _load_environments(plan)
+        # Each of the two may import many modules, so other tasks run in between.
+        await asyncio.sleep(0)
         model = run.model or models.model(
             plan.model or "",
             base_url=plan.base_url,
