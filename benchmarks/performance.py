@@ -30,7 +30,9 @@ How the rows are measured:
   model request. The floor is the same conversation with aiohttp: its cost grows with the history, which is sent in
   full at every turn. What gymsdk adds to it must not grow.
 - tokens: one turn with 65,536 token ids and log-probabilities, from the model's response to the response of `/run`. The
-  floor is to parse the first and to serialize the second once; with `--separate`, the proxy and the agent each do so.
+  floor is to parse the first and to serialize the second once. With `--separate` it is three times as much: the proxy,
+  the agent and the resources server each parse the response; the proxy serializes it once and the agent twice, for
+  `/verify` and for the response of `/run`.
 - workers: tool-512 with `--workers 2`, compared with one worker; and 1,000 sessions with a new connection per request.
 - peers: tool_call rollouts with 64 in flight in other frameworks, from this interpreter or the one that --peer names.
   The CPU time includes the child processes of the framework. Frameworks that are not installed are skipped. The
@@ -57,11 +59,11 @@ from yardstick.client import fetch, post_rows
 from yardstick.figures import Failed, Figure, Skipped, format_figure, format_table
 from yardstick.health import probe_health
 from yardstick.measure import (
-    Comparison,
     combine,
     compare_run,
     compute_rate,
     count_wrong_sessions,
+    find_median_pair,
     get_pids,
     measure_floor,
     measure_run,
@@ -156,11 +158,7 @@ def measure_math(row: str, rollouts: int, limit: float | None, settings: Setting
     result = combine(floors, runs)
     yield Figure(row, "CPU per rollout", result.cpu, "ms", result.floor, limit)
     yield Figure(row, "rollouts per second", result.rate)
-    yield Figure(row, "wrong rewards and failures", _count_errors(result), limit=0)
-
-
-def _count_errors(result: Comparison) -> int:
-    return result.wrong + result.failed
+    yield Figure(row, "wrong rewards and failures", result.errors, limit=0)
 
 
 def measure_tool(row: str, rollouts: int, in_flight: int, settings: Settings) -> Iterator[Figure]:
@@ -169,7 +167,7 @@ def measure_tool(row: str, rollouts: int, in_flight: int, settings: Settings) ->
         result = compare_run(server, floor, TOOL, settings.scaled(rollouts), in_flight, TOOL_PAIRS * settings.repeats)
     yield Figure(row, "CPU per rollout", result.cpu, "ms", result.floor, 3)
     yield Figure(row, "rollouts per second", result.rate)
-    yield Figure(row, "wrong rewards and failures", _count_errors(result), limit=0)
+    yield Figure(row, "wrong rewards and failures", result.errors, limit=0)
 
 
 def measure_rollout(settings: Settings) -> Iterator[Figure]:
@@ -220,7 +218,7 @@ def measure_separate(settings: Settings) -> Iterator[Figure]:
     yield Figure("separate", "CPU per rollout", result.cpu, "ms", limit=3)
     yield Figure("separate", "CPU per rollout of the floor", result.floor, "ms")
     yield Figure("separate", "requests to the servers per rollout", requests)
-    yield Figure("separate", "wrong rewards and failures", _count_errors(result), limit=0)
+    yield Figure("separate", "wrong rewards and failures", result.errors, limit=0)
 
 
 def _count_requests(server: Server) -> float:
@@ -262,14 +260,14 @@ def measure_tokens(settings: Settings) -> Iterator[Figure]:
     model, calls = f"{settings.stub}/tokens{TOKENS}", max(3, int(10 * settings.scale))
     row = build_rows(TOOL, 1)[0]
     received = fetch(f"{model}/v1/responses", row.body)
-    for name, options, processes in (("one process", (), 1), ("--separate", ("--separate",), 2)):
+    for name, options, servers in (("one process", (), 1), ("--separate", ("--separate",), 3)):
         with settings.serve(TOOL, f"{model}/v1", *options) as server:
             url = f"{get_agent_url(server, TOOL)}/run"
             rollout = orjson.loads(fetch(url, row.body))
             assert len(rollout["response"]["output"][-1]["generation_token_ids"]) == TOKENS
             floors, values = [], []
             for _ in range(settings.repeats):
-                floors.append(processes * _measure_parse_and_dump(received, rollout))
+                floors.append(servers * _measure_parse_and_dump(received, rollout))
                 values.append(_measure_calls(server, url, row.body, calls))
         yield Figure("tokens", f"CPU of a rollout, {name}", min(values), "ms", min(floors), 2)
 
@@ -311,10 +309,11 @@ def measure_workers(settings: Settings) -> Iterator[Figure | Skipped]:
             one.append(measure_run(alone, TOOL, rows, in_flight))
             two.append(measure_run(both, TOOL, rows, in_flight))
         wrong = count_wrong_sessions(both.ready["servers"][TOOL]["url"], settings.scaled(SESSIONS))
-    result = combine([cpu for cpu, _ in one], two)
+    floors = [cpu for cpu, _ in one]
+    result, (_, outcome) = combine(floors, two), one[find_median_pair(floors, two)]
     yield Figure("workers", "CPU per rollout with 2, relative to 1", result.cpu, "ms", result.floor, 1.15)
-    yield Figure("workers", "rollouts per second", result.rate, "", compute_rate([outcome for _, outcome in one]))
-    yield Figure("workers", "wrong rewards and failures", _count_errors(result), limit=0)
+    yield Figure("workers", "rollouts per second", result.rate, "", compute_rate(outcome))
+    yield Figure("workers", "wrong rewards and failures", result.errors, limit=0)
     yield Figure("workers", "wrong sessions", wrong, limit=0)
 
 

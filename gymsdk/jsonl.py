@@ -50,6 +50,9 @@ _LONG_INTEGER_SHAPE = b"<" + b"0" * 19
 """The shape of an integer beyond 64 bits: a positive one has at least 20 digits, a negative one at least 19."""
 
 
+_NUMBER_LISTS = (b'"generation_log_probs":[', b'"generation_token_ids":[', b'"prompt_token_ids":[')
+"""The starts of lists of token ids and log-probabilities, which hold no large integers and may take megabytes."""
+
 _CONTAINERS = frozenset({dict, list})
 
 
@@ -220,8 +223,10 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 
 def _has_large_integer(data: bytes) -> bool:
     """Return whether *data* may hold an integer beyond 64 bits; a string with such digits counts too."""
-    if len(data) > MIN_SAMPLED_BYTES and b"000" not in data[::SAMPLE_STRIDE_BYTES].translate(_BYTE_SHAPES):
-        return False
+    if len(data) > MIN_SAMPLED_BYTES:
+        if b"000" not in data[::SAMPLE_STRIDE_BYTES].translate(_BYTE_SHAPES):
+            return False
+        data = _cut_number_lists(data)
     shape = data.translate(_BYTE_SHAPES)
     if shape.startswith(_LONG_INTEGER_SHAPE[1:]):
         return True
@@ -232,6 +237,16 @@ def _has_large_integer(data: bytes) -> bool:
             return True
         at = shape.find(_LONG_INTEGER_SHAPE, at + 1)
     return False
+
+
+def _cut_number_lists(data: bytes) -> bytes:
+    """Return *data* without the contents of the first list of each kind in `_NUMBER_LISTS`, if it is long."""
+    for start in _NUMBER_LISTS:
+        begin = data.find(start) + len(start)
+        end = data.find(b"]", begin)
+        if begin >= len(start) and end - begin > MIN_SAMPLED_BYTES:
+            data = data[:begin] + data[end:]
+    return data
 
 
 def _parse_with_stdlib(data: bytes, *, strict: bool) -> Any:

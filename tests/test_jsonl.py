@@ -135,6 +135,16 @@ def test_a_recursive_value_is_rejected() -> None:
         dump_json(loop)
 
 
+@pytest.mark.parametrize("place", ["before", "after", "inside"])
+def test_a_large_integer_beside_long_lists_of_token_ids_is_exact(place: str) -> None:
+    logprobs = [-0.1234567890123456789 / (each + 1) for each in range(3000)]
+    item: dict[str, object] = {"generation_token_ids": [*range(3000)], "generation_log_probs": logprobs}
+    if place == "inside":
+        item["metadata"] = [{"answer": 10**30}]
+    value = {"answer": 10**30, "output": [item]} if place == "before" else {"output": [item], "answer": 10**30}
+    assert parse_json(dump_json(value)) == value
+
+
 def _count_reads() -> int:
     """Return how many times this process has read from a file or a socket."""
     return int(Path("/proc/self/io").read_text().partition("syscr:")[2].split()[0])

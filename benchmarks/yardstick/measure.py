@@ -26,7 +26,7 @@ class Comparison:
         floor: The CPU time of the floor per rollout in milliseconds, of the same pair.
         wrong: The number of rewards of gymsdk that differ from the known reward.
         failed: The number of requests without a reward.
-        rate: The highest number of rollouts per second of gymsdk.
+        rate: The number of rollouts per second of gymsdk, of the same pair.
     """
 
     cpu: float
@@ -34,6 +34,11 @@ class Comparison:
     wrong: int
     failed: int
     rate: float
+
+    @property
+    def errors(self) -> int:
+        """The number of wrong rewards and of requests without a reward."""
+        return self.wrong + self.failed
 
 
 def measure_run(server: Server, environment: str, rows: Sequence[Row], in_flight: int) -> tuple[float, Outcome]:
@@ -71,26 +76,32 @@ def compare_run(
 
 
 def combine(floors: Sequence[float], runs: Sequence[tuple[float, Outcome]]) -> Comparison:
-    """Return the CPU times of the pair with the median ratio, and the sums of the wrong and failed requests.
+    """Return the figures of the pair with the median ratio, and the sums of the wrong and failed requests.
 
     The speed of a shared machine changes from one second to the next. A floor and a run that follow one another have
     nearly the same speed, and the median ignores the pairs between which it changed.
     """
     outcomes = [outcome for _, outcome in runs]
-    pairs = sorted(zip((cpu for cpu, _ in runs), floors, strict=True), key=lambda pair: pair[0] / pair[1])
-    cpu, floor = pairs[len(pairs) // 2]
+    median = find_median_pair(floors, runs)
+    cpu, outcome = runs[median]
     return Comparison(
         cpu=cpu,
-        floor=floor,
+        floor=floors[median],
         wrong=sum(outcome.wrong for outcome in outcomes),
         failed=sum(outcome.failed.total() for outcome in outcomes),
-        rate=compute_rate(outcomes),
+        rate=compute_rate(outcome),
     )
 
 
-def compute_rate(outcomes: Sequence[Outcome]) -> float:
-    """Return the highest number of rollouts per second."""
-    return max(outcome.requests / outcome.seconds for outcome in outcomes)
+def find_median_pair(floors: Sequence[float], runs: Sequence[tuple[float, Outcome]]) -> int:
+    """Return the number of the pair in which the ratio of the CPU times is the median."""
+    ratios = [cpu / floor for (cpu, _), floor in zip(runs, floors, strict=True)]
+    return sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
+
+
+def compute_rate(outcome: Outcome) -> float:
+    """Return the number of rollouts per second."""
+    return outcome.requests / outcome.seconds
 
 
 def count_wrong_sessions(url: str, sessions: int) -> int:

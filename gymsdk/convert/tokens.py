@@ -181,11 +181,17 @@ def _validate(fields: Item) -> Item:
 
 def _are_integers(values: list[object]) -> bool:
     # `sum` runs in C, and its result is an integer only if all values are integers.
-    return _are_numbers(values) and isinstance(sum(values), int)  # type: ignore[arg-type]  # _are_numbers checked it
+    return isinstance(_sum(values), int)
 
 
 def _are_numbers(values: list[object]) -> bool:
+    total = _sum(values)
+    return total is not None and math.isfinite(total)
+
+
+def _sum(values: list[object]) -> float | None:
+    """Return the sum of *values*, `None` if they are not all numbers."""
     try:
-        return math.isfinite(sum(values))  # type: ignore[arg-type]  # the handler below catches other types
+        return sum(values)  # type: ignore[arg-type,return-value]  # the handler below catches other types
     except TypeError:
-        return False
+        return None
