@@ -192,6 +192,6 @@ def _are_numbers(values: list[object]) -> bool:
 def _sum(values: list[object]) -> float | None:
     """Return the sum of *values*, `None` if they are not all numbers."""
     try:
-        return sum(values)  # type: ignore[arg-type,return-value]  # the handler below catches other types
+        return sum(values)  # type: ignore[arg-type]  # the handler below catches other types
     except TypeError:
         return None
