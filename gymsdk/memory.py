@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,7 +96,7 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
     """Prevent automatic full collections inside the block, and yield the collector that decides on them instead.
 
     Objects that exist at the start, such as imported modules, are never traversed inside the block.
-    `begin_episode` and `end_episode` count for the collector of the outermost block.
+    `begin_episode` and `end_episode` call the collector of the outermost block.
 
     Args:
         max_growth: See `RareCollector`; by default 2 GiB, or a quarter of the machine's memory if that is less.
@@ -122,18 +123,30 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
 
 
 _active_collector: RareCollector | None = None
+_episodes_in_flight = 0
+_count_lock = threading.Lock()
 
 
-def begin_episode(in_flight: int) -> None:
-    """Note that an episode begins, with which *in_flight* are in flight, if a block of `collect_rarely` is active."""
-    if _active_collector is not None:
-        _active_collector.begin_episode(in_flight)
+def begin_episode() -> None:
+    """Note that an episode begins in this process. `end_episode` must follow, however the episode ends.
+
+    The garbage collector belongs to the process, so the episodes of all its servers and event loops count together.
+    """
+    global _episodes_in_flight  # noqa: PLW0603 - the number of a process
+    with _count_lock:
+        _episodes_in_flight += 1
+        if _active_collector is not None:
+            _active_collector.begin_episode(_episodes_in_flight)
 
 
-def end_episode(in_flight: int) -> None:
-    """Count an ended episode while *in_flight* others go on, if a block of `collect_rarely` is active."""
-    if _active_collector is not None:
-        _active_collector.end_episode(in_flight)
+def end_episode() -> None:
+    """Note that an episode of this process has ended; collect reference cycles if it is time."""
+    global _episodes_in_flight  # noqa: PLW0603
+    with _count_lock:
+        _episodes_in_flight -= 1
+        in_flight, collector = _episodes_in_flight, _active_collector
+    if collector is not None:
+        collector.end_episode(in_flight)
 
 
 def _get_resident_memory() -> int:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gymsdk.config.model import WorkerConfig
-from gymsdk.deploy.distributor import READY, STATE, ConnectionDistributor, WorkerChannel, receive_connections
+from gymsdk.deploy.distributor import READY, STATE, STOPPING, ConnectionDistributor, WorkerChannel, receive_connections
 from gymsdk.deploy.runner import BackgroundTask
 
 
@@ -127,6 +127,23 @@ async def test_connections_that_an_ended_worker_did_not_receive_go_to_another(
         distributor.reclaim()
         worker = Worker(other)
         await worker.start()
+        assert await asyncio.gather(*waiting) == ["worker-2"] * 5
+        await worker.stop()
+
+
+async def test_connections_that_a_stopping_worker_did_not_receive_go_to_another_at_once(
+    listener: socket.socket, channels: list[WorkerChannel]
+) -> None:
+    stopping, other = channels
+    worker = Worker(other)
+    # The process of the stopping worker goes on.
+    async with distributing(listener, channels, {each.name: os.getpid() for each in channels}):
+        _say_ready(stopping)
+        waiting = [asyncio.ensure_future(ask(listener)) for _ in range(5)]
+        while not stopping.count_unreceived_bytes():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+        await worker.start()
+        stopping.theirs.send(STATE.pack(STOPPING, os.getpid()))
         assert await asyncio.gather(*waiting) == ["worker-2"] * 5
         await worker.stop()
 

@@ -19,8 +19,13 @@ from gymsdk.memory import (
     MAX_EPISODES_WITH_COLLECTIONS,
     MIN_GROWTH_BYTES,
     RareCollector,
+    begin_episode,
     collect_rarely,
+    end_episode,
 )
+from gymsdk.rollouts.jobs import Job, PlayedJob
+from gymsdk.rollouts.run import collect
+from gymsdk.servers.limits import EpisodeSlots
 from gymsdk.timers import timeout_at
 from gymsdk.types import Model
 
@@ -99,6 +104,56 @@ def test_growing_memory_causes_a_collection_however_many_episodes_are_in_flight(
         garbage = _create_garbage(64 * 2**20)
         _count_episodes(collector, EPISODES_PER_CHECK, in_flight=16_384)
         assert garbage() is None
+
+
+def _begin_up_to_limit() -> None:
+    """Begin as many episodes as leave the automatic collector on, and check that one more switches it off."""
+    for _ in range(MAX_EPISODES_WITH_COLLECTIONS):
+        begin_episode()
+    assert gc.isenabled()
+    begin_episode()
+    assert not gc.isenabled()
+
+
+def _end(count: int) -> None:
+    for _ in range(count):
+        end_episode()
+
+
+def test_the_episodes_of_all_servers_of_a_process_count_together() -> None:
+    with collect_rarely():
+        _begin_up_to_limit()
+        # The last episode of one server ends while those of another go on.
+        begin_episode()
+        _end(1)
+        assert not gc.isenabled()
+        _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
+        assert gc.isenabled()
+
+
+async def test_cancelled_episodes_do_not_count_any_more() -> None:
+    slots, blocked = EpisodeSlots(2, 100), asyncio.Event()
+
+    async def hold_slot() -> None:
+        async with slots:
+            await blocked.wait()
+
+    async def play_forever(_: Job) -> PlayedJob:
+        await blocked.wait()
+        raise AssertionError
+
+    with collect_rarely():
+        requests = [asyncio.ensure_future(hold_slot()) for _ in range(50)]
+        jobs = [Job("counting", number, 0, {}) for number in range(50)]
+        ends = collect(jobs, play_forever, concurrency=20)
+        first = asyncio.ensure_future(anext(ends))
+        await asyncio.sleep(0.05)
+        for each in (*requests, first):
+            each.cancel()
+        await asyncio.wait([*requests, first])
+        await ends.aclose()
+        _begin_up_to_limit()
+        _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
 
 
 async def test_an_episode_leaves_no_reference_cycle(policy: Callable[..., Model]) -> None:

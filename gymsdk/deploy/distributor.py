@@ -153,6 +153,9 @@ class ConnectionDistributor:
 
     def _receive_state(self, channel: WorkerChannel) -> None:
         channel.read_state()
+        if not channel.pid:
+            # A worker that stops receives no more connections, and its process may run for seconds until it has ended.
+            self._waiting.extend(_receive_all(channel.theirs))
         self._resume()
 
     def _list_workers(self) -> list[WorkerChannel]:

@@ -27,7 +27,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
-from gymsdk.memory import begin_episode, collect_rarely
+from gymsdk.memory import begin_episode, collect_rarely, end_episode
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
@@ -163,11 +163,11 @@ async def collect(
             started = asyncio.ensure_future(play(job))
             started.add_done_callback(ended.put_nowait)
             running.add(started)
-            begin_episode(len(running))
+            begin_episode()
             if number % MAX_STARTS_PER_PASS == 0:
                 await asyncio.sleep(0)
 
-    with collect_rarely() as collector:
+    with collect_rarely():
         starting = asyncio.ensure_future(start_jobs())
         starting.add_done_callback(ended.put_nowait)
         try:
@@ -182,13 +182,15 @@ async def collect(
                         continue
                     running.discard(finished)
                     slots.release()
-                    collector.end_episode(len(running))
+                    end_episode()
                     yield finished.result()
         finally:
             starting.cancel()
             for each in running:
                 each.cancel()
             await asyncio.gather(starting, *running, return_exceptions=True)
+            for _ in running:
+                end_episode()
 
 
 async def play_missing(

@@ -278,14 +278,15 @@ class EpisodeSlots:
             ServerOverloaded: All slots are taken and the queue is full.
         """
         await self._take_slot()
+        begin_episode()
 
     async def __aexit__(self, *_: object) -> None:
+        end_episode()
         self._release_slot()
 
     async def _take_slot(self) -> None:
         if self._running < self._slots and not self._waiting:
             self._running += 1
-            begin_episode(self._running)
             return
         if len(self._waiting) >= self._queue:
             sentence = f"all {self._slots} slots are taken by episodes, and {self._queue} more wait"
@@ -309,7 +310,6 @@ class EpisodeSlots:
     def _release_slot(self) -> None:
         self._ended += 1
         self._measure()
-        end_episode(self._running)
         self._pass_on()
 
     def _pass_on(self) -> None:

@@ -108,7 +108,7 @@ class SessionStore:
         await self.check_capacity(name)
         session = Session(self._new_token(), runner, name, last_used=self._clock())
         self._open[session.token] = session
-        begin_episode(len(self._open))
+        begin_episode()
         if name is not None:
             self._named[name] = session
         return session
@@ -186,9 +186,11 @@ class SessionStore:
         return closing
 
     async def _close_episode(self, session: Session) -> None:
-        async with session.lock:
-            await session.runner.close()
-        end_episode(len(self._open))
+        try:
+            async with session.lock:
+                await session.runner.close()
+        finally:
+            end_episode()
 
     def close_soon(self, session: Session) -> None:
         """Mark a session as left: it closes after `LEFT_SESSION_SECONDS`, or when another session needs its place."""
