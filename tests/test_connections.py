@@ -7,7 +7,7 @@ import gzip
 import itertools
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from gymsdk.errors import Failed
 from gymsdk.http import client, connections
 from gymsdk.http.client import NO_RETRY, HttpResponse
 
+HOSTS = "127.0.0.2", "127.0.0.1"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -273,6 +274,29 @@ def test_a_host_name_is_resolved_once_for_many_connections(monkeypatch: pytest.M
     getaddrinfo = socket.getaddrinfo
     # uvloop resolves names by itself.
     asyncio.run(asyncio.wait_for(check(), 30))
+
+
+def test_the_next_address_of_a_host_is_tried_if_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with _serve(OK) as server:
+            port = int(server.url.partition("127.0.0.1:")[2].partition("/")[0])
+            with socket.create_server(("127.0.0.2", port), backlog=0) as silent, ExitStack() as others:
+                for _ in range(2):
+                    # The queue of the server is full afterwards, so the system ignores further connections.
+                    waiting = others.enter_context(socket.socket())
+                    waiting.setblocking(False)
+                    waiting.connect_ex(silent.getsockname())
+                addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in HOSTS]
+
+                async def look_up(_: connections.ConnectionPool, key: object) -> list[connections.AddressInfo]:
+                    return addresses
+
+                monkeypatch.setattr(connections.ConnectionPool, "_look_up", look_up)
+                server.url = server.url.replace("127.0.0.1", "model.test")
+                assert (await _post(server, timeout=5)).json() == {}
+                assert b"Host: model.test:" in server.requests[0]
+
+    _run(check())
 
 
 def test_a_connection_with_an_unsent_request_is_not_used_again() -> None:

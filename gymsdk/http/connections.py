@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from itertools import chain, islice, takewhile
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import aiohttp
 import httptools
+from aiohappyeyeballs import start_connection
 from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
@@ -41,6 +42,9 @@ SWEEP_SECONDS = 1.0
 RESOLUTION_SECONDS = 10.0
 """Seconds for which the addresses of a host name are remembered."""
 
+NEXT_ADDRESS_SECONDS = 0.25
+"""Seconds after which the next address of a host name is tried beside the ones before; RFC 8305 recommends 250 ms."""
+
 MAX_RESPONSES_PER_PASS = 32
 """How many requests continue in one pass of the event loop.
 
@@ -52,6 +56,9 @@ _URL_PATTERN = re.compile(
     r"(?:\.[A-Za-z0-9/_~:@!$&'()*+,;=-]+)*)?"
 )
 """URLs that are sent as they are: without credentials, a query, escapes or segments of dots."""
+
+AddressInfo: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
+"""An address as `getaddrinfo` returns it: the family, the kind, the protocol, a canonical name, and the address."""
 
 _INVALID_HEADER = re.compile(r"[\0\r\n]")
 _FIRST_FINAL_STATUS = 200
@@ -334,8 +341,8 @@ class ConnectionPool:
         self._idle_seconds = idle_seconds
         self._connect_seconds = connect_seconds
         self._idle: dict[tuple[str, int], list[Connection]] = {}
-        self._addresses: dict[tuple[str, int], tuple[float, list[str]]] = {}
-        self._lookups: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
+        self._addresses: dict[tuple[str, int], tuple[float, list[AddressInfo]]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[AddressInfo]]] = {}
         self._sweep: asyncio.Handle | None = None
         self._responses = ResponseQueue()
         self._create_connection = partial(Connection, self._responses)
@@ -413,25 +420,28 @@ class ConnectionPool:
         return closed
 
     async def _open(self, target: Target) -> Connection:
-        """Open a connection to the first address of *target* that accepts one."""
-        loop = asyncio.get_running_loop()
-        errors: list[OSError] = []
-        for address in await self._resolve(target):
-            try:
-                _, connection = await loop.create_connection(self._create_connection, address, target.port)
-            except OSError as error:
-                errors.append(error)
-            else:
-                return connection
-        raise errors[0]
+        """Open a connection to an address of *target*.
 
-    async def _resolve(self, target: Target) -> list[str]:
+        The next address is tried as soon as one fails, or does not answer within `NEXT_ADDRESS_SECONDS` (RFC 8305).
+        """
+        loop = asyncio.get_running_loop()
+        addresses = await self._resolve(target)
+        if len(addresses) > 1:
+            chosen = await start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, loop=loop)
+            _, connection = await loop.create_connection(self._create_connection, sock=chosen)
+        else:
+            host = str(addresses[0][4][0]) if addresses else target.host
+            _, connection = await loop.create_connection(self._create_connection, host, target.port)
+        return connection
+
+    async def _resolve(self, target: Target) -> list[AddressInfo]:
+        """Return the addresses of a host name; none if *target* has an address instead."""
         try:
             ip_address(target.host)
         except ValueError:
             pass
         else:
-            return [target.host]
+            return []
         key = target.host, target.port
         until, addresses = self._addresses.get(key, (0.0, []))
         if time.monotonic() < until:
@@ -443,8 +453,9 @@ class ConnectionPool:
         # The other requests go on if this one is cancelled.
         return await asyncio.shield(lookup)
 
-    async def _look_up(self, key: tuple[str, int]) -> list[str]:
+    async def _look_up(self, key: tuple[str, int]) -> list[AddressInfo]:
         found = await asyncio.get_running_loop().getaddrinfo(*key, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-        self._addresses[key] = time.monotonic() + RESOLUTION_SECONDS, addresses
-        return addresses
+        now = time.monotonic()
+        self._addresses = {each: known for each, known in self._addresses.items() if known[0] > now}
+        self._addresses[key] = now + RESOLUTION_SECONDS, list(dict.fromkeys(found))
+        return self._addresses[key][1]
