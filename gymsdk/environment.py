@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk import tools
-from gymsdk.concurrency import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, ThreadIterator, get_loop_time_after
+from gymsdk.concurrency import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, get_loop_time_after
 from gymsdk.config.show import is_secret
 from gymsdk.errors import (
     BadConfig,
@@ -51,6 +51,7 @@ from gymsdk.plugins.calls import (
 )
 from gymsdk.plugins.stack import DefaultPlugin, HookImplementation, build_stack
 from gymsdk.responses import get_played_actions, iter_turn_spans
+from gymsdk.threads import ThreadIterator
 from gymsdk.types import (
     AGENT_SUFFIX,
     Action,

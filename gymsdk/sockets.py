@@ -1,4 +1,4 @@
-"""Accept connections on a listening socket, in the same way on each event loop."""
+"""Accept connections on a listening socket, in the same way on each event loop, and raise the limit of open files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 SOCKET_BACKLOG = 4096
 """Length of the socket's accept queue: a client that finds it full retries only after a second."""
@@ -132,3 +133,29 @@ class Acceptor:
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
         self._exhaustion_log.record(error)
+
+
+MAX_OPEN_FILES = 65535
+"""The soft limit of open files, connections included, that a process requests."""
+
+RESERVED_DESCRIPTORS = 128
+"""Descriptors reserved for files, worker processes and the files of environments."""
+
+
+def raise_open_file_limit() -> int:
+    """Raise the soft limit of open files as far as the hard limit allows, and return the resulting limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def count_affordable(connections_each: int) -> int:
+    """Return how many objects with *connections_each* connections this process can open in addition to its open files.
+
+    The result is at least 1.
+    """
+    free = raise_open_file_limit() - sum(1 for _ in Path("/dev/fd").iterdir()) - RESERVED_DESCRIPTORS
+    return max(free // connections_each, 1)

@@ -18,7 +18,19 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 LAYERS = (
     {"errors", "types"},
     {"jsonl", "responses", "tracing"},
-    {"concurrency", "convert", "credentials", "http", "memory", "plugins", "sockets", "timers", "tools", "workers"},
+    {
+        "concurrency",
+        "convert",
+        "credentials",
+        "http",
+        "memory",
+        "plugins",
+        "sockets",
+        "threads",
+        "timers",
+        "tools",
+        "workers",
+    },
     {"client", "config", "models", "router", "tokens"},
     {"environment", "plugins.registry"},
     {"episode", "metrics"},
@@ -35,6 +47,7 @@ An entry names a package with everything in it, unless a longer entry names the 
 
 THIRD_PARTIES = {
     "accelerate": {"trl"},
+    "aiohappyeyeballs": {"http.connections"},
     "aiohttp": {"http", "models", "servers", "testing"},
     "cloudpickle": {"workers.processes"},
     "cookiecutter": {"cli.new"},

@@ -16,12 +16,12 @@ from gymsdk.bench.recording import Recording, list_jobs, record_rollouts
 from gymsdk.bench.report import BenchResult, LoadResult
 from gymsdk.bench.shapes import Shape
 from gymsdk.bench.stage import Stage, join_servers, start_policy, start_servers
-from gymsdk.concurrency import count_affordable
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.http import client
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
+from gymsdk.sockets import count_affordable
 from gymsdk.testing.endpoint import NAME
 from gymsdk.types import Rollout
 

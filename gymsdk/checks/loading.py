@@ -15,9 +15,9 @@ from gymsdk import jsonl
 from gymsdk.checks.phases import describe_task, draw_tasks
 from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Subject, to_plain
-from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import BadConfig, BadRow
 from gymsdk.models.scripted import build
+from gymsdk.threads import ThreadPool
 from gymsdk.types import Item, Rollout, Row, Task, extract_text
 
 MAX_FINDINGS = 20

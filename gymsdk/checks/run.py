@@ -18,7 +18,6 @@ from gymsdk.checks import determinism, floor, interfaces, isolation, leaks, load
 from gymsdk.checks.loading import LOAD_CHECK
 from gymsdk.checks.report import Check, Finding, NotApplicable, Report, Result
 from gymsdk.checks.subject import Subject, TooSlow
-from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import (
     BadConfig,
     EpisodeError,
@@ -28,6 +27,7 @@ from gymsdk.errors import (
     describe_exception,
     format_suggestion,
 )
+from gymsdk.threads import ThreadPool
 
 GRACE_SECONDS = 5.0
 """Seconds after its time limit in which a check may still end by itself."""

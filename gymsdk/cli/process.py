@@ -24,8 +24,9 @@ from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from gymsdk.concurrency import create_event_loop, raise_open_file_limit
+from gymsdk.concurrency import create_event_loop
 from gymsdk.errors import GymsdkError, describe_exception
+from gymsdk.sockets import raise_open_file_limit
 
 LOGGER_NAME = "gymsdk.tracebacks"
 """The logger that receives the tracebacks."""

@@ -190,9 +190,9 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
-    from gymsdk.concurrency import count_affordable
     from gymsdk.rollouts.reverify import reverify
     from gymsdk.rollouts.tasks import AtomicRowWriter
+    from gymsdk.sockets import count_affordable
 
     concurrency = min(reverify_options.concurrency, count_affordable(2))
     rejudgements, last_report = (

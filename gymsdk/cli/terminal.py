@@ -9,9 +9,9 @@ from functools import partial
 import typer
 
 from gymsdk import responses
-from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import Failed
 from gymsdk.responses import is_policy_item
+from gymsdk.threads import ThreadPool
 from gymsdk.types import Episode, Item, Model, extract_text
 
 PROMPT_HELP = "Write a reply, or `/call TOOL {JSON}`; `/tools` shows the tools, `/quit` ends."

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from gymsdk import credentials
-from gymsdk.concurrency import CANCEL_GRACE_SECONDS, raise_open_file_limit
+from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import Node
@@ -27,6 +27,7 @@ from gymsdk.servers.listener import Listener, bind_socket, socket_host, socket_p
 from gymsdk.servers.middleware import App, server_prefix
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
+from gymsdk.sockets import raise_open_file_limit
 from gymsdk.types import Item
 
 Adopt: TypeAlias = Callable[[socket.socket], None]

@@ -10,7 +10,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gymsdk.concurrency import raise_open_file_limit
 from gymsdk.config.model import Deployment, Limits, ServerConfig, WorkerConfig
 from gymsdk.deploy.distributor import ConnectionDistributor, WorkerChannel
 from gymsdk.deploy.supervised import (
@@ -30,6 +29,7 @@ from gymsdk.servers.limits import default_body_budget
 from gymsdk.servers.listener import socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID
 from gymsdk.servers.shared_memory import create_shared_file
+from gymsdk.sockets import raise_open_file_limit
 
 
 @dataclass(frozen=True, slots=True)

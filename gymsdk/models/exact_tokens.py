@@ -19,7 +19,6 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from gymsdk import responses
-from gymsdk.concurrency import CrossLoopSemaphore
 from gymsdk.convert import chat, content
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
@@ -38,6 +37,7 @@ from gymsdk.models.token_calls import (
 )
 from gymsdk.models.token_probe import probe
 from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, TokenInterface
+from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.tokens.history import TokenHistory, compute_digest, find_history

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 from gymsdk.concurrency import (
     INTERRUPTS,
     Deadline,
-    ThreadPool,
     apply_deadline,
     cancel_and_wait,
     get_deadline,
@@ -39,6 +38,7 @@ from gymsdk.errors import (
     format_validation_error,
 )
 from gymsdk.jsonl import dump_portable_json
+from gymsdk.threads import ThreadPool
 from gymsdk.timers import timeout_at
 from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
 from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict

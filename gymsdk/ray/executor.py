@@ -26,9 +26,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gymsdk.concurrency import CrossLoopSemaphore, pause_deadline
+from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import EpisodeError, Failed, GymsdkError, WorkerLost
 from gymsdk.ray.cluster import join, list_nodes
+from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.workers.offload import Work
 from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
 

@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 from gymsdk import jsonl
-from gymsdk.concurrency import MAX_SLICE_SECONDS, ThreadIterator, yield_regularly
+from gymsdk.concurrency import MAX_SLICE_SECONDS, yield_regularly
 from gymsdk.errors import BadOutput
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, JobBuilder, Key
+from gymsdk.threads import ThreadIterator
 from gymsdk.types import Row
 
 ROWS_BEFORE_START = 256

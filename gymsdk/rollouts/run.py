@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gymsdk.client import UnknownServer
-from gymsdk.concurrency import count_affordable, raise_open_file_limit, yield_regularly
+from gymsdk.concurrency import yield_regularly
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
@@ -63,6 +63,7 @@ from gymsdk.rollouts.tasks import (
     read_splits,
 )
 from gymsdk.rollouts.trajectory import build_trajectory, get_task_name
+from gymsdk.sockets import count_affordable, raise_open_file_limit
 from gymsdk.types import Budget, Failure, Model, Playable, Rollout, Row
 
 

@@ -16,13 +16,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.concurrency import pause_deadline, resolve_future
+from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import Failed
 from gymsdk.servers.app import document_endpoint, read_json_object
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_body
 from gymsdk.servers.shared_memory import SharedPause
+from gymsdk.threads import resolve_future
 from gymsdk.timers import timeout_at
 from gymsdk.types import Episode, Item, Model
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from gymsdk.concurrency import raise_open_file_limit
 from gymsdk.convert import anthropic, chat_inbound
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
@@ -27,7 +26,7 @@ from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import middleware
 from gymsdk.servers.model import build_model_entry, build_model_list, find_model, is_anthropic_client
-from gymsdk.sockets import Acceptor
+from gymsdk.sockets import Acceptor, raise_open_file_limit
 from gymsdk.testing import token_api
 from gymsdk.testing.engine import Engine, EngineKind, Reasoning, build_prompt
 from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Fate, Faults, draw_fates

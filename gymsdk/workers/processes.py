@@ -29,8 +29,9 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
-from gymsdk.concurrency import CrossLoopSemaphore, ThreadPool, pause_deadline
+from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import BudgetSpent, Failed, WorkerLost
+from gymsdk.threads import CrossLoopSemaphore, ThreadPool
 from gymsdk.tracing import count_worker_cpu
 from gymsdk.workers.offload import InlineExecutor, Work, find_work, list_work, set_default_executor
 

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses, types
-from gymsdk.concurrency import Deadline, ThreadPool, get_loop_time_after
+from gymsdk.concurrency import Deadline, get_loop_time_after
 from gymsdk.plugins.calls import HookRunner, run_stage
+from gymsdk.threads import ThreadPool
 from gymsdk.types import Budget
 
 SECONDS = 1.0

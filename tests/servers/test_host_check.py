@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from gymsdk import Environment, Task
-from gymsdk.concurrency import MAX_OPEN_FILES, raise_open_file_limit
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
 from gymsdk.servers import connection
 from gymsdk.servers.middleware import allowed_hosts
+from gymsdk.sockets import MAX_OPEN_FILES, raise_open_file_limit
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 
