@@ -22,6 +22,7 @@ from gymsdk.types import (
     Item,
     Message,
     Model,
+    build_usage,
     extract_text,
     is_content,
     is_reply,
@@ -152,23 +153,6 @@ def build_reasoning(*texts: str, id: str | None = None) -> Item:
     """Return the policy's reasoning as an output item with a summary part per text."""
     summary = [{"type": "summary_text", "text": text} for text in texts]
     return {"id": id or generate_id("rs"), "type": "reasoning", "status": "completed", "summary": summary}
-
-
-def build_usage(
-    input_tokens: int = 0,
-    output_tokens: int = 0,
-    *,
-    cached_tokens: int | None = None,
-    reasoning_tokens: int | None = None,
-) -> Item:
-    """Return the usage of one call; a detail is null if the provider did not report it."""
-    return {
-        "input_tokens": input_tokens,
-        "input_tokens_details": {"cached_tokens": cached_tokens},
-        "output_tokens": output_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-        "total_tokens": input_tokens + output_tokens,
-    }
 
 
 def build_response(

@@ -1,4 +1,4 @@
-"""Bounded threads for blocking calls, and an iterator whose items a thread computes."""
+"""Run blocking calls in a bounded number of threads, and compute the items of an iterator in a thread."""
 
 from __future__ import annotations
 

@@ -488,23 +488,45 @@ def parse_usage(response: Item) -> Usage:
     )
 
 
+def build_usage(
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+    *,
+    cached_tokens: int | None = None,
+    reasoning_tokens: int | None = None,
+    total_tokens: int = 0,
+) -> Item:
+    """Return the `usage` of a Response; a detail is null if the provider did not report it.
+
+    Args:
+        input_tokens: The number of tokens of the prompt.
+        output_tokens: The number of generated tokens.
+        cached_tokens: How many tokens of the prompt the engine had cached.
+        reasoning_tokens: How many of the generated tokens are reasoning.
+        total_tokens: The sum as the provider reports it; by default that of the prompt and the generated tokens.
+    """
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": cached_tokens},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": total_tokens or input_tokens + output_tokens,
+    }
+
+
 def normalize_usage(usage: object) -> Item:
     """Return the `usage` of a Response with the fields of `Usage`; each is an integer, and details may be null.
 
     An episode must not fail because a server reports something else.
     """
     reported = usage if isinstance(usage, dict) else {}
-    input_tokens = _read_count(reported, "input_tokens") or 0
-    output_tokens = _read_count(reported, "output_tokens") or 0
-    return {
-        "input_tokens": input_tokens,
-        "input_tokens_details": {"cached_tokens": _read_count(reported.get("input_tokens_details"), "cached_tokens")},
-        "output_tokens": output_tokens,
-        "output_tokens_details": {
-            "reasoning_tokens": _read_count(reported.get("output_tokens_details"), "reasoning_tokens")
-        },
-        "total_tokens": _read_count(reported, "total_tokens") or input_tokens + output_tokens,
-    }
+    return build_usage(
+        _read_count(reported, "input_tokens") or 0,
+        _read_count(reported, "output_tokens") or 0,
+        cached_tokens=_read_count(reported.get("input_tokens_details"), "cached_tokens"),
+        reasoning_tokens=_read_count(reported.get("output_tokens_details"), "reasoning_tokens"),
+        total_tokens=_read_count(reported, "total_tokens") or 0,
+    )
 
 
 def _read_count(value: object, key: str) -> int | None:
@@ -537,13 +559,13 @@ def _add_optional(first: int | None, second: int | None) -> int | None:
 
 def usage_to_item(usage: Usage) -> Item:
     """Return *usage* in the form of a Response object's `usage`."""
-    return {
-        "input_tokens": usage.input_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
-    }
+    return build_usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        total_tokens=usage.total_tokens,
+    )
 
 
 class collect_usage:  # noqa: N801 - a context manager, used like a function

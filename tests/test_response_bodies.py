@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Response
 
 from gymsdk import responses
+from gymsdk.types import build_usage
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 
@@ -25,7 +26,7 @@ def test_a_response_is_valid_for_the_sdk() -> None:
 
 
 def test_usage_has_a_total_and_no_invented_details() -> None:
-    usage = responses.build_usage(3, 4, cached_tokens=1)
+    usage = build_usage(3, 4, cached_tokens=1)
     assert usage["total_tokens"] == 7
     assert usage["input_tokens_details"] == {"cached_tokens": 1}
     assert usage["output_tokens_details"] == {"reasoning_tokens": None}
@@ -34,7 +35,7 @@ def test_usage_has_a_total_and_no_invented_details() -> None:
 def test_an_incomplete_response_is_valid_for_the_sdk() -> None:
     told = responses.build_overflow_response("too long", model="m", request={})
     read = Response.model_validate(told | {"usage": None})
-    assert told["usage"] == responses.build_usage(cached_tokens=0, reasoning_tokens=0)
+    assert told["usage"] == build_usage(cached_tokens=0, reasoning_tokens=0)
     assert read.incomplete_details is not None
     assert (read.status, read.incomplete_details.reason, read.output) == ("incomplete", "max_output_tokens", [])
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import responses, types
-from gymsdk.types import Usage
+from gymsdk import types
+from gymsdk.types import Usage, build_usage
 
-CALL = {"usage": responses.build_usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
+CALL = {"usage": build_usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
 
 
 def test_usage_is_read_from_a_response():
@@ -25,7 +25,7 @@ def test_calls_are_summed():
 
 
 def test_a_detail_that_one_call_lacks_is_unknown_in_the_sum():
-    total = types.add_usage(types.parse_usage(CALL), types.parse_usage({"usage": responses.build_usage(1, 1)}))
+    total = types.add_usage(types.parse_usage(CALL), types.parse_usage({"usage": build_usage(1, 1)}))
     assert total.cached_tokens is None
     assert total.input_tokens == 11
 

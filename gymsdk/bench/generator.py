@@ -93,7 +93,7 @@ class Tally:
 
 
 class RowSender:
-    """Sends rows to agents, and reads of each response only what the benchmark counts.
+    """Sends rows to agents, and reads only the counted parts of each response.
 
     The load generator shares the machine with the servers, so each row is written as JSON only once. Every rollout has
     a new ID, because a server answers a known ID with its earlier response.

@@ -184,7 +184,7 @@ class BenchResult(BaseModel):
 
     @property
     def title(self) -> str:
-        """The name of what was measured: the shape, or the environment."""
+        """The name of the measured shape or environment."""
         return self.shape or self.environment
 
 

@@ -2,9 +2,9 @@
 
 The check searches in two ways, and avoids false alarms in both:
 
-- Policies reply with what a simple rule finds in the visible text. They must not earn more than chance. The prompt of a
-  retrieval task contains parts of its answer, but such policies still earn nothing there. An answer in the prompt alone
-  is not a leak, because a task may ask to find it there.
+- Policies reply with text that a simple rule finds in the visible text. They must not earn more than chance. The prompt
+  of a retrieval task contains parts of its answer, but such policies still earn nothing there. An answer in the prompt
+  alone is not a leak, because a task may ask to find it there.
 - Schemas and the responses to wrong calls and replies should not depend on the answer. A task's own answer must not
   appear there markedly more often than in the same place of other tasks.
 """

@@ -207,7 +207,7 @@ class ImportEffects(BaseModel):
 
 
 async def measure_import(module: str) -> ImportEffects:
-    """Measure what the import of *module* costs in a new process that has imported gymsdk already.
+    """Measure the cost of importing *module* in a new process that has imported gymsdk already.
 
     Raises:
         ImportError: The import fails; the message is the last line of its traceback.

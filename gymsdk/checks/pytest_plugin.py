@@ -69,7 +69,7 @@ def _get_run(name: str, settings: dict[str, Any]) -> CheckRun:
 
 
 class EnvironmentCollector(pytest.Collector):
-    """An environment whose checks are tests."""
+    """An environment with its checks as tests."""
 
     def __init__(self, *, run: CheckRun, **kwargs: Any) -> None:
         super().__init__(nodeid=kwargs["name"], **kwargs)

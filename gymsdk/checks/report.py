@@ -57,7 +57,7 @@ class Check:
         id: `packaging.*`, `runtime.*` or `semantic.*`. Where OpenEnv's RFC 008 defines the same check, its id.
         requirement: The requirement as a sentence.
         why: Why the requirement matters.
-        fix: How to fix what the check finds.
+        fix: How to fix the findings.
         run: The function that runs the check.
         needs: The packages of the extra `author` that the check imports.
         seconds: The time limit in seconds.

@@ -222,7 +222,7 @@ def _follow_run(run: Run, *, with_parent: bool) -> Callable[[], bool]:
 
 @contextmanager
 def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
-    """Yield a function that starts to send the run in *folder* to a service, in a process of its own.
+    """Yield a function that starts to send the run in *folder* to a service, in a separate process.
 
     At the end of the context, the process gets the time to send the rest.
 

@@ -28,7 +28,7 @@ BLOCK_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Beside:
-    """What runs beside the rollouts, in processes of their own.
+    """The processes that run beside the rollouts.
 
     Attributes:
         view: Whether the viewer shows the run.

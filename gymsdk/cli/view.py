@@ -137,7 +137,7 @@ def _export(runs: list[Path], target: Path, where: list[str], search: str, sampl
 
 @contextmanager
 def run_viewer(folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that starts the viewer of the run in *folder* as a process of its own.
+    """Yield a function that starts the viewer of the run in *folder* in a separate process.
 
     At the end of the context, the viewer stays open until Ctrl-C if a person sees it, and ends otherwise. It ends with
     this process in any case.

@@ -111,7 +111,7 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
 CHILD_CONTEXT = "child"
-"""The serialization context in which settings with secrets are written, for a server in a process of its own."""
+"""The serialization context in which settings with secrets are written, for a server in a separate process."""
 
 
 def _serialize_secrets(value: Mapping[str, Any], info: SerializationInfo) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _reveal_secrets(value: Any) -> Any:
 
 
 SecretSettings = Annotated[Mapping[str, Any], PlainSerializer(_serialize_secrets), Field(repr=False)]
-"""Settings that may contain keys: they are neither shown nor dumped, except for a server in a process of its own."""
+"""Settings that may contain keys: they are neither shown nor dumped, except for a server in a separate process."""
 
 
 class FrozenModel(BaseModel):
@@ -318,7 +318,7 @@ def parse_root_path(value: str) -> str:
 
 
 class WorkerConfig(FrozenModel):
-    """What the supervisor of `--workers` tells one worker; the command line and the files never set it.
+    """The settings that the supervisor of `--workers` gives one worker; the command line and the files never set them.
 
     Attributes:
         number: The number of the worker, from 1.

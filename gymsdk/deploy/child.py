@@ -1,4 +1,4 @@
-"""What a server in its own process inherits from its supervisor: the deployment on standard input, and its socket.
+"""The deployment on standard input and the socket that a server in its own process inherits from its supervisor.
 
 Every user of the machine can read the arguments and the environment of a process, so that neither holds a setting.
 """

@@ -1,6 +1,6 @@
-"""Run resources servers that are programs of their own, such as those of NeMo Gym, beside the servers of this process.
+"""Run resources servers that are separate programs, such as those of NeMo Gym, beside the servers of this process.
 
-A configuration names such a program in `entrypoint`. It runs in a process and a Python environment of its own, and a
+A configuration names such a program in `entrypoint`. It runs in its own process and Python environment, and a
 node registers it with the head, so that agents, the collector and `gymsdk status` treat it as any resources server.
 """
 
@@ -147,8 +147,8 @@ class RunningProgram:
     """A program with its process and its node.
 
     Attributes:
-        service: What the node registers.
-        launch: What the launcher reads from standard input.
+        service: The service that the node registers.
+        launch: The input of the launcher.
         headers: Returns the headers that authenticate the node.
         head_url: The URL of the head.
         supervisor: Restarts the process when it exits.

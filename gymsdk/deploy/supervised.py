@@ -1,4 +1,4 @@
-"""Run the processes of a deployment under one supervisor, whose node reports them to the head."""
+"""Run the processes of a deployment under one supervisor, and report them to the head."""
 
 from __future__ import annotations
 

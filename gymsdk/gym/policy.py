@@ -74,7 +74,7 @@ class Policy:
         return turn
 
     def batch(self, observations: Sequence[Any], infos: Info | Sequence[Info]) -> list[Turn]:
-        """Return the next turn of each sub-environment; the model is asked for all concurrently.
+        """Return the next turn of each sub-environment, from concurrent calls of the model.
 
         The model is not asked where the action is ignored. If a request fails, the turn has a `failure`, which ends its
         episode as failed; the other episodes continue.

@@ -368,7 +368,7 @@ class Slots:
     `play` and `close` are coroutines for the background loop.
 
     Args:
-        config: What the slots play.
+        config: The environment and the tasks of the slots.
         generators: One random generator per slot with its seed; `None` for a generator to be created on first use.
     """
 
@@ -392,7 +392,7 @@ class Slots:
         return self.config.choose_episode(self.get_generator(index, seed)[0], seed=seed, options=options)
 
     def find_finished(self) -> list[int]:
-        """Return the slots whose episode is over."""
+        """Return the slots with an ended episode."""
         return [index for index, seat in enumerate(self.slots) if seat.rollout]
 
     def parse_actions(self, actions: Mapping[int, Any]) -> dict[int, list[Item]]:

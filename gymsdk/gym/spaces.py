@@ -132,7 +132,7 @@ FINAL_INFO_KEYS = ("outcome", "failure")
 """The keys of an `info` after which the policy's next action is ignored: the episode is over or was never opened."""
 
 PARSE_ERRORS = (InvalidRequest, LookupError, TypeError, AttributeError)
-"""What the parsers of chat messages raise for other input."""
+"""The errors of the parsers of chat messages for other input."""
 
 
 class Conversation:

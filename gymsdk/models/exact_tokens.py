@@ -110,7 +110,7 @@ class ExactTokens:
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
     def finish(self, response: Item, call: TokenCall, sent: TokenPrompt | None) -> None:
-        """Check the ids of *response* against those of the call before, and mark what a trainer must know.
+        """Check the ids of *response* against those of the call before, and mark the differences for a trainer.
 
         Args:
             response: The Response to *call*; its last item carries the ids.

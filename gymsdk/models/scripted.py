@@ -22,7 +22,7 @@ from gymsdk.errors import (
 from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
 from gymsdk.responses import get_input_items, is_policy_item, iter_turns, read_text
-from gymsdk.types import Episode, Item, ToolCall, extract_text
+from gymsdk.types import Episode, Item, ToolCall, build_usage, extract_text
 
 TOOL_CALL_PROBABILITY = 0.6
 """The probability that the random policy calls a tool if the request offers any."""
@@ -57,7 +57,7 @@ class ScriptedModel:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Return the Response with the output of the policy."""
         output = await self._choose(request, episode)
-        usage = responses.build_usage(_count_bytes(get_input_items(request)), _count_bytes(output))
+        usage = build_usage(_count_bytes(get_input_items(request)), _count_bytes(output))
         return responses.build_response(output, model=self.name, usage=usage, request=request)
 
     async def aclose(self) -> None:

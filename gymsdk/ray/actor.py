@@ -31,7 +31,7 @@ class Gym:
         for reference in gym.run_rollouts.remote(rows):
             index, line = ray.get(reference)
 
-    Errors of gymsdk reach the caller as exceptions of their own classes. A rollout that fails raises no error: its
+    Errors of gymsdk reach the caller with their own classes. A rollout that fails raises no error: its
     line has the fields of `failures.jsonl` instead of a reward.
 
     Args:

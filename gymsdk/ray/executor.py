@@ -124,7 +124,7 @@ class _QueuedCall:
 
 
 class _Dispatcher:
-    """Sends queued calls to the cluster, on an event loop in a thread of its own."""
+    """Sends queued calls to the cluster, on an event loop in a separate thread."""
 
     def __init__(self, address: str | None, cpus: float) -> None:
         self._address = address

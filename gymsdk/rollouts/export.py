@@ -53,7 +53,7 @@ class Selection:
 
 @dataclass
 class ExportReport:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         rollouts: The number of scored rollouts that were read.

@@ -129,7 +129,7 @@ class LostNodes:
         """Record that a node is lost; servers that appeared after its last report may replace it."""
         if not node.services:
             return
-        # Nodes lost since then need replacements of their own.
+        # Nodes lost since then need other replacements.
         lost = _count_services(
             lost_node for lost_node in self if lost_node.since > node.last_seen and lost_node.id != node.id
         )

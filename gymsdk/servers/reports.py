@@ -412,7 +412,7 @@ class RayStatus(BaseModel):
 
 
 class HeadSnapshot(BaseModel):
-    """What the head knows.
+    """The state that the head reports.
 
     Attributes:
         lease: Seconds that a report is valid.

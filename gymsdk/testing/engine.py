@@ -19,7 +19,7 @@ from gymsdk.testing.faults import Fate, Faults
 from gymsdk.testing.templates import FIRST_SPECIAL_ID, Marker, TemplateTokenizer
 from gymsdk.tokens import chatml
 from gymsdk.tokens.chatml import THINK_END, THINK_START, parse_output
-from gymsdk.types import Item, Model, extract_text, is_reply
+from gymsdk.types import Item, Model, build_usage, extract_text, is_reply
 
 DEFAULT_TOKENIZER = TemplateTokenizer()
 
@@ -129,7 +129,7 @@ def _get_text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the policy generates in one turn.
+    """The output of the policy in one turn.
 
     Attributes:
         output: The output items; of a truncated generation, the items in the part that fits.
@@ -394,7 +394,7 @@ class Engine:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         wants_ids = self.kind != "plain" and _wants_ids(body)
         if self._computes_usage or wants_ids or not generation.is_complete:
-            response["usage"] = responses.build_usage(prompt_size, generation.size)
+            response["usage"] = build_usage(prompt_size, generation.size)
         if not wants_ids:
             if LOGPROBS_INCLUDE in (request.get("include") or ()):
                 response["output"] = add_response_logprobs(generation, top=bool(request.get("top_logprobs")))

@@ -314,7 +314,7 @@ class TemplateTokenizer:
 
     Attributes:
         template: The chat template.
-        pairs: Whether some pairs of letters have a token of their own.
+        pairs: Whether some pairs of letters are single tokens.
     """
 
     template: ChatTemplate = field(default_factory=lambda: TEMPLATES["chatml"])

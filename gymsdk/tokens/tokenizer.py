@@ -83,7 +83,7 @@ def load_token_decoder(name: str) -> Callable[[int], str]:
         loaded = tokenizers.Tokenizer.from_file(name)
     except Exception as error:  # the library raises `Exception` itself
         raise UsageError(f"cannot load a tokenizer from {name}: {error}") from error
-    # A part of a character has no text of its own; the vocabulary's form shows its bytes.
+    # A part of a character is not a text; the vocabulary's form shows its bytes.
     return lru_cache(100_000)(lambda token: _decode_token(loaded, token))
 
 

@@ -11,7 +11,7 @@ import pytest
 from gymsdk import responses
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
-from gymsdk.types import Item
+from gymsdk.types import Item, build_usage
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
@@ -245,7 +245,7 @@ class TestResponse:
             "completion_tokens_details": None,
         }
         response = chat.parse_completion(completed({"content": "x"}, usage=usage), {})
-        assert response["usage"] == responses.build_usage(10, 5, cached_tokens=8)
+        assert response["usage"] == build_usage(10, 5, cached_tokens=8)
 
     @pytest.mark.parametrize("usage", [None, {}, "much", 7, [1]])
     def test_usage_that_is_not_an_object_is_none(self, usage: object) -> None:
@@ -254,10 +254,10 @@ class TestResponse:
     @pytest.mark.parametrize("malformed", [None, "7", {}, [7]])
     def test_malformed_usage_counts_are_zero(self, malformed: object) -> None:
         names = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
-        assert chat.parse_completion_usage(dict.fromkeys(names, malformed)) == responses.build_usage(0, 0)
+        assert chat.parse_completion_usage(dict.fromkeys(names, malformed)) == build_usage(0, 0)
         assert chat.parse_completion_usage(
             {"completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": malformed}}
-        ) == responses.build_usage(0, 5)
+        ) == build_usage(0, 5)
 
     def test_token_ids_on_the_message_go_to_the_last_item(self) -> None:
         message = {"content": "I add.", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]}

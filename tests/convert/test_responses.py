@@ -7,7 +7,7 @@ import pytest
 from gymsdk import responses as wire
 from gymsdk.convert import responses
 from gymsdk.errors import Failed
-from gymsdk.types import extract_text
+from gymsdk.types import build_usage, extract_text
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 
@@ -51,8 +51,8 @@ def test_usage_that_is_not_an_object_is_none(usage: object) -> None:
 
 @pytest.mark.parametrize("malformed", [None, "7", {}, [7]])
 def test_malformed_usage_counts_are_zero(malformed: object) -> None:
-    usage = dict.fromkeys(wire.build_usage(), malformed)
-    assert responses.parse_answer({"output": [], "usage": usage}, {})["usage"] == wire.build_usage(0, 0)
+    usage = dict.fromkeys(build_usage(), malformed)
+    assert responses.parse_answer({"output": [], "usage": usage}, {})["usage"] == build_usage(0, 0)
 
 
 def test_usage_keeps_additional_fields() -> None:

@@ -18,7 +18,7 @@ from gymsdk.gym.policy import Policy, rollout
 from gymsdk.gym.spaces import Turn
 from gymsdk.gym.vector import VectorEnv
 from gymsdk.testing.endpoint import build_app, serve
-from gymsdk.types import Budget
+from gymsdk.types import Budget, build_usage
 
 CODEC_NAMES = ("math", "multineedle", "tool_call")
 TASKS = [Task.ask(f"Note {number}.", number=number) for number in range(3)]
@@ -41,7 +41,7 @@ class RecordingModel:
             raise without_message_types
         return (
             responses.build_response(
-                deepcopy(without_message_types), model="keeps", usage=responses.build_usage(3, 4), request=request
+                deepcopy(without_message_types), model="keeps", usage=build_usage(3, 4), request=request
             )
             | self.response
         )

@@ -17,7 +17,7 @@ from gymsdk.errors import Failed
 from gymsdk.responses import Api
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 CALL = wire.build_function_call("add", '{"a":1}', "c1")
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -36,7 +36,7 @@ class FixedModel:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         self.requests.append(request)
-        return wire.build_response(self.output, model="replies", usage=wire.build_usage(3, 4), request=request)
+        return wire.build_response(self.output, model="replies", usage=build_usage(3, 4), request=request)
 
 
 @asynccontextmanager

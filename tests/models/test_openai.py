@@ -17,7 +17,7 @@ from gymsdk.errors import BadModelOption, Failed
 from gymsdk.responses import Api
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 KEY = "sk-very-secret"
 BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
@@ -44,7 +44,7 @@ class FixedModel:
             responses.build_message("hello"),
             responses.build_function_call("add", "{}", "c1"),
         ]
-        return responses.build_response(output, model="replies", usage=responses.build_usage(3, 4), request=request)
+        return responses.build_response(output, model="replies", usage=build_usage(3, 4), request=request)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from gymsdk.environment import build_config
 from gymsdk.errors import BadConfig, UnknownModel
 from gymsdk.models.registry import MeteredModel
 from gymsdk.models.scripted import build
+from gymsdk.types import build_usage
 
 
 class Settings(Config):
@@ -136,7 +137,7 @@ async def play_with_judge(answer, hook, policy, task):
 @pytest.mark.parametrize("hook", ["step", "verify"])
 async def test_the_tokens_of_a_model_are_counted_by_its_role(policy, task, hook):
     rollout = await play_with_judge(
-        responses.build_response([], model="m", usage=responses.build_usage(7, 2)), hook, policy, task
+        responses.build_response([], model="m", usage=build_usage(7, 2)), hook, policy, task
     )
     assert rollout.usage["user"].total_tokens == 9
     assert rollout.usage["policy"].calls == 1

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse, Response
 from gymsdk import responses
 from gymsdk.rollouts.folder import RunProgress
 from gymsdk.rollouts.jobs import PlayedJob
+from gymsdk.types import build_usage
 
 
 class RecordingProgress:
@@ -67,7 +68,7 @@ BuildReply = Callable[[dict[str, Any], int], Any]
 def reply_four(row: dict[str, Any], _number: int) -> dict[str, Any]:
     """Reply as NeMo Gym's simple agent does after the policy says `4`: with the verifier's fields at the top level."""
     reply = responses.build_message("4", id="msg_0")
-    response = responses.build_response([reply], model="theirs", usage=responses.build_usage(7, 3), id="resp_0")
+    response = responses.build_response([reply], model="theirs", usage=build_usage(7, 3), id="resp_0")
     right = row.get("answer") == 4
     fields = {key: row[key] for key in ("responses_create_params", "answer") if key in row}
     return {**fields, "response": response, "reward": float(right), "extracted_answer": "4"}

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from gymsdk import responses
 from gymsdk.errors import Failed
 from gymsdk.testing.endpoint import build_app, serve
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 CALLS = (responses.build_function_call("add", '{"a": 1}', "c1"), responses.build_function_call("add", '{"a": 2}', "c2"))
 THOUGHT = responses.build_reasoning("two sums, then")
@@ -34,9 +34,7 @@ class FixedModel:
         self.requests.append(request)
         if self.failure:
             raise self.failure
-        return responses.build_response(
-            self.output, model="replies", usage=responses.build_usage(3, 4), request=request
-        )
+        return responses.build_response(self.output, model="replies", usage=build_usage(3, 4), request=request)
 
 
 @asynccontextmanager

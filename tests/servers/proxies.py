@@ -17,7 +17,7 @@ from openai.types.responses import Response
 from gymsdk import model, testing
 from gymsdk import responses as wire
 from gymsdk.servers import model as server
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 from .app_helpers import serve_app
 
@@ -68,7 +68,7 @@ class PreparedModel:
         """Answer *request*."""
         self.requests.append(request)
         status: wire.ResponseStatus = "incomplete" if self.reason else "completed"
-        used = wire.build_usage(3, 4, cached_tokens=1, reasoning_tokens=2)
+        used = build_usage(3, 4, cached_tokens=1, reasoning_tokens=2)
         return wire.build_response(
             [dict(each) for each in self.output],
             model=self.name,

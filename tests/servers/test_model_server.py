@@ -17,7 +17,7 @@ from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 from .app_helpers import app_client, serve_app
 from .proxies import sdks
@@ -39,9 +39,7 @@ class FixedModel:
         self.requests.append(request)
         if self.failure:
             raise self.failure
-        return responses.build_response(
-            self.output, model="replies", usage=responses.build_usage(3, 4), request=request
-        )
+        return responses.build_response(self.output, model="replies", usage=build_usage(3, 4), request=request)
 
 
 class DeepModel(FixedModel):

@@ -11,7 +11,7 @@ from gymsdk import responses
 from gymsdk.convert.tokens import parse_token_fields
 from gymsdk.models.scripted import build
 from gymsdk.tokens.tokenizer import ByteTokenizer
-from gymsdk.types import Episode, Item
+from gymsdk.types import Episode, Item, build_usage
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, FixedModel, endpoint_client, openai, root
 
@@ -30,7 +30,7 @@ class TurnModel:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         turn = sum("said by the user" in str(item.get("content")) for item in request["input"]) - 1
-        return responses.build_response(TURNS[turn], model="talks", usage=responses.build_usage(0, 0), request=request)
+        return responses.build_response(TURNS[turn], model="talks", usage=build_usage(0, 0), request=request)
 
 
 async def play_turns(client: httpx.AsyncClient, extra: Item) -> list[Item]:

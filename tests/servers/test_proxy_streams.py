@@ -16,7 +16,7 @@ from openai import APIError
 from gymsdk import Failed, model, responses, testing
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.servers import model as server
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 from .app_helpers import serve_app
 from .nodes import metric
@@ -60,7 +60,7 @@ class SlowModel:
         if self.failure:
             raise self.failure
         return responses.build_response(
-            [responses.build_message("hello")], model="slow", usage=responses.build_usage(3, 4), request=request
+            [responses.build_message("hello")], model="slow", usage=build_usage(3, 4), request=request
         )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gymsdk import responses
 from gymsdk.responses import TOKEN_FIELDS
 from gymsdk.tokens.history import BROKEN_FIELD
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, build_usage
 
 TOOLS = [
     {
@@ -89,7 +89,7 @@ class TurnPolicy:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         turn = self.turns[self.number]
         self.number += 1
-        usage = responses.build_usage(0, 0)
+        usage = build_usage(0, 0)
         return responses.build_response(turn.build_output(), model="turns", usage=usage, request=request)
 
 

@@ -11,7 +11,7 @@ import pytest
 from gymsdk import responses
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert.api import InvalidRequest
-from gymsdk.types import Item
+from gymsdk.types import Item, build_usage
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
@@ -248,7 +248,7 @@ def test_token_ids_of_a_message_go_to_the_last_item() -> None:
     ],
 )
 def test_a_response_survives_as_a_completion(output: list[Item], finish: str) -> None:
-    response = responses.build_response(output, model="m", usage=responses.build_usage(3, 4, cached_tokens=1))
+    response = responses.build_response(output, model="m", usage=build_usage(3, 4, cached_tokens=1))
     completion = chat_inbound.build_completion(response)
     converted = chat.parse_completion(completion, {})
     without_ids = [{key: value for key, value in item.items() if key != "id"} for item in output]

@@ -14,7 +14,7 @@ from gymsdk.convert import anthropic
 from gymsdk.convert.api import ApiError
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.jsonl import dump_json, parse_json
-from gymsdk.types import Item
+from gymsdk.types import Item, build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 REFUSAL = responses.build_message("") | {"content": [{"type": "refusal", "refusal": "No."}]}
@@ -68,7 +68,7 @@ def test_a_response_becomes_a_message() -> None:
         responses.build_reasoning("hmm", id="rs_1"),
         responses.build_message("I add."),
         CALL,
-        usage=responses.build_usage(7, 4),
+        usage=build_usage(7, 4),
     )
     thinking, *rest = message["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "hmm")
@@ -114,7 +114,7 @@ def test_the_stop_reason_is_converted(output: list[Item], fields: Item, reason: 
 
 
 def test_cached_input_tokens_are_counted_separately() -> None:
-    usage = build_message(usage=responses.build_usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
+    usage = build_message(usage=build_usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (3, 6)
     assert usage["output_tokens_details"] == {"thinking_tokens": 3}
 

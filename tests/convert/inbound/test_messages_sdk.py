@@ -16,7 +16,7 @@ from gymsdk import responses
 from gymsdk.convert.anthropic import MESSAGES_API, format_token_count
 from gymsdk.convert.api import ApiError, InvalidRequest
 from gymsdk.jsonl import dump_json
-from gymsdk.types import Item
+from gymsdk.types import Item, build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 USER = {"role": "user", "content": "hi"}
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_answer(self, outcome: list[Item], body: Item) -> None:
         answer = MESSAGES_API.build_answer(
-            responses.build_response(outcome, model="m", usage=responses.build_usage(9, 4, cached_tokens=6)), body
+            responses.build_response(outcome, model="m", usage=build_usage(9, 4, cached_tokens=6)), body
         )
         self.server.message = answer
         if body.get("stream"):

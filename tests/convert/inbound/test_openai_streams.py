@@ -14,7 +14,7 @@ from openai import APIError, OpenAI
 from gymsdk import responses as wire
 from gymsdk.convert import chat_inbound, responses
 from gymsdk.convert.api import ApiError
-from gymsdk.types import Item
+from gymsdk.types import Item, build_usage
 
 from .strategies import TOKENS, build_responses, refusal
 
@@ -155,7 +155,7 @@ def test_no_frame_contains_a_line_separator(mark: str) -> None:
 
 
 def test_a_completion_of_one_word_has_three_chunks_and_done(build_client: Callable[..., OpenAI]) -> None:
-    response = wire.build_response([wire.build_message("hi")], model="m", usage=wire.build_usage(1, 2))
+    response = wire.build_response([wire.build_message("hi")], model="m", usage=build_usage(1, 2))
     chunks = list(build_client(response).chat.completions.create(model="m", messages=HI, stream=True))
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "hi", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
@@ -163,7 +163,7 @@ def test_a_completion_of_one_word_has_three_chunks_and_done(build_client: Callab
 
 
 def test_usage_is_a_separate_chunk_on_request(build_client: Callable[..., OpenAI]) -> None:
-    response = wire.build_response([wire.build_message("hi")], model="m", usage=wire.build_usage(1, 2))
+    response = wire.build_response([wire.build_message("hi")], model="m", usage=build_usage(1, 2))
     *others, last = build_client(response).chat.completions.create(
         model="m", messages=HI, stream=True, stream_options={"include_usage": True}
     )

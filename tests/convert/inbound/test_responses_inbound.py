@@ -8,7 +8,7 @@ from gymsdk import responses
 from gymsdk.convert.api import ApiError, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.convert.responses import RESPONSES_API
-from gymsdk.types import Item
+from gymsdk.types import Item, build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 HISTORY = [
@@ -66,9 +66,7 @@ def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFix
 
 
 def test_unknown_usage_details_are_zero() -> None:
-    usage = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=responses.build_usage(3, 4)), {})[
-        "usage"
-    ]
+    usage = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=build_usage(3, 4)), {})["usage"]
     assert (usage["input_tokens_details"], usage["output_tokens_details"]) == (
         {"cached_tokens": 0},
         {"reasoning_tokens": 0},
