@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from deployed import Run, get_nodes, run_command, serving, wait_until
+from servers.test_tls import OPENSSL, issue_certificate
 
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import plan_servers
@@ -91,11 +92,12 @@ async def close_client() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[httpx.AsyncClient]:
+async def connect(url: str, token: str = "") -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client that sends each request on a new connection, and thereby to the next worker."""
     limits = httpx.Limits(max_keepalive_connections=0)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     # Loading the certificates of authorities for each client would take longer than its requests.
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, verify=False) as client:
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, verify=False, headers=headers) as client:
         yield client
 
 
@@ -116,9 +118,9 @@ def build_answer(number: int, calls: int) -> dict[str, Any]:
     return build_row(number, response={"output": output})
 
 
-async def play_session(url: str, number: int, calls: int = 3) -> list[int]:
+async def play_session(url: str, number: int, calls: int = 3, *, token: str = "") -> list[int]:
     """Play a session on new connections; return the counts that its calls, and its verdict, report."""
-    async with connect(url) as client:
+    async with connect(url, token) as client:
         (await client.post("/seed_session", json=build_row(number))).raise_for_status()
         counts = [(await client.post("/add", json={"count": 1})).json()["count"] for _ in range(calls)]
         verdict = (await client.post("/verify", json=build_answer(number, calls))).json()
@@ -357,6 +359,36 @@ async def test_no_request_is_refused_while_one_of_one_workers_is_down(tmp_path: 
     with serve_workers(tmp_path, workers=1) as workers:
         os.kill(workers.children()["worker-1"], signal.SIGKILL)
         assert await play_session(workers.url(), 1) == [2, 3, 4, 4]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl here that could make a certificate")
+async def test_workers_share_an_ipv6_port_with_tls_and_a_token_and_survive_the_head(tmp_path: Path) -> None:
+    token = "a-token-of-the-test"
+    (tmp_path / "token").write_text(token)
+    tls = issue_certificate(tmp_path, "IP:::1,IP:127.0.0.1")
+    options = ("--host", "::1", "--token-file", tmp_path / "token", "--tls-cert", tls.certificate, "--tls-key", tls.key)
+    with serve_workers(tmp_path, *options) as workers:
+        assert workers.url().startswith("https://[::1]:")
+        expected = [[number + 1, number + 2, number + 3, number + 3] for number in range(20)]
+        assert await asyncio.gather(*(play_session(workers.url(), each, token=token) for each in range(20))) == expected
+        async with connect(workers.url()) as stranger:
+            assert (await stranger.post("/seed_session", json=build_row(1))).status_code == 401
+        os.kill(workers.children()["head_server"], signal.SIGKILL)
+        assert await asyncio.gather(*(play_session(workers.url(), each, token=token) for each in range(20))) == expected
+
+        async def is_back() -> bool:
+            async with connect(workers.head, token) as client:
+                try:
+                    instances = (await client.get("/server_instances")).json()
+                except httpx.TransportError:
+                    return False
+            return sum(each["status"] == "success" and each["name"] == "counting" for each in instances) == 2
+
+        await wait_until(is_back)
+        async with connect(workers.url("policy_model"), token) as model:
+            assert (await model.post("/pause", json={})).json()["paused"] is True
+            assert [(await model.get("/pause")).json()["paused"] for _ in range(4)] == [True] * 4
 
 
 @pytest.mark.parametrize(
