@@ -61,6 +61,9 @@ AddressInfo: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
 """An address as `getaddrinfo` returns it: the family, the kind, the protocol, a canonical name, and the address."""
 
 _INVALID_HEADER = re.compile(r"[\0\r\n]")
+_INVALID_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+"""Characters that the name of a header field must not have (RFC 9110, section 5.6.2)."""
+
 _FIRST_FINAL_STATUS = 200
 _FIRST_ERROR_STATUS = 400
 _DEFAULT_PORT = 80
@@ -111,12 +114,14 @@ def encode_headers(headers: Mapping[str, str]) -> bytes | None:
     """Return header fields as bytes; `None` if aiohttp must send the request.
 
     Raises:
-        ValueError: A header field contains a line break.
+        ValueError: A header field contains a line break, or its name another invalid character.
     """
     if not RESERVED_HEADERS.isdisjoint(map(str.lower, headers)):
         return None
     if _INVALID_HEADER.search("".join(chain(headers, headers.values()))):
         raise ValueError("a header field must not contain line breaks or null characters")
+    if _INVALID_NAME.search("".join(headers)):
+        raise ValueError("the name of a header field must not contain spaces, colons or other separators")
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
 
 
