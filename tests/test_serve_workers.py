@@ -270,6 +270,17 @@ async def test_a_forwarded_request_is_not_forwarded_again(served: Workers) -> No
     assert served.count_played(401) == 1
 
 
+async def test_a_close_reaches_the_session_that_it_names_although_the_cookie_names_another_one(served: Workers) -> None:
+    urls = await get_own_urls(served, "counting")
+    async with connect(urls["worker-1"]) as other, connect(urls["worker-2"]) as owner, connect(urls["worker-2"]) as jar:
+        (await owner.post("/seed_session", json=build_typed_row("closed"))).raise_for_status()
+        cookies = {**(await other.post("/seed_session", json=build_row(1))).cookies}
+        jar.cookies.update(cookies)
+        (await jar.post("/close_session", json={"resources_session_id": "closed"})).raise_for_status()
+        assert (await owner.post("/add", json={"count": 1})).status_code == 409
+        assert (await other.post("/add", json={"count": 1})).json() == {"count": 2}
+
+
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Serve the environment with three workers and verdicts that take two seconds."""

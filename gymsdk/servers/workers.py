@@ -121,8 +121,9 @@ class Ownership:
     async def forward(self, request: Request, id: str, content: Item) -> Response | None:
         """Return the response of the worker that owns *id*, `None` if that is this worker, now or from now on.
 
-        A request that another worker has forwarded is not forwarded again. Its response is 503 if a third worker has
-        become the owner meanwhile.
+        A request that this method has forwarded at another worker is not forwarded again. Its response is 503 if a
+        third worker has become the owner meanwhile. A request that `ForwardingMiddleware` has forwarded because of its
+        cookie, which may name a session of another worker than the id, is forwarded once more.
 
         Args:
             request: The request.

@@ -20,7 +20,7 @@ from gymsdk.types import Episode, Item
 
 from .app_helpers import app_client
 
-SECONDS = 0.4
+SECONDS = 1.0
 """How long the claims of these tests last."""
 
 OTHER_PROCESS = 1
@@ -76,13 +76,13 @@ async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response
         assert is_owned(memory, key)
         model.released.set()
         assert (await playing).status_code == 200
-        await asyncio.sleep(0.75 * SECONDS)
+        await asyncio.sleep(0.6 * SECONDS)
         assert is_owned(memory, key)
         # A repeated request renews the claim.
         assert (await client.post("/run", json=row)).content == (await playing).content
-        await asyncio.sleep(0.75 * SECONDS)
+        await asyncio.sleep(0.6 * SECONDS)
         assert is_owned(memory, key)
-        await asyncio.sleep(0.75 * SECONDS)
+        await asyncio.sleep(0.6 * SECONDS)
         assert not is_owned(memory, key)
 
 
@@ -159,7 +159,7 @@ async def test_a_claim_lasts_while_a_session_is_open(
         await asyncio.sleep(2 * SECONDS)
         assert is_owned(memory, "session\0named")
         assert (await client.post(close_path, json=ids)).status_code == 200
-        await asyncio.sleep(0.75 * SECONDS)
+        await asyncio.sleep(0.6 * SECONDS)
         assert is_owned(memory, "session\0named")
-        await asyncio.sleep(0.75 * SECONDS)
+        await asyncio.sleep(0.6 * SECONDS)
         assert not is_owned(memory, "session\0named")
