@@ -27,6 +27,8 @@ from gymsdk.errors import GymsdkError
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
 from gymsdk.servers.auth import NO_SECURITY
+from gymsdk.servers.forwarding import FORWARDED_HEADER
+from gymsdk.servers.shared_memory import SECRET_START, SHARED_BYTES
 
 COUNTING = Path(__file__).parent.parent / "benchmarks" / "counting"
 """A folder with the installed environment `counting`."""
@@ -226,6 +228,96 @@ async def test_a_numbered_rollout_is_played_again_after_it_has_ended(served: Wor
         assert served.count_played(300) == 1
         await asyncio.gather(*(client.post("/run", json=body) for _ in range(4)))
     assert served.count_played(300) == 2
+
+
+async def get_own_urls(workers: Workers, name: str) -> dict[str, str]:
+    """Return the URLs of the server *name* at the workers' own ports, by worker."""
+    instances = (await get_nodes(workers.head))["instances"]
+    return {each["process"]: each["url"] for each in instances if each["name"] == name}
+
+
+async def post(url: str, body: object, *, mark: bytes | None = None) -> httpx.Response:
+    """Send a row to an agent, with *mark* as the mark of a forwarded request."""
+    headers = {} if mark is None else {FORWARDED_HEADER.encode(): mark}
+    async with connect(url) as client:
+        return await client.post("/run", json=body, headers=headers)
+
+
+def read_secret(pid: int) -> bytes:
+    """Return the secret in the shared memory of the worker *pid*."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        if path.exists() and path.stat().st_size == SHARED_BYTES:
+            with path.open("rb") as file:
+                file.seek(SECRET_START)
+                return file.read().hex().encode()
+    raise AssertionError("the worker has the shared file open")
+
+
+async def test_a_client_cannot_take_a_rollout_over_from_its_worker(served: Workers) -> None:
+    urls = await get_own_urls(served, "counting_simple_agent")
+    body = build_row(400, _ng_rollout_id="marked")
+    first = await post(urls["worker-1"], body)
+    marked = [await post(urls["worker-2"], body, mark=mark) for mark in (b"1", b"0" * 64, b"\xe9")]
+    assert {each.content for each in marked} == {first.content}
+    assert served.count_played(400) == 1
+
+
+async def test_a_forwarded_request_is_not_forwarded_again(served: Workers) -> None:
+    urls = await get_own_urls(served, "counting_simple_agent")
+    secret = read_secret(served.children()["worker-2"])
+    body = build_row(401, _ng_rollout_id="twice")
+    assert (await post(urls["worker-1"], body)).status_code == 200
+    refused = await post(urls["worker-2"], body, mark=secret)
+    assert (refused.status_code, refused.json()["retryable"], "retry-after" in refused.headers) == (503, True, True)
+    assert served.count_played(401) == 1
+
+
+async def test_a_close_reaches_the_session_that_it_names_although_the_cookie_names_another_one(served: Workers) -> None:
+    urls = await get_own_urls(served, "counting")
+    async with connect(urls["worker-1"]) as other, connect(urls["worker-2"]) as owner, connect(urls["worker-2"]) as jar:
+        (await owner.post("/seed_session", json=build_typed_row("closed"))).raise_for_status()
+        cookies = {**(await other.post("/seed_session", json=build_row(1))).cookies}
+        jar.cookies.update(cookies)
+        (await jar.post("/close_session", json={"resources_session_id": "closed"})).raise_for_status()
+        assert (await owner.post("/add", json={"count": 1})).status_code == 409
+        assert (await other.post("/add", json={"count": 1})).json() == {"count": 2}
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Serve the environment with three workers and verdicts that take two seconds."""
+    with serve_workers(tmp_path_factory.mktemp("slow"), workers=3, pause=2) as workers:
+        yield workers
+
+
+async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_number(slow: Workers) -> None:
+    urls = await get_own_urls(slow, "counting_simple_agent")
+    first, other = (build_row(number, _ng_rollout_id="402-0") for number in (402, 403))
+    ending = asyncio.ensure_future(post(urls["worker-1"], first))
+    await wait_until(lambda: slow.count_played(402))
+    await asyncio.sleep(1)
+    playing = asyncio.ensure_future(post(urls["worker-1"], other))
+    assert (await ending).status_code == 200
+    repeated = await post(urls["worker-2"], other)
+    assert (repeated.status_code, repeated.content) == (200, (await playing).content)
+    assert slow.count_played(403) == 1
+
+
+@pytest.mark.timeout(180)
+async def test_one_worker_takes_over_each_rollout_of_a_killed_worker(slow: Workers) -> None:
+    urls = await get_own_urls(slow, "counting_simple_agent")
+    rows = {number: build_row(number, _ng_rollout_id=f"taken-{number}") for number in range(410, 420)}
+    lost = [asyncio.ensure_future(post(urls["worker-1"], row)) for row in rows.values()]
+    await wait_until(lambda: all(slow.count_played(number) for number in rows))
+    os.kill(slow.children()["worker-1"], signal.SIGKILL)
+    await asyncio.wait(lost)
+    repeats = [[post(urls[worker], row) for worker in ("worker-2", "worker-3")] for row in rows.values()]
+    answers = await asyncio.gather(*(asyncio.gather(*each) for each in repeats))
+    assert {each.status_code for pair in answers for each in pair} == {200}
+    assert all(one.content == other.content for one, other in answers)
+    assert {number: slow.count_played(number) for number in rows} == dict.fromkeys(rows, 2)
+    for each in lost:
+        assert isinstance(each.exception(), httpx.HTTPError)
 
 
 async def test_a_pause_with_a_bad_body_is_rejected(served: Workers) -> None:

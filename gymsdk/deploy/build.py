@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -228,7 +229,7 @@ class ServerBuilder:
         """Return what finds the worker that has an id of a client, `None` if this process is not one of several."""
         if self._worker is None or self._memory is None or self._worker.count == 1:
             return None
-        return Ownership(name, self._worker.number, self._memory, self._get_siblings(name))
+        return Ownership(name, os.getpid(), self._memory, self._get_siblings(name))
 
     def _build_pause(self, block: ServerConfig) -> SharedPause | None:
         """Return the pause of a model server that all workers share, `None` if this process is not a worker."""

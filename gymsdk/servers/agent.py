@@ -143,8 +143,8 @@ class RunService:
         self.budget = budget or Budget()
         self.slots = EpisodeSlots(concurrency, queue)
         self.serialise_seconds = 0.0
-        self._once = IdempotencyCache()
         self._owners = owners
+        self._once = IdempotencyCache(claims=owners)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -191,37 +191,29 @@ class RunService:
             self.environment, self.model, row, seed=request.seed, repeat=request.repeat, id=id, budget=budget
         )
 
-    async def play_once(self, request: RowRequest, body: Row, format_line: LineFormatter = unchanged_line) -> bytes:
+    async def play_once(
+        self, request: Request, row_request: RowRequest, body: Row, format_line: LineFormatter = unchanged_line
+    ) -> Response:
         """Play a row as `play_to_json` does, but only once for repeated requests with one rollout id and body.
 
+        If another worker plays the rollout, return its response.
+
         Args:
-            request: The row and its options.
+            request: The request.
+            row_request: The row and its options.
             body: The body of the request. Another body under the same rollout id, or another attempt, plays anew.
             format_line: Builds the body of the response.
         """
-        if not request.id:
-            return await self.play_to_json(request, format_line)
-        key = f"{request.id}:{digest_row(body)}"
-        keep = not NUMBERED_ROLLOUT_PATTERN.fullmatch(request.id)
-
-        async def play() -> bytes:
-            is_kept = False
-            try:
-                answer = await self.play_to_json(request, format_line)
-                is_kept = keep
-                return answer
-            finally:
-                # Without the response, any worker can play the row again.
-                if self._owners is not None and not is_kept:
-                    self._owners.release(request.id)
-
-        return await self._once(key, play, keep=keep)
-
-    async def forward_to_owner(self, request: Request, row_request: RowRequest, body: Row) -> Response | None:
-        """Return the response of the worker that plays this rollout id, `None` if this process is to play it."""
-        if self._owners is None or not row_request.id:
-            return None
-        return await cancel_if_client_leaves(request, self._owners.forward(request, row_request.id, body))
+        if row_request.id:
+            key = f"{row_request.id}:{digest_row(body)}"
+            if self._owners is not None and (forwarded := await self._owners.forward(request, key, body)) is not None:
+                return forwarded
+            # No other task runs between the claim and the start, so the end of an earlier use cannot release the claim.
+            keep = not NUMBERED_ROLLOUT_PATTERN.fullmatch(row_request.id)
+            line = await self._once(key, lambda: self.play_to_json(row_request, format_line), keep=keep)
+        else:
+            line = await self.play_to_json(row_request, format_line)
+        return Response(line, media_type="application/json")
 
     async def aggregate(self, body: Row) -> Item:
         """Return the metrics of the verified rows in `body`.
@@ -424,8 +416,9 @@ class AgentEndpoints:
         instance: str | None = None,
         owners: Ownership | None = None,
     ) -> None:
-        self.sessions = AgentSessions(instance=instance)
-        self._owners = owners
+        # A closed session's id stays in use, so its worker must answer for it, too.
+        self._owners = None if owners is None else owners.with_scope("session", seconds=DEFAULT_TTL_SECONDS)
+        self.sessions = AgentSessions(instance=instance, claims=self._owners)
         self._name = name
         self._runs = runs
         self._resources = resources
@@ -436,12 +429,7 @@ class AgentEndpoints:
         row = await read_json_object(request)
         self._check_agent_ref(row)
         row_request = parse_row_request(row, self._runs.environment, rollout=rollout_id_of(request.scope))
-        if (forwarded := await self._runs.forward_to_owner(request, row_request, row)) is not None:
-            return forwarded
-        return Response(
-            await cancel_if_client_leaves(request, self._runs.play_once(row_request, row)),
-            media_type="application/json",
-        )
+        return await cancel_if_client_leaves(request, self._runs.play_once(request, row_request, row))
 
     async def respond(self, request: Request) -> Response:
         """Answer a Responses request, calling tools in the session of the request's cookies."""
@@ -489,8 +477,7 @@ class AgentEndpoints:
         """Return the response of the worker that has a session, `None` if that is this process."""
         if self._owners is None:
             return None
-        # A closed session's id stays in use, so its worker must answer for it, too.
-        return await self._owners.forward(request, f"session\0{session_id}", content, seconds=DEFAULT_TTL_SECONDS)
+        return await self._owners.forward(request, session_id, content)
 
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""

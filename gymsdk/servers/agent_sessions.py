@@ -17,6 +17,7 @@ from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.http import client
 from gymsdk.http.client import Cookies
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
+from gymsdk.servers.limits import Claims
 from gymsdk.servers.requests import EpisodeId, TaskId
 from gymsdk.servers.tool_calls import SessionConnection
 
@@ -100,6 +101,7 @@ class AgentSessions:
         max_sessions: The largest number of open sessions.
         instance: The id of this instance, if several servers have the same name; each token then starts with it.
         clock: Returns the time in seconds.
+        claims: Keeps the ids of the client's sessions claimed while the sessions are open, and some time longer.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class AgentSessions:
         max_sessions: int = DEFAULT_MAX_SESSIONS,
         instance: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        claims: Claims | None = None,
     ) -> None:
+        self._claims = claims
         self._prefix = "" if instance is None else f"{instance}."
         self._ttl = ttl
         self._max_sessions = max_sessions
@@ -143,6 +147,8 @@ class AgentSessions:
         session = AgentSession(opening, connection, self._prefix + secrets.token_urlsafe(24), self._clock())
         self._open[session.token] = session
         self._ids[opening.agent_session_id] = session.token
+        if self._claims is not None:
+            self._claims.hold(opening.agent_session_id)
         return session
 
     def find_by_token(self, token: str | None) -> AgentSession | None:
@@ -197,6 +203,8 @@ class AgentSessions:
     def _remove(self, session: AgentSession) -> None:
         del self._open[session.token]
         del self._ids[session.opening.agent_session_id]
+        if self._claims is not None:
+            self._claims.let_go(session.opening.agent_session_id, is_kept=True)
 
 
 def connect_to_tools(

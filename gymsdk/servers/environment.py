@@ -277,11 +277,8 @@ class EnvironmentEndpoints:
                 if episode
                 else self._parse_flat_row(content, rollout_id_of(request.scope))
             )
-            if (forwarded := await self._runs.forward_to_owner(request, row_request, content)) is not None:
-                return forwarded
-            return _json_bytes_response(
-                await cancel_on_disconnect(request, self._runs.play_once(row_request, content, reply.result))
-            )
+            playing = self._runs.play_once(request, row_request, content, reply.result)
+            return await cancel_on_disconnect(request, playing)
         except RolloutFailed as failed:
             return json_response(reply.failure(failed.failure, failed.rollout.response))
         except UsageError as error:
@@ -311,7 +308,3 @@ class EnvironmentEndpoints:
 def _rejection_to_failure(error: RequestRejected) -> Failure:
     fields = {"stage": "reset", "kind": "bad_row", "message": str(error)} | error.fields
     return Failure.model_validate({key: value for key, value in fields.items() if key in Failure.model_fields})
-
-
-def _json_bytes_response(text: bytes) -> Response:
-    return Response(text, media_type="application/json")

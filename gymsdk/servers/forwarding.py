@@ -154,6 +154,7 @@ async def forward_request(
     token: SecretStr | str | None,
     is_known: Callable[[], Awaitable[bool]],
     watch: float = WATCH_SECONDS,
+    mark: str = "1",
 ) -> Response:
     """Send a POST request to the instance at *url* and return its response, 503 if the instance was lost meanwhile.
 
@@ -164,13 +165,14 @@ async def forward_request(
         token: The token for the instance; the process's own by default.
         is_known: Returns whether the head lists the instance.
         watch: Seconds between two checks that the instance is alive.
+        mark: The value of `FORWARDED_HEADER`, which replaces that of the client.
 
     Raises:
         NotSent: The instance cannot be reached; it did not get the request.
     """
     headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
     # This server has checked the client's token; the forwarded request carries this server's token.
-    outgoing: client.Headers = {**headers, FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(token)}
+    outgoing: client.Headers = {**headers, FORWARDED_HEADER: mark, **credentials.resolve_auth_headers(token)}
     try:
         target = _build_url(url, request.scope)
         exchange = client.post(

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Hashable, MutableMapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from gymsdk.memory import begin_episode, end_episode, get_memory_limit
@@ -337,6 +337,20 @@ class EpisodeSlots:
 Operation: TypeAlias = Callable[[], Coroutine[Any, Any, bytes]]
 """An operation that returns a response body; an exception goes to every waiting request, and nothing is kept."""
 
+
+class Claims(Protocol):
+    """The claims of this process on ids that clients choose, if several processes serve one port."""
+
+    def hold(self, id: str) -> None:
+        """Keep the claim on *id* from expiring, until `let_go` has been called as often as this method."""
+
+    def let_go(self, id: str, *, is_kept: bool) -> None:
+        """End one use of *id*. After the last use, release the id, or renew its claim if *is_kept*."""
+
+
+KEEP_SECONDS = 900.0
+"""How long the response of an operation is kept."""
+
 ENTRY_OVERHEAD_BYTES = 512
 """Bytes that a cached response takes in memory beside its content and key."""
 
@@ -354,11 +368,18 @@ class IdempotencyCache:
         seconds: How long a response is kept.
         largest: How many bytes all kept responses may take.
         clock: Returns the time in seconds.
+        claims: Keeps the key of each operation claimed while the operation runs and while its response is kept.
     """
 
     def __init__(
-        self, *, seconds: float = 900.0, largest: int = 64 * 2**20, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        seconds: float = KEEP_SECONDS,
+        largest: int = 64 * 2**20,
+        clock: Callable[[], float] = time.monotonic,
+        claims: Claims | None = None,
     ) -> None:
+        self._claims = claims
         self._seconds = seconds
         self._largest = largest
         self._clock = clock
@@ -410,6 +431,8 @@ class IdempotencyCache:
         # A separate task: it may outlive the request that started it while another request waits for it.
         operation = self._begun[key] = _RunningOperation(asyncio.create_task(work()))
         self._tasks.add(operation.task)
+        if self._claims is not None:
+            self._claims.hold(key)
         operation.task.add_done_callback(lambda task: self._end(key, task, keep=keep))
         return operation
 
@@ -419,6 +442,8 @@ class IdempotencyCache:
             del self._begun[key]
         if not task.cancelled() and task.exception() is None and keep:
             self._keep(key, task.result())
+        if self._claims is not None:
+            self._claims.let_go(key, is_kept=key in self._kept)
 
     def _keep(self, key: str, answer: bytes) -> None:
         self._drop(key)

@@ -86,7 +86,11 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     """
     server_name = name or environment.name
     metrics = metrics or ServerMetrics(server_name)
-    sessions = SessionStore(ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None)
+    # A closed session's id stays in use, so its worker must answer for it, too.
+    owners = None if owners is None else owners.with_scope("session", seconds=DEFAULT_TTL_SECONDS)
+    sessions = SessionStore(
+        ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None, claims=owners
+    )
     metrics.add_gauge("sessions_open", "Open sessions.", lambda: len(sessions))
     metrics.add_gauge("offloaded_calls_waiting", "Offloaded calls that wait for a worker.", count_waiting_calls)
     ready = asyncio.Event()
@@ -203,7 +207,7 @@ class ResourcesEndpoints:
         """Return the response of the worker that has a session, `None` if that is this process."""
         if self._owners is None:
             return None
-        return await self._owners.forward(request, session_id, content, seconds=DEFAULT_TTL_SECONDS)
+        return await self._owners.forward(request, session_id, content)
 
     async def verify(self, request: Request) -> Response:
         """Judge a response to a row, in the state of its session if there is one."""

@@ -21,6 +21,7 @@ from gymsdk.jsonl import parse_json
 from gymsdk.memory import begin_episode, end_episode
 from gymsdk.models import recordings
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
+from gymsdk.servers.limits import Claims
 from gymsdk.servers.middleware import RESERVED_PATHS
 from gymsdk.servers.requests import RowIdentity, RowRequest, parse_task, to_canonical
 from gymsdk.tools import InvalidArguments
@@ -74,6 +75,7 @@ class SessionStore:
         max_sessions: The largest number of open sessions.
         instance: The id of this instance, if several servers have the same name; each token then starts with it.
         clock: Returns the time in seconds.
+        claims: Keeps the ids of the client's sessions claimed while the sessions are open, and some time longer.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class SessionStore:
         max_sessions: int = DEFAULT_MAX_SESSIONS,
         instance: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        claims: Claims | None = None,
     ) -> None:
+        self._claims = claims
         self._instance = instance
         self._ttl = ttl
         self._max_sessions = max_sessions
@@ -111,6 +115,8 @@ class SessionStore:
         begin_episode()
         if name is not None:
             self._named[name] = session
+            if self._claims is not None:
+                self._claims.hold(name)
         return session
 
     async def check_capacity(self, name: str | None = None) -> None:
@@ -178,6 +184,8 @@ class SessionStore:
         if session.name is not None:
             self._named.pop(session.name, None)
             self.block_name(session.name)
+            if self._claims is not None:
+                self._claims.let_go(session.name, is_kept=True)
         if session.key is not None:
             self._keyed.pop(session.key, None)
         closing = asyncio.create_task(self._close_episode(session))

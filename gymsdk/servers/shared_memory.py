@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import secrets
 import struct
 import time
 from collections.abc import Iterator
@@ -17,15 +18,21 @@ MAX_PAUSES = 64
 PAUSE = struct.Struct("=d")
 PAUSES_BYTES = MAX_PAUSES * PAUSE.size
 
-ENTRY = struct.Struct("=16sdI4x")
-"""An entry of the table: the digest of an id, when the entry expires, and the number of its worker."""
+ENTRY = struct.Struct("=16sdQ")
+"""An entry of the table: the digest of an id, when the entry expires, and the process that owns the id."""
 
 ENTRIES_PER_BUCKET = 16
 BUCKETS = 2**15
 BUCKET_BYTES = ENTRIES_PER_BUCKET * ENTRY.size
 
-SHARED_BYTES = PAUSES_BYTES + BUCKETS * BUCKET_BYTES
-"""The size of the shared file, 16 MiB. The operating system provides the pages that are used."""
+SECRET_BYTES = 32
+SECRET_START = PAUSES_BYTES + BUCKETS * BUCKET_BYTES
+
+SHARED_BYTES = SECRET_START + SECRET_BYTES
+"""The size of the shared file, 16 MiB. The operating system provides the pages that are used.
+
+Beyond the end of the file, each worker locks the byte `SHARED_BYTES` + its process id as long as it runs.
+"""
 
 DIGEST_BYTES = 16
 
@@ -37,12 +44,32 @@ class SharedMemory:
     worker that starts again finds what the others know.
 
     Args:
-        file: The descriptor of a file of `SHARED_BYTES` bytes.
+        file: The descriptor of the file that `create_shared_file` returned. No other descriptor of the file may be
+            closed in this process, because that would release the locks.
+
+    Attributes:
+        secret: The secret with which the workers mark the requests that they forward to each other.
     """
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._memory = mmap.mmap(file, SHARED_BYTES)
+        self.secret = self._memory[SECRET_START:SHARED_BYTES].hex()
+        # The operating system releases the lock when the process ends. A later process with its id has no such lock.
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, SHARED_BYTES + os.getpid())
+
+    def is_running(self, process: int) -> bool:
+        """Return whether *process* runs and has opened the shared file."""
+        if process == os.getpid():
+            return True
+        start = SHARED_BYTES + process
+        try:
+            # Shared, so that two processes that ask at the same time do not take each other for *process*.
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, start)
+        except (BlockingIOError, PermissionError):
+            return True
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, start)
+        return False
 
     def get_pause_end(self, model: int) -> float:
         """Return until when the model server with the number *model* is paused; 0 if it is not."""
@@ -53,39 +80,42 @@ class SharedMemory:
         """Set until when the model server with the number *model* is paused."""
         PAUSE.pack_into(self._memory, model * PAUSE.size, end)
 
-    def claim(self, id: str, worker: int, seconds: float, *, take: bool = False) -> int:
-        """Return the worker that owns *id*: the worker that claimed it within *seconds*, else *worker* from now on.
+    def claim(self, id: str, process: int, seconds: float, *, take_from: int | None = None) -> int:
+        """Return the process that owns *id*: the one whose claim has not expired, else *process* from now on.
 
-        If the part of the table for *id* is full, its oldest id is forgotten.
+        If *process* owns the id already, its claim is renewed. If the part of the table for *id* is full, the id whose
+        claim expires first is forgotten.
 
         Args:
             id: The id.
-            worker: The worker that asks.
-            seconds: How long the claim lasts.
-            take: Whether *worker* becomes the owner in any case, because the owner is gone.
+            process: The process that asks.
+            seconds: How long the claim lasts from now on.
+            take_from: An owner that has ended. *process* becomes the owner if the id still belongs to that one.
         """
         digest, now = _compute_digest(id), time.monotonic()
         with self._lock_bucket(digest) as entries:
-            chosen, oldest = entries[0], float("inf")
+            chosen, first, expiry = entries[0], float("inf"), now + seconds
             for offset in entries:
                 known, expires, owner = ENTRY.unpack_from(self._memory, offset)
                 if known == digest:
-                    if expires > now and not take:
+                    if expires > now and owner not in {process, take_from}:
                         return int(owner)
+                    if owner == process:
+                        expiry = max(expiry, expires)
                     chosen = offset
                     break
-                if expires < oldest:
-                    chosen, oldest = offset, expires
-            ENTRY.pack_into(self._memory, chosen, digest, now + seconds, worker)
-        return worker
+                if expires < first:
+                    chosen, first = offset, expires
+            ENTRY.pack_into(self._memory, chosen, digest, expiry, process)
+        return process
 
-    def release(self, id: str, worker: int) -> None:
-        """Forget *id* if *worker* owns it."""
+    def release(self, id: str, process: int) -> None:
+        """Forget *id* if *process* owns it."""
         digest = _compute_digest(id)
         with self._lock_bucket(digest) as entries:
             for offset in entries:
                 known, _, owner = ENTRY.unpack_from(self._memory, offset)
-                if (known, owner) == (digest, worker):
+                if (known, owner) == (digest, process):
                     ENTRY.pack_into(self._memory, offset, bytes(DIGEST_BYTES), 0.0, 0)
 
     @contextmanager
@@ -134,6 +164,7 @@ def create_shared_file() -> int:
         if hasattr(os, "posix_fallocate"):
             # Without reserved blocks, a worker would be killed when it writes and the disk is full.
             os.posix_fallocate(file.fileno(), 0, SHARED_BYTES)
+        os.pwrite(file.fileno(), secrets.token_bytes(SECRET_BYTES), SECRET_START)
         return os.dup(file.fileno())
 
 

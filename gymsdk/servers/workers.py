@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from fastapi import Request, Response
@@ -19,14 +21,17 @@ from gymsdk.servers.auth import FORWARDED_KEY
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
-from gymsdk.servers.limits import release_body
+from gymsdk.servers.limits import KEEP_SECONDS, release_body
 from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
 from gymsdk.servers.reports import Instance, Kind
 from gymsdk.servers.shared_memory import SharedMemory
 from gymsdk.types import Item
 
-CLAIM_SECONDS = 900.0
-"""How long a worker owns the id of a rollout, as long as it keeps the response."""
+CLAIM_SECONDS = KEEP_SECONDS
+"""How long a worker owns the id of a rollout after the end of the rollout, as long as it keeps the response."""
+
+RENEWALS = 3
+"""How often a worker renews a claim that it holds within the time after which the claim would expire."""
 
 METRICS_SECONDS = 2.0
 """Seconds that another worker may take to return its metrics."""
@@ -72,11 +77,11 @@ class Siblings:
         shared = next((each.shared_url for each in known if each.id == self.instance), "")
         return [each for each in known if shared and each.shared_url == shared]
 
-    async def find(self, process: str) -> Instance | None:
-        """Return the instance in the worker *process*, `None` if it does not run."""
-        known = {each.process: each for each in await self._list_known()}
+    async def find(self, process: int) -> Instance | None:
+        """Return the instance in the worker with the process id *process*, `None` if the head does not list it."""
+        known = {each.pid: each for each in await self._list_known()}
         if process not in known:
-            known = {each.process: each for each in await self.list_all()}
+            known = {each.pid: each for each in await self.list_all()}
         return known.get(process)
 
     async def is_known(self, id: str) -> bool:
@@ -88,58 +93,106 @@ class Ownership:
     """Decides which worker answers the requests that name a rollout or a session by an id of the client.
 
     A repeated request may arrive on another connection, and thereby at another worker. The first worker that receives
-    an id owns it, and the others forward its requests.
+    an id owns it, and the others forward its requests. If the owner has ended, one of the others takes the id over.
 
     Args:
         scope: A name for the kind of the ids, so that those of different servers differ.
-        worker: The number of this worker.
+        process: The id of this process.
         memory: The memory that the workers share.
         siblings: The other workers.
+        seconds: How long this worker owns an id after its last request, the last `hold` or the last `let_go`.
     """
 
-    def __init__(self, scope: str, worker: int, memory: SharedMemory, siblings: Siblings) -> None:
+    def __init__(
+        self, scope: str, process: int, memory: SharedMemory, siblings: Siblings, *, seconds: float = CLAIM_SECONDS
+    ) -> None:
         self._scope = scope
-        self._worker = worker
+        self._process = process
         self._memory = memory
         self._siblings = siblings
+        self._seconds = seconds
+        self._users: Counter[str] = Counter()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    async def forward(
-        self, request: Request, id: str, content: Item, *, seconds: float = CLAIM_SECONDS
-    ) -> Response | None:
+    def with_scope(self, scope: str, *, seconds: float) -> Ownership:
+        """Return the ownership of other ids of the same server."""
+        return Ownership(f"{self._scope}\0{scope}", self._process, self._memory, self._siblings, seconds=seconds)
+
+    async def forward(self, request: Request, id: str, content: Item) -> Response | None:
         """Return the response of the worker that owns *id*, `None` if that is this worker, now or from now on.
+
+        A request that this method has forwarded at another worker is not forwarded again. Its response is 503 if a
+        third worker has become the owner meanwhile. A request that `ForwardingMiddleware` has forwarded because of its
+        cookie, which may name a session of another worker than the id, is forwarded once more.
 
         Args:
             request: The request.
             id: The id that the request names.
             content: The body of the request.
-            seconds: How long this worker owns the id, if no other worker does.
         """
-        is_forwarded = FORWARDED_HEADER in request.headers
-        owner = self._memory.claim(self._get_key(id), self._worker, seconds, take=is_forwarded)
-        if owner == self._worker:
-            return None
-        instance = await self._siblings.find(f"worker-{owner}")
-        if instance is not None:
-            try:
-                response = await forward_request(
-                    request,
-                    dump_json(content),
-                    instance.url,
-                    token=self._siblings.token,
-                    is_known=lambda: self._siblings.is_known(instance.id),
-                )
-            except client.NotSent:
-                pass
-            else:
-                request.scope.setdefault("state", {})[FORWARDED_KEY] = True
-                return response
-        # The owner is gone, and the rollout or session with it.
-        self._memory.claim(self._get_key(id), self._worker, seconds, take=True)
+        is_forwarded = self._is_from_worker(request)
+        ended = None
+        while (owner := self._claim(id, take_from=ended)) != self._process:
+            if self._memory.is_running(owner):
+                response = None if is_forwarded else await self._send(request, content, owner)
+                if response is not None:
+                    return response
+                if self._memory.is_running(owner):
+                    return build_failure_response("the worker that has this id could not be reached; try again")
+            # The owner has ended, and the rollout or session with it. Another worker may take the id over first.
+            ended = owner
         return None
 
-    def release(self, id: str) -> None:
-        """Forget that this worker owns *id*."""
-        self._memory.release(self._get_key(id), self._worker)
+    def hold(self, id: str) -> None:
+        """Keep the claim on *id* from expiring, until `let_go` has been called as often as this method."""
+        self._users[id] += 1
+        if self._users[id] == 1:
+            self._schedule(id)
+
+    def let_go(self, id: str, *, is_kept: bool) -> None:
+        """End one use of *id*. After the last use, release the id, or renew its claim if *is_kept*."""
+        self._users[id] -= 1
+        if self._users[id]:
+            return
+        del self._users[id]
+        self._timers.pop(id).cancel()
+        if is_kept:
+            self._claim(id)
+        else:
+            self._memory.release(self._get_key(id), self._process)
+
+    def _schedule(self, id: str) -> None:
+        self._timers[id] = asyncio.get_running_loop().call_later(self._seconds / RENEWALS, self._renew, id)
+
+    def _renew(self, id: str) -> None:
+        self._claim(id)
+        self._schedule(id)
+
+    def _claim(self, id: str, *, take_from: int | None = None) -> int:
+        return self._memory.claim(self._get_key(id), self._process, self._seconds, take_from=take_from)
+
+    def _is_from_worker(self, request: Request) -> bool:
+        mark = request.headers.get(FORWARDED_HEADER, "")
+        return hmac.compare_digest(mark.encode("utf-8"), self._memory.secret.encode())
+
+    async def _send(self, request: Request, content: Item, owner: int) -> Response | None:
+        """Return the response of the worker *owner*, `None` if it did not get the request."""
+        instance = await self._siblings.find(owner)
+        if instance is None:
+            return None
+        try:
+            response = await forward_request(
+                request,
+                dump_json(content),
+                instance.url,
+                token=self._siblings.token,
+                is_known=lambda: self._siblings.is_known(instance.id),
+                mark=self._memory.secret,
+            )
+        except client.NotSent:
+            return None
+        request.scope.setdefault("state", {})[FORWARDED_KEY] = True
+        return response
 
     def _get_key(self, id: str) -> str:
         return f"{self._scope}\0{id}"

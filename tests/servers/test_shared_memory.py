@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -41,16 +42,52 @@ def test_a_released_or_expired_or_taken_id_has_a_new_owner(file: int) -> None:
     memory.claim("expired", 1, -1)
     assert memory.claim("expired", 2, 60) == 2
     memory.claim("taken", 1, 60)
-    assert [memory.claim("taken", 2, 60, take=True), memory.claim("taken", 1, 60)] == [2, 2]
+    assert [memory.claim("taken", 2, 60, take_from=1), memory.claim("taken", 1, 60)] == [2, 2]
 
 
-def test_a_full_bucket_forgets_its_oldest_id(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_is_taken_only_from_the_owner_that_has_ended(file: int) -> None:
+    memory = SharedMemory(file)
+    memory.claim("a", 1, 60)
+    assert [memory.claim("a", 2, 60, take_from=1), memory.claim("a", 3, 60, take_from=1)] == [2, 2]
+
+
+def test_a_repeat_renews_a_claim_and_never_shortens_it(file: int) -> None:
+    memory = SharedMemory(file)
+    for seconds in (0.2, 60, 0.1):
+        assert memory.claim("a", 1, seconds) == 1
+    time.sleep(0.3)
+    assert memory.claim("a", 2, 60) == 1
+
+
+def test_a_full_bucket_forgets_the_id_that_expires_first(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "BUCKETS", 1)
     memory = SharedMemory(file)
-    for number in range(ENTRIES_PER_BUCKET + 1):
-        memory.claim(f"id-{number}", 1, 60 + number)
-    owners = [memory.claim(f"id-{number}", 2, 1000) for number in range(ENTRIES_PER_BUCKET, -1, -1)]
-    assert owners == [1] * ENTRIES_PER_BUCKET + [2]
+    ids = [f"id-{number}" for number in range(ENTRIES_PER_BUCKET)]
+    for number, each in enumerate(ids):
+        memory.claim(each, 1, 60 + number)
+    # The first two are renewed, so the third expires first.
+    for each in ids[:2]:
+        memory.claim(each, 1, 100)
+    memory.claim("new", 1, 90)
+    others = ["new", *ids[:2], *ids[3:]]
+    assert {memory.claim(each, 2, 1000) for each in others} == {1}
+    assert memory.claim(ids[2], 2, 1000) == 2
+
+
+def test_200_000_ids_fit(file: int) -> None:
+    memory = SharedMemory(file)
+    ids = [f"id-{number}" for number in range(200_000)]
+    for each in ids:
+        memory.claim(each, 1, 60)
+    assert [memory.claim(each, 2, 60) for each in ids[::100]].count(1) >= 1999
+
+
+def test_the_workers_of_one_deployment_share_a_secret(file: int) -> None:
+    other = create_shared_file()
+    secrets = [SharedMemory(each).secret for each in (file, file, other)]
+    os.close(other)
+    assert secrets[0] == secrets[1] != secrets[2]
+    assert len(set(secrets[0])) > 4
 
 
 def _claim_all(file: int, worker: int, owned: multiprocessing.Queue[tuple[int, list[int]]]) -> None:
@@ -69,6 +106,46 @@ def test_processes_that_claim_the_same_ids_at_once_agree_on_their_owners(file: i
         worker.join()
     assert owners[1] == owners[2]
     assert Counter(owners[1]).keys() <= {1, 2}
+
+
+def _claim_and_wait(file: int, channel: Connection) -> None:
+    memory = SharedMemory(file)
+    for number in range(2000):
+        memory.claim(f"id-{number}", os.getpid(), 60)
+    channel.send(os.getpid())
+    channel.recv()
+
+
+def _take_all(file: int, ended: int, channel: Connection) -> None:
+    memory = SharedMemory(file)
+    channel.send(memory.is_running(ended))
+    channel.recv()
+    channel.send([memory.claim(f"id-{number}", os.getpid(), 60, take_from=ended) for number in range(2000)])
+
+
+def test_one_of_the_processes_that_take_an_id_from_a_killed_owner_gets_it(file: int) -> None:
+    context, memory = multiprocessing.get_context("fork"), SharedMemory(file)
+    ours, theirs = context.Pipe()
+    owner = context.Process(target=_claim_and_wait, args=(file, theirs))
+    owner.start()
+    ended = ours.recv()
+    assert (memory.is_running(ended), memory.is_running(os.getpid())) == (True, True)
+    owner.kill()
+    owner.join()
+    assert memory.is_running(ended) is False
+
+    pipes = [context.Pipe() for _ in range(2)]
+    takers = [context.Process(target=_take_all, args=(file, ended, pipe)) for _, pipe in pipes]
+    for taker in takers:
+        taker.start()
+    assert [pipe.recv() for pipe, _ in pipes] == [False, False]
+    for pipe, _ in pipes:
+        pipe.send("begin")
+    owners = [pipe.recv() for pipe, _ in pipes]
+    for taker in takers:
+        taker.join()
+    assert owners[0] == owners[1]
+    assert set(owners[0]) <= {taker.pid for taker in takers}
 
 
 def test_a_pause_is_shared_and_ends_by_itself(file: int) -> None:

@@ -1,0 +1,165 @@
+"""The claims of a worker last as long as what they protect: a rollout, its response, or a session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gymsdk import Environment, Task, responses
+from gymsdk.servers import agent, resources
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.limits import IdempotencyCache
+from gymsdk.servers.requests import digest_row
+from gymsdk.servers.shared_memory import SharedMemory, create_shared_file
+from gymsdk.servers.workers import Ownership, Siblings
+from gymsdk.types import Episode, Item
+
+from .app_helpers import app_client
+
+SECONDS = 1.0
+"""How long the claims of these tests last."""
+
+OTHER_PROCESS = 1
+"""A process that is no worker."""
+
+
+class GatedModel:
+    """A model that answers a request that contains the word "slow" when it is released."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        if "slow" in str(request["input"]):
+            self.started.set()
+            await self.released.wait()
+        return responses.build_response([responses.build_message("done")], model="gated")
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    file = create_shared_file()
+    yield SharedMemory(file)
+    os.close(file)
+
+
+@pytest.fixture
+def owners(memory: SharedMemory) -> Ownership:
+    directory = InstanceDirectory(nodes_fetcher("http://127.0.0.1:9"))
+    siblings = Siblings("one", "responses_api_agents", "no-instance", directory, None)
+    return Ownership("one", os.getpid(), memory, siblings, seconds=SECONDS)
+
+
+def is_owned(memory: SharedMemory, key: str) -> bool:
+    """Return whether this process owns *key*; a claim that has expired is lost by the question."""
+    return memory.claim(f"one\0{key}", OTHER_PROCESS, 0) == os.getpid()
+
+
+def build_row(prompt: str, rollout: str) -> dict[str, Any]:
+    return Task.ask(prompt, initial_count=1, expected_count=3).row() | {"_ng_rollout_id": rollout}
+
+
+async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response_from_then_on(
+    counter: Callable[..., Environment], memory: SharedMemory, owners: Ownership
+) -> None:
+    model, row = GatedModel(), build_row("slow", "long")
+    key = f"long:{digest_row(row)}"
+    async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
+        playing = asyncio.ensure_future(client.post("/run", json=row))
+        await model.started.wait()
+        await asyncio.sleep(2 * SECONDS)
+        assert is_owned(memory, key)
+        model.released.set()
+        assert (await playing).status_code == 200
+        await asyncio.sleep(0.6 * SECONDS)
+        assert is_owned(memory, key)
+        # A repeated request renews the claim.
+        assert (await client.post("/run", json=row)).content == (await playing).content
+        await asyncio.sleep(0.6 * SECONDS)
+        assert is_owned(memory, key)
+        await asyncio.sleep(0.6 * SECONDS)
+        assert not is_owned(memory, key)
+
+
+async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_id(
+    counter: Callable[..., Environment], memory: SharedMemory, owners: Ownership
+) -> None:
+    model, slow, fast = GatedModel(), build_row("slow", "7-0"), build_row("fast", "7-0")
+    async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
+        playing = asyncio.ensure_future(client.post("/run", json=slow))
+        await model.started.wait()
+        assert (await client.post("/run", json=fast)).status_code == 200
+        assert is_owned(memory, f"7-0:{digest_row(slow)}")
+        model.released.set()
+        assert (await playing).status_code == 200
+        # A numbered rollout is played again after its end, at any worker.
+        assert not is_owned(memory, f"7-0:{digest_row(slow)}")
+
+
+async def test_the_end_of_a_cancelled_operation_does_not_release_the_next_one(
+    memory: SharedMemory, owners: Ownership
+) -> None:
+    cache, may_clean_up, has_ended, may_end = IdempotencyCache(claims=owners), *(asyncio.Event() for _ in range(3))
+
+    async def work_until_cancelled() -> bytes:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await may_clean_up.wait()
+            has_ended.set()
+        return b""
+
+    async def work() -> bytes:
+        await may_end.wait()
+        return b"done"
+
+    first = asyncio.ensure_future(cache("key", work_until_cancelled))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait({first})
+    # `Ownership.forward` claims the id before each operation.
+    assert memory.claim("one\0key", os.getpid(), SECONDS) == os.getpid()
+    second = asyncio.ensure_future(cache("key", work))
+    await asyncio.sleep(0.01)
+    may_clean_up.set()
+    await has_ended.wait()
+    await asyncio.sleep(0.01)
+    assert is_owned(memory, "key")
+    may_end.set()
+    assert await second == b"done"
+
+
+@pytest.mark.parametrize("path", ["/seed_session", "/v1/agent_sessions"])
+async def test_a_claim_lasts_while_a_session_is_open(
+    counter: Callable[..., Environment],
+    memory: SharedMemory,
+    owners: Ownership,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    for module in (resources, agent):
+        monkeypatch.setattr(module, "DEFAULT_TTL_SECONDS", SECONDS)
+    ids: dict[str, Any] = {"episode_id": {"rollout_id": "r", "attempt": 0}}
+    task = {"task_id": {"taskset": "t", "task_id": "1"}}
+    if path == "/seed_session":
+        app = resources.create_app(counter(), owners=owners)
+        ids |= {"resources_session_id": "named"}
+        body, close_path = {**ids, **task, "task_data": {"initial_count": 3}}, "/close_session"
+    else:
+        app = agent.create_app(counter(), GatedModel(), owners=owners)
+        ids |= {"agent_session_id": "named"}
+        body, close_path = {**ids, **task}, f"{path}/close"
+    async with app_client(app) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+        await asyncio.sleep(2 * SECONDS)
+        assert is_owned(memory, "session\0named")
+        assert (await client.post(close_path, json=ids)).status_code == 200
+        await asyncio.sleep(0.6 * SECONDS)
+        assert is_owned(memory, "session\0named")
+        await asyncio.sleep(0.6 * SECONDS)
+        assert not is_owned(memory, "session\0named")
