@@ -7,8 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,10 @@ from typing import Any
 
 import orjson
 
+from gymsdk.bench.processes import is_running, measure_process
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http import client as http
 from gymsdk.rollouts.remote import HeadServers, fetch_servers
-
-PROC = Path("/proc")
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 READY_SECONDS = 120.0
 """Seconds a child process may take until it is ready."""
@@ -197,92 +193,3 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its workers.
-
-    The workers are all descendants of the process. The CPU of descendants that have ended counts too.
-    """
-
-    cpu: float
-    memory: float
-    workers_cpu: float
-    workers_memory: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """A process in `/proc`: its own CPU time, and that of its children that have ended."""
-
-    id: int
-    parent: int
-    over: bool
-    own: float
-    ended: float
-    memory: float
-
-
-def measure_process(pid: int) -> ProcessUsage:
-    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
-    every = {each.id: each for each in _list_processes()}
-    if pid not in every:
-        raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
-    return ProcessUsage(
-        cpu=process.own,
-        memory=process.memory,
-        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
-        workers_memory=sum(each.memory for each in workers),
-    )
-
-
-def find_leaf_processes(pid: int) -> list[int]:
-    """Return the descendants of *pid* that have no children."""
-    every = list(_list_processes())
-    parents = {each.parent for each in every}
-    return [each for each in _find_descendants(pid, every) if each not in parents]
-
-
-def is_running(pid: int) -> bool:
-    """Return whether *pid* is a process of this machine that has not ended."""
-    process = _read_stat(pid)
-    return process is not None and not process.over
-
-
-def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
-    children = defaultdict(list)
-    for each in every:
-        children[each.parent].append(each.id)
-    pending = list(children[pid])
-    while pending:
-        child = pending.pop()
-        yield child
-        pending += children[child]
-
-
-def _list_processes() -> Iterator[_Process]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
-            yield process
-
-
-def _read_stat(pid: int) -> _Process | None:
-    try:
-        stat = (PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        # The process has ended meanwhile.
-        return None
-    # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
-    fields = stat.rpartition(")")[2].split()
-    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
-    return _Process(
-        id=pid,
-        parent=int(fields[1]),
-        # A zombie, or dead: the parent has not waited for it yet.
-        over=fields[0] in {"Z", "X"},
-        own=user + system,
-        ended=user_ended + system_ended,
-        memory=int(fields[21]) * PAGE_BYTES / 1e6,
-    )

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
+from gymsdk.bench.processes import ProcessUsage, measure_process
 from gymsdk.bench.report import Memory
-from gymsdk.bench.stage import LOAD, ProcessUsage, Stage, measure_process
+from gymsdk.bench.stage import LOAD, Stage
 from gymsdk.errors import GymsdkError
 
 SAMPLE_SECONDS = 0.5

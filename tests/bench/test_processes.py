@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gymsdk.bench import stage
+from gymsdk.bench import processes
 
 BUSY = """
 import time
@@ -46,32 +46,32 @@ def start_process() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 def test_a_process_reports_its_cpu_and_memory(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = stage.measure_process(start_process(BUSY + KEEPS).pid)
+    used = processes.measure_process(start_process(BUSY + KEEPS).pid)
     assert 0.28 <= used.cpu < 2.0
     assert used.memory > 30.0
     assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
 
 
 def test_cpu_of_ended_children_counts_as_workers(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = stage.measure_process(start_process(PARENT).pid)
+    used = processes.measure_process(start_process(PARENT).pid)
     assert used.cpu < 0.28 <= used.workers_cpu
     assert used.memory < 30.0 < used.workers_memory
 
 
 def test_leaf_processes_have_no_children(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
     parent = start_process(PARENT)
-    [leaf] = stage.find_leaf_processes(parent.pid)
+    [leaf] = processes.find_leaf_processes(parent.pid)
     assert leaf != parent.pid
-    assert leaf in stage.find_leaf_processes(os.getpid())
-    assert parent.pid not in stage.find_leaf_processes(os.getpid())
+    assert leaf in processes.find_leaf_processes(os.getpid())
+    assert parent.pid not in processes.find_leaf_processes(os.getpid())
 
 
 def test_a_missing_process_raises() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert not stage.is_running(process.pid)
+    assert not processes.is_running(process.pid)
     with pytest.raises(ProcessLookupError, match=f"process {process.pid} does not exist"):
-        stage.measure_process(process.pid)
+        processes.measure_process(process.pid)
 
 
 def test_a_zombie_does_not_count_as_running(
@@ -80,6 +80,6 @@ def test_a_zombie_does_not_count_as_running(
     process = start_process(KEEPS)
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not stage.is_running(process.pid)
+    assert not processes.is_running(process.pid)
     process.wait()
     process.stdin = None
