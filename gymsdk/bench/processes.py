@@ -6,36 +6,46 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
+MemoryMeasure: TypeAlias = Literal["PSS", "RSS"]
+"""How memory is measured: as the proportional set size, or as the resident set size.
+
+The PSS counts a page that N processes share as 1/N page in each of them, so that the sum over processes counts it once.
+The RSS counts this page in each process.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its workers.
+    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its child processes.
 
-    The workers are all descendants of the process. The CPU of descendants that have ended counts too.
+    The child processes are all descendants of the process. The CPU of descendants that have ended counts too. The
+    memory is what `get_memory_measure` names.
     """
 
     cpu: float
     memory: float
-    workers_cpu: float
-    workers_memory: float
+    children_cpu: float
+    children_memory: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A process in `/proc`: its own CPU time, and that of its children that have ended."""
+    """A process in `/proc`: its own CPU time, that of its children that have ended, and its resident memory."""
 
     id: int
     parent: int
     over: bool
     own: float
     ended: float
-    memory: float
+    resident: float
 
 
 def measure_process(pid: int) -> ProcessUsage:
@@ -43,13 +53,34 @@ def measure_process(pid: int) -> ProcessUsage:
     every = {each.id: each for each in _list_processes()}
     if pid not in every:
         raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    process, children = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
     return ProcessUsage(
         cpu=process.own,
-        memory=process.memory,
-        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
-        workers_memory=sum(each.memory for each in workers),
+        memory=_measure_memory(process),
+        children_cpu=process.ended + sum(each.own + each.ended for each in children),
+        children_memory=sum(map(_measure_memory, children)),
     )
+
+
+@cache
+def get_memory_measure() -> MemoryMeasure:
+    """Return `PSS` if the system reports it for this process, else `RSS`."""
+    return "RSS" if _read_pss(os.getpid()) is None else "PSS"
+
+
+def _measure_memory(process: _Process) -> float:
+    pss = _read_pss(process.id) if get_memory_measure() == "PSS" else None
+    # The system does not report the PSS of a process of another user, or of one that has ended meanwhile.
+    return process.resident if pss is None else pss
+
+
+def _read_pss(pid: int) -> float | None:
+    """Return the PSS of a process in megabytes, or `None` if the system does not report it."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:")), None)
 
 
 def find_leaf_processes(pid: int) -> list[int]:
@@ -98,5 +129,5 @@ def _read_stat(pid: int) -> _Process | None:
         over=fields[0] in {"Z", "X"},
         own=user + system,
         ended=user_ended + system_ended,
-        memory=int(fields[21]) * PAGE_BYTES / 1e6,
+        resident=int(fields[21]) * PAGE_BYTES / 1e6,
     )

@@ -7,18 +7,22 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
 from gymsdk.bench.processes import is_running, measure_process
-from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.http import client as http
+from gymsdk.bench.readings import LOCAL_HOSTS
+from gymsdk.errors import Failed, GymsdkError, UsageError
+from gymsdk.observability.status import fetch_nodes
 from gymsdk.rollouts.remote import HeadServers, fetch_servers
+from gymsdk.servers.reports import Instance
 
 READY_SECONDS = 120.0
 """Seconds a child process may take until it is ready."""
@@ -79,7 +83,7 @@ async def start_servers(
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
         urls = [each["url"] for each in servers.ready_message["servers"].values()]
         metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]
-        start = StartCost(seconds, used.cpu, used.memory + used.workers_memory)
+        start = StartCost(seconds, used.cpu, used.memory + used.children_memory)
         yield Stage(await fetch_servers(servers.ready_message["head"]), model, pids, tuple(metered), start)
 
 
@@ -92,18 +96,34 @@ async def join_servers(head: str) -> Stage:
 
 async def _find_pids(servers: HeadServers) -> dict[str, int]:
     """Return the processes of a head's servers by label, without processes of other machines."""
-    client = servers.client
-    url = f"{client.head}/server_instances"
-    answer = await http.get(url, headers=client.build_headers_for(url), timeout=30.0)
-    instances = answer.json() if answer.ok else []
-    labels = {each["pid"]: str(each.get("process_name")) for each in instances if _is_local(each)}
-    return {SERVERS: next(iter(labels))} if len(labels) == 1 else {name: pid for pid, name in labels.items()}
+    try:
+        nodes = await fetch_nodes(servers.client.head, servers.client.headers)
+    except Failed as error:
+        if error.retryable:
+            raise
+        # This head does not list its servers, so they are measured without their CPU time and memory.
+        return {}
+    return label_processes(each for each in nodes.instances if _is_local(each))
 
 
-def _is_local(instance: object) -> bool:
-    if not isinstance(instance, dict) or instance.get("host") not in {"127.0.0.1", "localhost", "::1"}:
-        return False
-    return isinstance(instance.get("pid"), int) and is_running(instance["pid"])
+def label_processes(instances: Iterable[Instance]) -> dict[str, int]:
+    """Return the processes that run *instances*, by label.
+
+    A single process is labelled as the servers. Of several, each has the name under which its supervisor knows it, as
+    `worker-1`, or else the name of one of its servers. A name that several processes have is followed by the process
+    ID.
+    """
+    names: dict[int, str] = {}
+    for each in instances:
+        names.setdefault(each.pid, each.process or each.name)
+    if len(names) == 1:
+        return {SERVERS: next(iter(names))}
+    counts = Counter(names.values())
+    return {name if counts[name] == 1 else f"{name} (process {pid})": pid for pid, name in names.items()}
+
+
+def _is_local(instance: Instance) -> bool:
+    return urlsplit(instance.url).hostname in LOCAL_HOSTS and instance.pid > 0 and is_running(instance.pid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,43 @@ def test_a_process_reports_its_cpu_and_memory(start_process: Callable[[str], sub
     used = processes.measure_process(start_process(BUSY + KEEPS).pid)
     assert 0.28 <= used.cpu < 2.0
     assert used.memory > 30.0
-    assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
+    assert (used.children_cpu, used.children_memory) == (0.0, 0.0)
 
 
-def test_cpu_of_ended_children_counts_as_workers(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+def test_cpu_of_ended_children_counts_as_that_of_children(
+    start_process: Callable[[str], subprocess.Popen[str]],
+) -> None:
     used = processes.measure_process(start_process(PARENT).pid)
-    assert used.cpu < 0.28 <= used.workers_cpu
-    assert used.memory < 30.0 < used.workers_memory
+    assert used.cpu < 0.28 <= used.children_cpu
+    assert used.memory < 30.0 < used.children_memory
+
+
+SHARING = """
+import os, sys
+held = bytearray(b"x" * 40_000_000)
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("there", flush=True)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(processes.get_memory_measure() == "RSS", reason="this system does not report the PSS")
+def test_memory_that_processes_share_counts_once(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = processes.measure_process(start_process(SHARING).pid)
+    assert 15.0 < used.children_memory < 40.0
+    assert 40.0 < used.memory + used.children_memory < 70.0
+
+
+def test_without_the_pss_the_resident_memory_counts(
+    start_process: Callable[[str], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start_process(SHARING)
+    monkeypatch.setattr(processes, "get_memory_measure", lambda: "RSS")
+    used = processes.measure_process(process.pid)
+    assert min(used.memory, used.children_memory) > 40.0
 
 
 def test_leaf_processes_have_no_children(start_process: Callable[[str], subprocess.Popen[str]]) -> None:

@@ -20,7 +20,7 @@ def test_each_load_has_a_column() -> None:
     assert text.splitlines()[2].split() == ["concurrency", "16", "64"]
     assert find_row(text, "rollouts per second", "from first request to last response") == ["100.0", "1,234.5"]
     assert find_row(text, "latency, ms", "p99.9") == ["4.0", "4.0"]
-    assert find_row(text, "memory, MB", "servers peak") == ["95", "95"]
+    assert find_row(text, "memory (PSS), MB", "servers peak") == ["95", "95"]
     assert find_row(text, "event-loop lag, ms", "servers max") == ["9.0", "9.0"]
     assert find_row(text, "mean time of a rollout, ms", "other in the server") == ["0.30", "0.30"]
     assert find_row(text, "per rollout", "kB from sums_simple_agent") == ["1.50", "1.50"]
