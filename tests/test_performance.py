@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,16 @@ def test_a_peer_that_fails_is_reported_with_its_error_and_the_next_peers_are_tri
     assert "inspect_ai: exit status 1: ModuleNotFoundError: No module named 'inspect_ai'" in failures[0]
     assert "verifiers: [Errno 2] No such file or directory: '/no/such/python'" in failures[1]
     assert "nemo_gym: the last line is not a result: " in failures[2]
+
+
+def test_a_profile_without_py_spy_says_what_to_install(tmp_path: Path) -> None:
+    pytest.importorskip("uvloop")
+    venv.create(tmp_path, symlinks=True)
+    python, script = tmp_path / "bin" / "python", ROOT / "benchmarks" / "profile_run.py"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    completed = subprocess.run([python, script, "serve"], capture_output=True, text=True, env=environ, check=False)
+    sentence = f"profile_run.py needs py-spy: install it with `{python} -m pip install py-spy`\n"
+    assert (completed.returncode, completed.stdout, completed.stderr) == (2, "", sentence)
 
 
 def test_peers_that_are_not_installed_are_skipped_by_name() -> None:
