@@ -114,7 +114,8 @@ def label_processes(instances: Iterable[Instance]) -> dict[str, int]:
     ID.
     """
     names: dict[int, str] = {}
-    for each in instances:
+    # Shorter names first: worker-2 precedes worker-10, and servers without a supervisor keep their order.
+    for each in sorted(instances, key=lambda each: (len(each.process), each.process)):
         names.setdefault(each.pid, each.process or each.name)
     if len(names) == 1:
         return {SERVERS: next(iter(names))}

@@ -18,10 +18,10 @@ def test_a_single_process_is_labelled_as_the_servers() -> None:
 def test_each_worker_has_its_own_name() -> None:
     instances = [
         build_instance(name, pid, process)
-        for pid, process in ((7, "worker-1"), (8, "worker-2"))
+        for pid, process in ((9, "worker-10"), (8, "worker-2"), (7, "worker-1"))
         for name in ("math", "policy_model")
     ]
-    assert label_processes(instances) == {"worker-1": 7, "worker-2": 8}
+    assert list(label_processes(instances).items()) == [("worker-1", 7), ("worker-2", 8), ("worker-10", 9)]
 
 
 def test_servers_in_processes_of_their_own_have_their_names() -> None:
