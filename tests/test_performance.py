@@ -56,6 +56,37 @@ def test_a_profile_without_py_spy_says_what_to_install(tmp_path: Path) -> None:
     assert (completed.returncode, completed.stdout, completed.stderr) == (2, "", sentence)
 
 
+STOPPED = """
+import asyncio, sys
+from gymsdk.cli.process import Stopped, run_until_signal
+
+async def wait():
+    print("a warning", file=sys.stderr)
+    print("{}", flush=True)
+    await asyncio.sleep(60)
+
+try:
+    run_until_signal(wait())
+except Stopped:
+    print("an error", file=sys.stderr)
+"""
+
+RUN_SERVER = """
+import sys
+from yardstick.processes import run_server
+
+with run_server([sys.executable, "-c", sys.argv[1]]):
+    pass
+"""
+
+
+def test_a_benchmark_shows_what_a_server_prints_except_that_it_is_stopping() -> None:
+    command = [sys.executable, "-c", RUN_SERVER, STOPPED]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))}
+    completed = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    assert completed.stderr == "a warning\nan error\n"
+
+
 def test_peers_that_are_not_installed_are_skipped_by_name() -> None:
     pytest.importorskip("uvloop")
     names = ("inspect_ai", "verifiers", "nemo_gym")
