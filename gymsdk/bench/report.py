@@ -73,7 +73,7 @@ class OpenLoop(BaseModel):
 
     Attributes:
         rate: The requested arrivals per second.
-        offered: The arrivals per second that were drawn, without the first and the last tenth of the arrivals.
+        offered: The number of rollouts per second that the load generator starts, without the first and the last tenth.
         achieved: The rollouts that were completed per second, without the first and the last tenth of the completions.
         keeps_up: Whether the servers achieve the offered rate; `None` if there are too few rollouts to tell.
         most: The highest number of outstanding rollouts.

@@ -107,8 +107,8 @@ def _list_load_names(loads: Sequence[LoadResult]) -> tuple[str, list[str | None]
 def _list_rates(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
     loops = [each.open_loop for each in loads if each.open_loop is not None]
     if loops:
-        yield "offered", [_format_rate(loop.offered) for loop in loops]
-        yield "achieved", [_format_rate(loop.achieved) for loop in loops]
+        yield "offered (started by the load generator)", [_format_rate(loop.offered) for loop in loops]
+        yield "achieved (completed by the servers)", [_format_rate(loop.achieved) for loop in loops]
         yield "the servers keep up", [_format_verdict(loop) for loop in loops]
         yield "most rollouts outstanding", [f"{loop.most:,}" for loop in loops]
     yield "from first request to last response", [f"{each.rate:,.1f}" for each in loads]
