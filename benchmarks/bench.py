@@ -64,7 +64,7 @@ def _print_report(result: BenchResult, load: LoadResult) -> None:
         print(f"latency, p99                          {load.latency.p99:8.1f} ms")
     print(f"model calls per rollout               {load.calls:8.2f}")
     print(f"HTTP requests per rollout             {sum(load.requests.values()):8.2f}")
-    print(f"memory of the servers before, after   {memory.before:8.1f} {memory.after:.1f} MB")
+    print(f"{result.memory_measure} of the servers before, after      {memory.before:8.1f} {memory.after:.1f} MB")
     print(f"rewards that differ from the recording{load.wrong!s:>8}")
     for kind, count in load.failures.items():
         print(f"no reward: {kind:<26} {count:8}")

@@ -30,6 +30,9 @@ from yardstick.rows import build_rows
 RATE = 200
 """Samples per second."""
 
+SAMPLER = Path(sys.executable).with_name("py-spy")
+"""The program that samples; pip installs it beside the interpreter."""
+
 MAX_SECONDS = 600
 SHOWN_FUNCTIONS = 25
 ENVIRONMENT = "tool_call"
@@ -85,7 +88,7 @@ def classify(frames: list[str]) -> tuple[str, str]:
 @contextmanager
 def sample(pid: int, output: Path) -> Iterator[None]:
     """Sample the process while the context is open, and write the call stacks to *output*."""
-    command = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(pid), "--rate", str(RATE)]
+    command = [str(SAMPLER), "record", "--pid", str(pid), "--rate", str(RATE)]
     options = ["--format", "raw", "--duration", str(MAX_SECONDS), "--output", str(output)]
     with subprocess.Popen(
         [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -157,6 +160,9 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int)
     parser.add_argument("--stacks", type=Path, metavar="DIR", help="keep the sampled call stacks in this folder")
     arguments = parser.parse_args()
+    if not SAMPLER.exists():
+        print(f"{parser.prog} needs py-spy: install it with `{sys.executable} -m pip install py-spy`", file=sys.stderr)
+        sys.exit(2)
     prepare_process()
     for what in arguments.what or LOADS:
         profile, in_flight, rollouts = LOADS[what]

@@ -25,7 +25,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -47,6 +46,7 @@ from yardstick.processes import (
     prepare_process,
     run_gymsdk_serve,
     run_stub,
+    stop_process,
 )
 from yardstick.rows import Row, build_rows
 
@@ -57,7 +57,7 @@ REPEATS_PER_MINUTE = 20
 
 SAMPLES = 100
 PARTS = 5
-STOP_SECONDS = 120
+ROLLOUT_STOP_SECONDS = 120
 MIB = 2**20
 MAX_SERVER_GROWTH_MIB = 16
 MAX_ROLLOUT_BYTES = 2048
@@ -119,11 +119,7 @@ def run_rollout_command(folder: Path, base_url: str, in_flight: int, repeats: in
                 time.sleep(0.1)
             yield Subject("rollout", ProcessTree(process.pid), report)
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            stop_process(process, ROLLOUT_STOP_SECONDS)
 
 
 def count_lines(file: Path, start: int = 0) -> tuple[int, int]:

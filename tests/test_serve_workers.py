@@ -20,6 +20,7 @@ import pytest
 from deployed import Run, get_nodes, run_command, serving, wait_until
 from servers.test_tls import OPENSSL, issue_certificate
 
+from gymsdk.bench.stage import join_servers
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import plan_servers
 from gymsdk.deploy.workers import serve_with_workers
@@ -364,6 +365,11 @@ async def test_the_head_lists_all_workers_and_the_ports_that_they_share(served: 
     assert code == 0, output
     assert (output.count("worker-1"), output.count("worker-2")) == (4, 4)
     assert "4 of 4 expected servers registered" in output
+
+
+async def test_a_benchmark_measures_each_worker_under_its_name(served: Workers) -> None:
+    children = served.children()
+    assert (await join_servers(served.head)).pids == {name: children[name] for name in ("worker-1", "worker-2")}
 
 
 async def test_all_servers_are_alive_and_ready_at_the_shared_ports(served: Workers) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from yardstick.client import post_rows
-from yardstick.processes import STOP_SECONDS, ProcessTree
+from yardstick.processes import ProcessTree, stop_process
 from yardstick.rows import build_rows
 
 START_SECONDS = 120
@@ -85,11 +84,7 @@ def run_server(name: str, config: dict[str, Any], log: Path) -> Iterator[tuple[P
                     time.sleep(0.2)
             yield ProcessTree(process.pid), f"http://{address[0]}:{address[1]}"
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            stop_process(process)
 
 
 def main(stub: str, rollouts: int, in_flight: int) -> None:

@@ -24,6 +24,12 @@ SAMPLE_SECONDS = 0.25
 STOP_SECONDS = 60
 """Seconds that a process gets to end after SIGTERM."""
 
+LAST_OUTPUT_SECONDS = 1
+"""Seconds to wait for the last output of a process that has ended."""
+
+STOP_NOTICE = "stopping; press Ctrl-C again to stop at once\n"
+"""The line that `gymsdk` commands print when a signal stops them."""
+
 HERE = Path(__file__).parent
 
 
@@ -137,6 +143,14 @@ class Server:
         return _read_line(self.process)
 
 
+def _copy_errors(output: int) -> None:
+    """Copy the standard error of a process, except `STOP_NOTICE` and empty lines, to that of this process."""
+    with os.fdopen(output, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.strip() and line != STOP_NOTICE:
+                sys.stderr.write(line)
+
+
 def _read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -150,11 +164,15 @@ def _read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 def run_server(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run *command* until the context ends, and wait for the line of JSON that it prints when it is ready.
 
-    Its standard error is that of this process. The command runs in a process group of its own, and no process of this
-    group outlives the context.
+    Its standard error is copied to that of this process, without the line that says that it is stopping. The command
+    runs in a process group of its own, and no process of this group outlives the context.
     """
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, env={**os.environ, **(environ or {})}, **options) as process:  # type: ignore[call-overload]  # options by name
+    output, errors = os.pipe()
+    with subprocess.Popen(command, env={**os.environ, **(environ or {})}, stderr=errors, **options) as process:  # type: ignore[call-overload]  # options by name
+        os.close(errors)
+        copying = threading.Thread(target=_copy_errors, args=(output,), daemon=True)
+        copying.start()
         try:
             yield Server(ProcessTree(process.pid), process, _read_line(process))
         finally:
@@ -164,6 +182,16 @@ def run_server(command: Sequence[str], *, environ: Mapping[str, str] | None = No
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+                copying.join(LAST_OUTPUT_SECONDS)
+
+
+def stop_process(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
+    """Stop a process with SIGTERM, and kill it if it has not ended after *seconds*."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from gymsdk.bench.readings import LagReading, MetricsDifference, read_metrics, s
 from gymsdk.bench.recording import Recording
 from gymsdk.bench.report import LoadResult, LoopLag, compute_latency, compute_mean, compute_stages
 from gymsdk.bench.stage import LOAD, Stage
-from gymsdk.bench.usage import Memories, measure_cpu, name_workers, sample_memory, summarise_memory
+from gymsdk.bench.usage import Memories, measure_cpu, name_children, sample_memory, summarise_memory
 from gymsdk.client import is_gymsdk_result
 from gymsdk.jsonl import is_finite_number
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -257,8 +257,8 @@ def _iter_jobs(recording: Recording, plan: LoadPlan) -> Iterator[Job]:
 def _build_result(
     stage: Stage, recording: Recording, plan: LoadPlan, tally: Tally, measured: _Measurements
 ) -> LoadResult:
-    each, workers = max(1, tally.rollouts), {name_workers(name) for name in measured.memories}
-    cpu = {name: used for name, used in measured.cpu.items() if used or name not in workers}
+    each, children = max(1, tally.rollouts), {name_children(name) for name in measured.memories}
+    cpu = {name: used for name, used in measured.cpu.items() if used or name not in children}
     requests = measured.metrics.count_requests()
     lags = measured.metrics.compute_lags({pid: name for name, pid in stage.pids.items()})
     if measured.generator_lag is not None:

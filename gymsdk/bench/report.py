@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from gymsdk.bench.processes import MemoryMeasure
+
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 """The reported percentiles of the latency, by the names of their fields."""
 
@@ -31,7 +33,10 @@ class Latency(BaseModel):
 
 
 class Memory(BaseModel):
-    """Memory of a process and its workers before, halfway through and after a load, and its maximum, in megabytes."""
+    """Megabytes of a process and its child processes before, halfway through and after a load, and the maximum.
+
+    `BenchResult.memory_measure` says whether it is the PSS or the RSS.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -68,7 +73,7 @@ class OpenLoop(BaseModel):
 
     Attributes:
         rate: The requested arrivals per second.
-        offered: The arrivals per second that were drawn, without the first and the last tenth of the arrivals.
+        offered: The number of rollouts per second that the load generator starts, without the first and the last tenth.
         achieved: The rollouts that were completed per second, without the first and the last tenth of the completions.
         keeps_up: Whether the servers achieve the offered rate; `None` if there are too few rollouts to tell.
         most: The highest number of outstanding rollouts.
@@ -169,6 +174,7 @@ class BenchResult(BaseModel):
         ready: Seconds until the servers were ready, or `None` if the benchmark did not start them.
         ready_cpu: Seconds of CPU until then.
         ready_memory: Megabytes of memory when ready.
+        memory_measure: How all memory of this result is measured.
         loads: The result of each load.
     """
 
@@ -180,6 +186,7 @@ class BenchResult(BaseModel):
     ready: float | None
     ready_cpu: float | None
     ready_memory: float | None
+    memory_measure: MemoryMeasure
     loads: tuple[LoadResult, ...]
 
     @property

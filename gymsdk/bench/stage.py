@@ -7,22 +7,22 @@ import contextlib
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
-from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.http import client as http
+from gymsdk.bench.processes import is_running, measure_process
+from gymsdk.bench.readings import LOCAL_HOSTS
+from gymsdk.errors import Failed, GymsdkError, UsageError
+from gymsdk.observability.status import fetch_nodes
 from gymsdk.rollouts.remote import HeadServers, fetch_servers
-
-PROC = Path("/proc")
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from gymsdk.servers.reports import Instance
 
 READY_SECONDS = 120.0
 """Seconds a child process may take until it is ready."""
@@ -83,7 +83,7 @@ async def start_servers(
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
         urls = [each["url"] for each in servers.ready_message["servers"].values()]
         metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]
-        start = StartCost(seconds, used.cpu, used.memory + used.workers_memory)
+        start = StartCost(seconds, used.cpu, used.memory + used.children_memory)
         yield Stage(await fetch_servers(servers.ready_message["head"]), model, pids, tuple(metered), start)
 
 
@@ -96,18 +96,35 @@ async def join_servers(head: str) -> Stage:
 
 async def _find_pids(servers: HeadServers) -> dict[str, int]:
     """Return the processes of a head's servers by label, without processes of other machines."""
-    client = servers.client
-    url = f"{client.head}/server_instances"
-    answer = await http.get(url, headers=client.build_headers_for(url), timeout=30.0)
-    instances = answer.json() if answer.ok else []
-    labels = {each["pid"]: str(each.get("process_name")) for each in instances if _is_local(each)}
-    return {SERVERS: next(iter(labels))} if len(labels) == 1 else {name: pid for pid, name in labels.items()}
+    try:
+        nodes = await fetch_nodes(servers.client.head, servers.client.headers)
+    except Failed as error:
+        if error.retryable:
+            raise
+        # This head does not list its servers, so they are measured without their CPU time and memory.
+        return {}
+    return label_processes(each for each in nodes.instances if _is_local(each))
 
 
-def _is_local(instance: object) -> bool:
-    if not isinstance(instance, dict) or instance.get("host") not in {"127.0.0.1", "localhost", "::1"}:
-        return False
-    return isinstance(instance.get("pid"), int) and is_running(instance["pid"])
+def label_processes(instances: Iterable[Instance]) -> dict[str, int]:
+    """Return the processes that run *instances*, by label.
+
+    A single process is labelled as the servers. Of several, each has the name under which its supervisor knows it, as
+    `worker-1`, or else the name of one of its servers. A name that several processes have is followed by the process
+    ID.
+    """
+    names: dict[int, str] = {}
+    # Shorter names first: worker-2 precedes worker-10, and servers without a supervisor keep their order.
+    for each in sorted(instances, key=lambda each: (len(each.process), each.process)):
+        names.setdefault(each.pid, each.process or each.name)
+    if len(names) == 1:
+        return {SERVERS: next(iter(names))}
+    counts = Counter(names.values())
+    return {name if counts[name] == 1 else f"{name} (process {pid})": pid for pid, name in names.items()}
+
+
+def _is_local(instance: Instance) -> bool:
+    return urlsplit(instance.url).hostname in LOCAL_HOSTS and instance.pid > 0 and is_running(instance.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,92 +214,3 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its workers.
-
-    The workers are all descendants of the process. The CPU of descendants that have ended counts too.
-    """
-
-    cpu: float
-    memory: float
-    workers_cpu: float
-    workers_memory: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """A process in `/proc`: its own CPU time, and that of its children that have ended."""
-
-    id: int
-    parent: int
-    over: bool
-    own: float
-    ended: float
-    memory: float
-
-
-def measure_process(pid: int) -> ProcessUsage:
-    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
-    every = {each.id: each for each in _list_processes()}
-    if pid not in every:
-        raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
-    return ProcessUsage(
-        cpu=process.own,
-        memory=process.memory,
-        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
-        workers_memory=sum(each.memory for each in workers),
-    )
-
-
-def find_leaf_processes(pid: int) -> list[int]:
-    """Return the descendants of *pid* that have no children."""
-    every = list(_list_processes())
-    parents = {each.parent for each in every}
-    return [each for each in _find_descendants(pid, every) if each not in parents]
-
-
-def is_running(pid: int) -> bool:
-    """Return whether *pid* is a process of this machine that has not ended."""
-    process = _read_stat(pid)
-    return process is not None and not process.over
-
-
-def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
-    children = defaultdict(list)
-    for each in every:
-        children[each.parent].append(each.id)
-    pending = list(children[pid])
-    while pending:
-        child = pending.pop()
-        yield child
-        pending += children[child]
-
-
-def _list_processes() -> Iterator[_Process]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
-            yield process
-
-
-def _read_stat(pid: int) -> _Process | None:
-    try:
-        stat = (PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        # The process has ended meanwhile.
-        return None
-    # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
-    fields = stat.rpartition(")")[2].split()
-    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
-    return _Process(
-        id=pid,
-        parent=int(fields[1]),
-        # A zombie, or dead: the parent has not waited for it yet.
-        over=fields[0] in {"Z", "X"},
-        own=user + system,
-        ended=user_ended + system_ended,
-        memory=int(fields[21]) * PAGE_BYTES / 1e6,
-    )

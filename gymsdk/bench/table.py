@@ -40,7 +40,7 @@ class Section:
 
 def format_table(result: BenchResult) -> str:
     """Return a table with a column per load, followed by what is wrong with the loads."""
-    sections = [section for section in _list_sections(result.loads) if section.rows]
+    sections = [section for section in _list_sections(result) if section.rows]
     rows = [row for section in sections for row in _list_cells(section)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(result.loads) + 1)]
     table = [_format_row(row, widths) for row in rows]
@@ -50,7 +50,8 @@ def format_table(result: BenchResult) -> str:
 def _format_header(result: BenchResult) -> Iterator[str]:
     yield f"{result.title}: played by {result.model or 'an unknown model'}"
     if result.ready is not None:
-        yield f"ready in {result.ready:.2f} s ({result.ready_cpu:.2f} s of CPU), with {result.ready_memory:.0f} MB"
+        memory = f"{result.ready_memory:.0f} MB of memory"
+        yield f"ready in {result.ready:.2f} s ({result.ready_cpu:.2f} s of CPU), with {memory}"
 
 
 def _list_cells(section: Section) -> Iterator[list[str]]:
@@ -67,7 +68,8 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
 
 
-def _list_sections(loads: Sequence[LoadResult]) -> Iterator[Section]:
+def _list_sections(result: BenchResult) -> Iterator[Section]:
+    loads = result.loads
     yield Section("", dict([_list_load_names(loads)]))
     yield Section("rollouts per second", dict(_list_rates(loads)))
     latencies = [None if each.latency is None else each.latency.model_dump() for each in loads]
@@ -76,7 +78,7 @@ def _list_sections(loads: Sequence[LoadResult]) -> Iterator[Section]:
     yield Section("mean time of a rollout, ms", _tabulate([each.stages for each in loads], STAGE_LABELS, "{:,.2f}"))
     yield Section("CPU per rollout, ms", _tabulate([each.cpu for each in loads], {}, "{:.2f}"))
     yield Section("CPU, cores", _tabulate([each.cpu_share for each in loads], {}, "{:.2f}"))
-    yield Section("memory, MB", dict(_list_memory(loads)))
+    yield Section(f"memory ({result.memory_measure}), MB", dict(_list_memory(loads)))
     yield Section("event-loop lag, ms", dict(_list_lags(loads)))
     yield Section("per rollout", dict(_list_counts(loads)))
     yield Section("cost relative to the shape simple", dict(_list_factors([each.factors for each in loads])))
@@ -105,8 +107,8 @@ def _list_load_names(loads: Sequence[LoadResult]) -> tuple[str, list[str | None]
 def _list_rates(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
     loops = [each.open_loop for each in loads if each.open_loop is not None]
     if loops:
-        yield "offered", [_format_rate(loop.offered) for loop in loops]
-        yield "achieved", [_format_rate(loop.achieved) for loop in loops]
+        yield "offered (started by the load generator)", [_format_rate(loop.offered) for loop in loops]
+        yield "achieved (completed by the servers)", [_format_rate(loop.achieved) for loop in loops]
         yield "the servers keep up", [_format_verdict(loop) for loop in loops]
         yield "most rollouts outstanding", [f"{loop.most:,}" for loop in loops]
     yield "from first request to last response", [f"{each.rate:,.1f}" for each in loads]

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
+from gymsdk.bench.processes import ProcessUsage, measure_process
 from gymsdk.bench.report import Memory
-from gymsdk.bench.stage import LOAD, ProcessUsage, Stage, measure_process
+from gymsdk.bench.stage import LOAD, Stage
 from gymsdk.errors import GymsdkError
 
 SAMPLE_SECONDS = 0.5
@@ -20,10 +21,10 @@ Memories: TypeAlias = dict[str, list[float]]
 
 
 def measure_cpu(stage: Stage) -> dict[str, float]:
-    """Return the seconds of CPU used so far by each process of *stage*, by its workers, and by this process."""
+    """Return the seconds of CPU used so far by each process of *stage*, by its child processes, and by this process."""
     seconds = {LOAD: time.process_time()}
     for name, used in _measure_processes(stage):
-        seconds |= {name: used.cpu, name_workers(name): used.workers_cpu}
+        seconds |= {name: used.cpu, name_children(name): used.children_cpu}
     return seconds
 
 
@@ -35,19 +36,19 @@ def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
             raise GymsdkError(f"the process of the {name} ended under load; see its log") from None
 
 
-def name_workers(name: str) -> str:
-    """Return the label of the worker processes of the process *name*."""
-    return f"{name}' workers" if name.endswith("s") else f"{name}'s workers"
+def name_children(name: str) -> str:
+    """Return the label of the processes that the process *name* has started, such as those for grading."""
+    return f"{name}' child processes" if name.endswith("s") else f"{name}'s child processes"
 
 
 @asynccontextmanager
 async def sample_memory(stage: Stage) -> AsyncIterator[Memories]:
-    """Sample the memory of each process of *stage*, including its workers."""
+    """Sample the memory of each process of *stage*, including its child processes."""
     memories: Memories = {name: [] for name in stage.pids}
 
     def look() -> None:
         for name, used in _measure_processes(stage):
-            memories[name].append(used.memory + used.workers_memory)
+            memories[name].append(used.memory + used.children_memory)
 
     async def watch() -> None:
         while True:

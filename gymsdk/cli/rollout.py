@@ -238,8 +238,6 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
         with beside.prepare(folder) as start:
             metrics = run_rollouts(run, replicas, start)
             _print(folder, metrics, plays_default=plays_default, json=json)
-    if plan.tasks is None and plan.limit is not None:
-        _warn_missing_tasks(metrics, plan.limit)
     if any(each["failures"] or each["complaint"] for each in metrics):
         raise typer.Exit(1)
 
@@ -357,10 +355,3 @@ def _iter_json(folder: Path) -> Iterator[bytes]:
             remaining -= len(block)
             yield block.replace(b"\n", b"\n  ")
     yield b"\n}\n"
-
-
-def _warn_missing_tasks(metrics: list[Row], limit: int) -> None:
-    """Print which environments had fewer tasks than --limit."""
-    for each in metrics:
-        if each["tasks"] < limit:
-            typer.echo(f"{each['environment']}: {each['tasks']} tasks, fewer than --limit {limit}", err=True)

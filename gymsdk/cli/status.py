@@ -22,10 +22,9 @@ REFRESH_SECONDS = 2.0
 PROBLEM_LABELS = {
     "missing": "is expected but not registered",
     "unhealthy": "does not pass its health check",
-    "exit": "exited unexpectedly a short time ago",
     "slow": "takes more than 100 ms per round trip from the head",
 }
-"""What each problem means, for people."""
+"""What each problem of a server means, for people. An exit is a problem of a process, which may run several servers."""
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
@@ -136,6 +135,14 @@ def _format_exit(row: ServerStatus) -> str:
     return f"{describe_exit(row.exit_code)} {_format_duration(max(0.0, time.time() - row.exit_at))} ago{times}"
 
 
+def _describe_exit(row: ServerStatus) -> str:
+    """Say which process has ended, how, and whether it has been started again."""
+    # A process that was started again has been up since a moment after the exit.
+    is_restarted = row.uptime is not None and row.exit_at is not None and time.time() - row.uptime > row.exit_at
+    restarted = "; it was started again" if is_restarted else ""
+    return f"! {row.process or row.name} ended unexpectedly ({_format_exit(row)}){restarted}"
+
+
 def _mark_problem(cell: str, wrong: Sequence[str], *which: str) -> str:
     return f"{cell} !" if any(each in wrong for each in which) else cell
 
@@ -157,8 +164,11 @@ def _list_problems(result: StatusReport) -> Iterator[str]:
         yield "this head has just started: running nodes register with it within 10 seconds"
     if result.round_trip_by == "command":
         yield "the round trips are measured from here, because this head does not measure them"
+    # The servers of one process report the same exit.
+    exits = {(row.process or row.name, row.exit_at): row for row in result.servers if "exit" in row.wrong}
+    yield from map(_describe_exit, exits.values())
     for row in result.servers:
-        yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong)
+        yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong if each != "exit")
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
     for each in result.lost:

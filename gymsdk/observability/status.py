@@ -228,7 +228,7 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
         Failed: No head answers.
     """
     head, headers = head.rstrip("/"), credentials.resolve_auth_headers(token)
-    nodes = await _fetch_nodes(head, headers)
+    nodes = await fetch_nodes(head, headers)
     urls = {each.url: each for each in nodes.instances}
     replies = dict(
         zip([head, *urls], await asyncio.gather(*(_fetch_metrics(url, headers) for url in [head, *urls])), strict=True)
@@ -258,7 +258,16 @@ def _last_exit(instance: Instance, nodes: HeadSnapshot) -> Exit | None:
     return instance.exit if has_exits else nodes.exits.get(instance.name)
 
 
-async def _fetch_nodes(head: str, headers: Headers) -> HeadSnapshot:
+async def fetch_nodes(head: str, headers: Headers) -> HeadSnapshot:
+    """Return the nodes and the server instances that a head, gymsdk's or NeMo Gym's, knows.
+
+    Args:
+        head: The head's URL.
+        headers: The authentication headers.
+
+    Raises:
+        Failed: No head answers, or the answer is not a list of servers.
+    """
     answer = await _get(head, "/nodes", headers)
     value = parse_value(answer)
     if answer.status == NOT_FOUND:
@@ -314,6 +323,7 @@ def _parse_instance(entry: Mapping[str, object]) -> dict[str, object]:
         "implementation": entry.get("name"),
         "url": entry.get("url") or f"http://{entry.get('host')}:{entry.get('port')}",
         "status": entry.get("status"),
+        "pid": entry.get("pid") or 0,
         "started": entry.get("start_time") or 0.0,
     }
 

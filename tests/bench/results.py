@@ -48,5 +48,6 @@ def build_result(*loads: LoadResult, shape: str | None = None) -> BenchResult:
         ready=1.0,
         ready_cpu=0.5,
         ready_memory=80.0,
+        memory_measure="PSS",
         loads=loads,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.bench import stage as processes
+from gymsdk.bench import processes
 from gymsdk.bench.load import BenchPlan, measure
 from gymsdk.bench.report import BenchResult
 from gymsdk.bench.stage import POLICY, SERVERS, start_policy, start_servers

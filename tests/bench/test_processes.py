@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gymsdk.bench import stage
+from gymsdk.bench import processes
 
 BUSY = """
 import time
@@ -46,32 +46,62 @@ def start_process() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 def test_a_process_reports_its_cpu_and_memory(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = stage.measure_process(start_process(BUSY + KEEPS).pid)
+    used = processes.measure_process(start_process(BUSY + KEEPS).pid)
     assert 0.28 <= used.cpu < 2.0
     assert used.memory > 30.0
-    assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
+    assert (used.children_cpu, used.children_memory) == (0.0, 0.0)
 
 
-def test_cpu_of_ended_children_counts_as_workers(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = stage.measure_process(start_process(PARENT).pid)
-    assert used.cpu < 0.28 <= used.workers_cpu
-    assert used.memory < 30.0 < used.workers_memory
+def test_cpu_of_ended_children_counts_as_that_of_children(
+    start_process: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    used = processes.measure_process(start_process(PARENT).pid)
+    assert used.cpu < 0.28 <= used.children_cpu
+    assert used.memory < 30.0 < used.children_memory
+
+
+SHARING = """
+import os, sys
+held = bytearray(b"x" * 40_000_000)
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("there", flush=True)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(processes.get_memory_measure() == "RSS", reason="this system does not report the PSS")
+def test_memory_that_processes_share_counts_once(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = processes.measure_process(start_process(SHARING).pid)
+    assert 15.0 < used.children_memory < 40.0
+    assert 40.0 < used.memory + used.children_memory < 70.0
+
+
+def test_without_the_pss_the_resident_memory_counts(
+    start_process: Callable[[str], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start_process(SHARING)
+    monkeypatch.setattr(processes, "get_memory_measure", lambda: "RSS")
+    used = processes.measure_process(process.pid)
+    assert min(used.memory, used.children_memory) > 40.0
 
 
 def test_leaf_processes_have_no_children(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
     parent = start_process(PARENT)
-    [leaf] = stage.find_leaf_processes(parent.pid)
+    [leaf] = processes.find_leaf_processes(parent.pid)
     assert leaf != parent.pid
-    assert leaf in stage.find_leaf_processes(os.getpid())
-    assert parent.pid not in stage.find_leaf_processes(os.getpid())
+    assert leaf in processes.find_leaf_processes(os.getpid())
+    assert parent.pid not in processes.find_leaf_processes(os.getpid())
 
 
 def test_a_missing_process_raises() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert not stage.is_running(process.pid)
+    assert not processes.is_running(process.pid)
     with pytest.raises(ProcessLookupError, match=f"process {process.pid} does not exist"):
-        stage.measure_process(process.pid)
+        processes.measure_process(process.pid)
 
 
 def test_a_zombie_does_not_count_as_running(
@@ -80,6 +110,6 @@ def test_a_zombie_does_not_count_as_running(
     process = start_process(KEEPS)
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not stage.is_running(process.pid)
+    assert not processes.is_running(process.pid)
     process.wait()
     process.stdin = None

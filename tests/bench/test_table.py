@@ -20,7 +20,7 @@ def test_each_load_has_a_column() -> None:
     assert text.splitlines()[2].split() == ["concurrency", "16", "64"]
     assert find_row(text, "rollouts per second", "from first request to last response") == ["100.0", "1,234.5"]
     assert find_row(text, "latency, ms", "p99.9") == ["4.0", "4.0"]
-    assert find_row(text, "memory, MB", "servers peak") == ["95", "95"]
+    assert find_row(text, "memory (PSS), MB", "servers peak") == ["95", "95"]
     assert find_row(text, "event-loop lag, ms", "servers max") == ["9.0", "9.0"]
     assert find_row(text, "mean time of a rollout, ms", "other in the server") == ["0.30", "0.30"]
     assert find_row(text, "per rollout", "kB from sums_simple_agent") == ["1.50", "1.50"]
@@ -29,6 +29,9 @@ def test_each_load_has_a_column() -> None:
 def test_servers_that_do_not_keep_up_are_reported() -> None:
     text = format_table(build_result(build_open_load(50.0, 50.0), build_open_load(200.0, 120.0, delayed=7)))
     assert text.splitlines()[2].split() == ["arrivals", "per", "second", "50", "200"]
+    offered, achieved = "offered (started by the load generator)", "achieved (completed by the servers)"
+    assert find_row(text, "rollouts per second", offered) == ["50.0", "200.0"]
+    assert find_row(text, "rollouts per second", achieved) == ["50.0", "120.0"]
     assert find_row(text, "rollouts per second", "the servers keep up") == ["yes", "NO"]
     assert "THE SERVERS DO NOT KEEP UP: with 200 rollouts offered per second, they complete 120.0" in text
     assert "with 200 per second, 7 rollouts waited to be sent because 4,096 were outstanding" in text

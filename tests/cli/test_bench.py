@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gymsdk.bench import stage
+from gymsdk.bench import processes
 
 SMALL = ("--rollouts", 8, "--concurrency", "1,3", "--split", "train")
 
@@ -134,13 +134,13 @@ def test_a_signal_stops_all_started_processes(start: Callable[..., subprocess.Po
     process = start("bench", "sums", "--minutes", 5, "--concurrency", 2)
     while "at once" not in process.stderr.readline():
         assert process.poll() is None
-    children = stage.find_leaf_processes(process.pid)
+    children = processes.find_leaf_processes(process.pid)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
     assert len(children) == 2
     deadline = time.monotonic() + 10
-    while any(map(stage.is_running, children)):
+    while any(map(processes.is_running, children)):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,0 +1,133 @@
+"""The CPU time and the memory of a process and its descendants, which Linux reports in `/proc`."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+PROC = Path("/proc")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+MemoryMeasure: TypeAlias = Literal["PSS", "RSS"]
+"""How memory is measured: as the proportional set size, or as the resident set size.
+
+The PSS counts a page that N processes share as 1/N page in each of them, so that the sum over processes counts it once.
+The RSS counts this page in each process.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its child processes.
+
+    The child processes are all descendants of the process. The CPU of descendants that have ended counts too. The
+    memory is what `get_memory_measure` names.
+    """
+
+    cpu: float
+    memory: float
+    children_cpu: float
+    children_memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process in `/proc`: its own CPU time, that of its children that have ended, and its resident memory."""
+
+    id: int
+    parent: int
+    over: bool
+    own: float
+    ended: float
+    resident: float
+
+
+def measure_process(pid: int) -> ProcessUsage:
+    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
+    every = {each.id: each for each in _list_processes()}
+    if pid not in every:
+        raise ProcessLookupError(f"process {pid} does not exist on this machine")
+    process, children = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    return ProcessUsage(
+        cpu=process.own,
+        memory=_measure_memory(process),
+        children_cpu=process.ended + sum(each.own + each.ended for each in children),
+        children_memory=sum(map(_measure_memory, children)),
+    )
+
+
+@cache
+def get_memory_measure() -> MemoryMeasure:
+    """Return `PSS` if the system reports it for this process, else `RSS`."""
+    return "RSS" if _read_pss(os.getpid()) is None else "PSS"
+
+
+def _measure_memory(process: _Process) -> float:
+    pss = _read_pss(process.id) if get_memory_measure() == "PSS" else None
+    # The system does not report the PSS of a process of another user, or of one that has ended meanwhile.
+    return process.resident if pss is None else pss
+
+
+def _read_pss(pid: int) -> float | None:
+    """Return the PSS of a process in megabytes, or `None` if the system does not report it."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:")), None)
+
+
+def find_leaf_processes(pid: int) -> list[int]:
+    """Return the descendants of *pid* that have no children."""
+    every = list(_list_processes())
+    parents = {each.parent for each in every}
+    return [each for each in _find_descendants(pid, every) if each not in parents]
+
+
+def is_running(pid: int) -> bool:
+    """Return whether *pid* is a process of this machine that has not ended."""
+    process = _read_stat(pid)
+    return process is not None and not process.over
+
+
+def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
+    children = defaultdict(list)
+    for each in every:
+        children[each.parent].append(each.id)
+    pending = list(children[pid])
+    while pending:
+        child = pending.pop()
+        yield child
+        pending += children[child]
+
+
+def _list_processes() -> Iterator[_Process]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
+            yield process
+
+
+def _read_stat(pid: int) -> _Process | None:
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # The process has ended meanwhile.
+        return None
+    # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
+    fields = stat.rpartition(")")[2].split()
+    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
+    return _Process(
+        id=pid,
+        parent=int(fields[1]),
+        # A zombie, or dead: the parent has not waited for it yet.
+        over=fields[0] in {"Z", "X"},
+        own=user + system,
+        ended=user_ended + system_ended,
+        resident=int(fields[21]) * PAGE_BYTES / 1e6,
+    )
