@@ -28,7 +28,7 @@ import orjson
 from gymsdk import model, responses, testing
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.types import Episode, Item
+from gymsdk.types import Episode, Item, build_usage
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REPETITIONS = 3
@@ -141,7 +141,7 @@ class FixedPolicy:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol requires it
         """Respond to *request*."""
         output = [dict(each) for each in self._output]
-        return responses.build_response(output, model=NAME, usage=responses.build_usage(300, 40), request=request)
+        return responses.build_response(output, model=NAME, usage=build_usage(300, 40), request=request)
 
 
 def main() -> None:

@@ -158,14 +158,20 @@ def build_unauthorized_error(host: str, *, had_token: bool) -> Failed:
     return Failed(f"{host} {problem}; {advice}", kind="server_unauthorized", stage="host")
 
 
-@contextmanager
-def redact_failures(*secrets: SecretStr | None) -> Iterator[None]:
+class redact_failures:  # noqa: N801 - a context manager, used like a function
     """Redact *secrets* in the message of a `Failed` raised inside the block, then truncate the message."""
-    try:
-        yield
-    except Failed as error:
-        error.args = (redact(str(error), filter(None, secrets))[:MAX_MESSAGE_CHARS],)
-        raise
+
+    __slots__ = ("_secrets",)
+
+    def __init__(self, *secrets: SecretStr | None) -> None:
+        self._secrets = secrets
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Failed):
+            error.args = (redact(str(error), filter(None, self._secrets))[:MAX_MESSAGE_CHARS],)
 
 
 def redact(text: str, secrets: Iterable[SecretStr]) -> str:

@@ -291,13 +291,13 @@ class StageTimer(collect_usage):
     def __init__(
         self, usage: UsageByRole, milliseconds: dict[str, float], stage: str, each: list[float] | None = None
     ) -> None:
-        super().__init__(usage)
+        collect_usage.__init__(self, usage)
         self._milliseconds = milliseconds
         self._stage = stage
         self._each = each
 
     def __enter__(self) -> None:
-        super().__enter__()
+        collect_usage.__enter__(self)
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -305,7 +305,7 @@ class StageTimer(collect_usage):
         self._milliseconds[stage] = self._milliseconds.get(stage, 0.0) + milliseconds
         if self._each is not None:
             self._each.append(round(milliseconds, 3))
-        super().__exit__()
+        collect_usage.__exit__(self)
 
 
 class EpisodeRunner:

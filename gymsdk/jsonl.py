@@ -34,8 +34,8 @@ SAMPLE_STRIDE_BYTES = 6
 READ_BUFFER_BYTES = 2**20
 """The size of the buffer of a file that is read line by line.
 
-A thread that reads gives up the interpreter lock for each read of the file and takes it again at once. If it does so
-every few microseconds, as with the usual buffer, another thread that waits for the lock waits for a very long time.
+A thread gives up the interpreter lock for each read of the file and takes it again at once. With the usual buffer, it
+reads every few microseconds, and another thread that needs the lock may wait for a quarter of a second.
 """
 
 BOM = b"\xef\xbb\xbf"
@@ -50,8 +50,8 @@ _LONG_INTEGER_SHAPE = b"<" + b"0" * 19
 """The shape of an integer beyond 64 bits: a positive one has at least 20 digits, a negative one at least 19."""
 
 
-_NUMBER_LISTS = (b'"generation_log_probs":[', b'"generation_token_ids":[', b'"prompt_token_ids":[')
-"""The starts of lists of token ids and log-probabilities, which hold no large integers and may take megabytes."""
+_LOG_PROBS = b'"generation_log_probs":['
+"""The start of a list of log-probabilities: megabytes of long decimals, among which the search finds nothing else."""
 
 _CONTAINERS = frozenset({dict, list})
 
@@ -75,8 +75,8 @@ def parse_json(text: bytes | str, *, strict: bool = False, exact: bool = True) -
     Args:
         text: UTF-8 bytes, or a string.
         strict: Reject unpaired surrogates, which a model may write and UTF-8 cannot represent.
-        exact: Return integers beyond 64 bits exactly; otherwise as floats, without a search that takes as long as half
-            of the parsing.
+        exact: Return integers beyond 64 bits exactly, except in a long list `generation_log_probs`; otherwise as
+            floats, without a search that takes as long as half of the parsing.
 
     Raises:
         ValueError: *text* is not JSON, or a number is too large: an integer of more than `MAX_INTEGER_DIGITS` digits,
@@ -226,7 +226,7 @@ def _has_large_integer(data: bytes) -> bool:
     if len(data) > MIN_SAMPLED_BYTES:
         if b"000" not in data[::SAMPLE_STRIDE_BYTES].translate(_BYTE_SHAPES):
             return False
-        data = _cut_number_lists(data)
+        data = _cut_log_probs(data)
     shape = data.translate(_BYTE_SHAPES)
     if shape.startswith(_LONG_INTEGER_SHAPE[1:]):
         return True
@@ -239,14 +239,13 @@ def _has_large_integer(data: bytes) -> bool:
     return False
 
 
-def _cut_number_lists(data: bytes) -> bytes:
-    """Return *data* without the contents of the first list of each kind in `_NUMBER_LISTS`, if it is long."""
-    for start in _NUMBER_LISTS:
-        begin = data.find(start) + len(start)
-        end = data.find(b"]", begin)
-        if begin >= len(start) and end - begin > MIN_SAMPLED_BYTES:
-            data = data[:begin] + data[end:]
-    return data
+def _cut_log_probs(data: bytes) -> bytes:
+    """Return *data* without the contents of the first list of log-probabilities, if it is long."""
+    begin = data.find(_LOG_PROBS) + len(_LOG_PROBS)
+    end = data.find(b"]", begin)
+    if begin < len(_LOG_PROBS) or end - begin <= MIN_SAMPLED_BYTES:
+        return data
+    return data[:begin] + data[end:]
 
 
 def _parse_with_stdlib(data: bytes, *, strict: bool) -> Any:

@@ -122,9 +122,15 @@ def extract_text(content: Content | None) -> str:
     return "".join(text for part in content if isinstance(text := part.get("text"), str))
 
 
+_OBJECT = frozenset({dict})
+
+
 def is_object_list(value: object) -> TypeGuard[list[Item]]:
     """Return whether *value* is a list of JSON objects."""
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    if not isinstance(value, list):
+        return False
+    # The first test runs in C; parsed JSON has no subclasses of dict.
+    return _OBJECT.issuperset(map(type, value)) or all(isinstance(each, dict) for each in value)
 
 
 def is_content(value: object) -> TypeGuard[Content | None]:
@@ -477,13 +483,13 @@ _collected_usage: ContextVar[UsageByRole | None] = ContextVar("gymsdk_usage", de
 
 def parse_usage(response: Item) -> Usage:
     """Return the usage that *response* reports, or zeros if it reports none."""
-    usage = normalize_usage(response.get("usage"))
+    input_tokens, output_tokens, total_tokens, cached_tokens, reasoning_tokens = _read_usage(response.get("usage"))
     return Usage(
-        input_tokens=usage["input_tokens"],
-        output_tokens=usage["output_tokens"],
-        total_tokens=usage["total_tokens"],
-        cached_tokens=usage["input_tokens_details"]["cached_tokens"],
-        reasoning_tokens=usage["output_tokens_details"]["reasoning_tokens"],
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        total_tokens=total_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=reasoning_tokens,
         calls=1,
     )
 
@@ -519,18 +525,36 @@ def normalize_usage(usage: object) -> Item:
 
     An episode must not fail because a server reports something else.
     """
-    reported = usage if isinstance(usage, dict) else {}
+    input_tokens, output_tokens, total_tokens, cached_tokens, reasoning_tokens = _read_usage(usage)
     return build_usage(
-        _read_count(reported, "input_tokens") or 0,
-        _read_count(reported, "output_tokens") or 0,
-        cached_tokens=_read_count(reported.get("input_tokens_details"), "cached_tokens"),
-        reasoning_tokens=_read_count(reported.get("output_tokens_details"), "reasoning_tokens"),
-        total_tokens=_read_count(reported, "total_tokens") or 0,
+        input_tokens,
+        output_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=reasoning_tokens,
+        total_tokens=total_tokens,
     )
 
 
-def _read_count(value: object, key: str) -> int | None:
-    count = value.get(key) if isinstance(value, dict) else None
+def _read_usage(usage: object) -> tuple[int, int, int, int | None, int | None]:
+    """Return the input, output, total, cached and reasoning tokens of the `usage` of a Response."""
+    if not isinstance(usage, dict):
+        return 0, 0, 0, None, None
+    prompt, generated, total = usage.get("input_tokens"), usage.get("output_tokens"), usage.get("total_tokens")
+    input_tokens = prompt if isinstance(prompt, int) else 0
+    output_tokens = generated if isinstance(generated, int) else 0
+    total_tokens = total if isinstance(total, int) and total else input_tokens + output_tokens
+    cached_tokens = _read_detail(usage.get("input_tokens_details"), "cached_tokens")
+    return (
+        input_tokens,
+        output_tokens,
+        total_tokens,
+        cached_tokens,
+        _read_detail(usage.get("output_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def _read_detail(details: object, key: str) -> int | None:
+    count = details.get(key) if isinstance(details, dict) else None
     return count if isinstance(count, int) else None
 
 

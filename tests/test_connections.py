@@ -164,12 +164,16 @@ def test_a_request_has_the_headers_of_the_caller_and_the_trace() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "message"),
-    [({"X-One": "a\r\nX-Two: b"}, "line breaks"), ({"Transfer-Encoding ": "chunked"}, "must not contain spaces")],
+    [
+        ({"X-One": "a\r\nX-Two: b"}, "line breaks"),
+        ({"Transfer-Encoding ": "chunked"}, "must not be empty or contain spaces"),
+        ({"": "x"}, "empty"),
+    ],
 )
 def test_an_invalid_header_is_not_sent(headers: dict[str, str], message: str) -> None:
     async def check() -> None:
         async with _serve(OK) as server:
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(Failed, match=message):
                 await _post(server, headers=headers)
             assert not server.requests
 

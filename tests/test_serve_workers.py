@@ -286,8 +286,8 @@ async def test_a_close_reaches_the_session_that_it_names_although_the_cookie_nam
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """Serve the environment with three workers and verdicts that take two seconds."""
-    with serve_workers(tmp_path_factory.mktemp("slow"), workers=3, pause=2) as workers:
+    """Serve the environment with three workers and verdicts that take four seconds."""
+    with serve_workers(tmp_path_factory.mktemp("slow"), workers=3, pause=4) as workers:
         yield workers
 
 
@@ -296,7 +296,7 @@ async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_numb
     first, other = (build_row(number, _ng_rollout_id="402-0") for number in (402, 403))
     ending = asyncio.ensure_future(post(urls["worker-1"], first))
     await wait_until(lambda: slow.count_played(402))
-    await asyncio.sleep(1)
+    await asyncio.sleep(2)
     playing = asyncio.ensure_future(post(urls["worker-1"], other))
     assert (await ending).status_code == 200
     repeated = await post(urls["worker-2"], other)

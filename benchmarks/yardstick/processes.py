@@ -165,12 +165,18 @@ def run_server(command: Sequence[str], *, environ: Mapping[str, str] | None = No
     """Run *command* until the context ends, and wait for the line of JSON that it prints when it is ready.
 
     Its standard error is copied to that of this process, without the line that says that it is stopping. The command
-    runs in a process group of its own, and no process of this group outlives the context.
+    runs in its own process group, and no process of this group outlives the context.
     """
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
     output, errors = os.pipe()
-    with subprocess.Popen(command, env={**os.environ, **(environ or {})}, stderr=errors, **options) as process:  # type: ignore[call-overload]  # options by name
+    try:
+        process = subprocess.Popen(command, env={**os.environ, **(environ or {})}, stderr=errors, **options)  # type: ignore[call-overload]  # options by name
+    except BaseException:
+        os.close(output)
+        raise
+    finally:
         os.close(errors)
+    with process:
         copying = threading.Thread(target=_copy_errors, args=(output,), daemon=True)
         copying.start()
         try:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from gymsdk import jsonl
 from gymsdk.bench import shapes
 from gymsdk.bench.generator import LoadPlan, run_load
-from gymsdk.bench.processes import get_memory_measure
 from gymsdk.bench.recording import Recording, list_jobs, record_rollouts
 from gymsdk.bench.report import BenchResult, LoadResult
 from gymsdk.bench.shapes import Shape
@@ -174,7 +173,7 @@ async def _measure_target(
         ready=start and round(start.seconds, 3),
         ready_cpu=start and round(start.cpu, 3),
         ready_memory=start and round(start.memory, 1),
-        memory_measure=get_memory_measure(),
+        memory_measure=setup.stage.memory_measure,
         loads=tuple(results),
     )
 

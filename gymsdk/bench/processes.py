@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -27,7 +26,7 @@ class ProcessUsage:
     """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its child processes.
 
     The child processes are all descendants of the process. The CPU of descendants that have ended counts too. The
-    memory is what `get_memory_measure` names.
+    memory is measured as the caller of `measure_process` asks.
     """
 
     cpu: float
@@ -48,29 +47,36 @@ class _Process:
     resident: float
 
 
-def measure_process(pid: int) -> ProcessUsage:
-    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
+def measure_process(pid: int, measure: MemoryMeasure = "RSS") -> ProcessUsage:
+    """Return the resources used by *pid* and its descendants.
+
+    Args:
+        pid: The process.
+        measure: How to measure the memory; see `choose_memory_measure`.
+
+    Raises:
+        ProcessLookupError: The process does not exist.
+    """
     every = {each.id: each for each in _list_processes()}
     if pid not in every:
         raise ProcessLookupError(f"process {pid} does not exist on this machine")
     process, children = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
     return ProcessUsage(
         cpu=process.own,
-        memory=_measure_memory(process),
+        memory=_measure_memory(process, measure),
         children_cpu=process.ended + sum(each.own + each.ended for each in children),
-        children_memory=sum(map(_measure_memory, children)),
+        children_memory=sum(_measure_memory(each, measure) for each in children),
     )
 
 
-@cache
-def get_memory_measure() -> MemoryMeasure:
-    """Return `PSS` if the system reports it for this process, else `RSS`."""
-    return "RSS" if _read_pss(os.getpid()) is None else "PSS"
+def choose_memory_measure(pids: Iterable[int]) -> MemoryMeasure:
+    """Return `PSS` if the system reports it for all *pids*, else `RSS`; processes of other users have no PSS here."""
+    return "RSS" if any(_read_pss(pid) is None for pid in pids) else "PSS"
 
 
-def _measure_memory(process: _Process) -> float:
-    pss = _read_pss(process.id) if get_memory_measure() == "PSS" else None
-    # The system does not report the PSS of a process of another user, or of one that has ended meanwhile.
+def _measure_memory(process: _Process, measure: MemoryMeasure) -> float:
+    pss = _read_pss(process.id) if measure == "PSS" else None
+    # The process may have ended meanwhile.
     return process.resident if pss is None else pss
 
 

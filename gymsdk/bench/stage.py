@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from gymsdk.bench.processes import is_running, measure_process
+from gymsdk.bench.processes import MemoryMeasure, choose_memory_measure, is_running, measure_process
 from gymsdk.bench.readings import LOCAL_HOSTS
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.observability.status import fetch_nodes
@@ -44,7 +45,7 @@ class StartCost:
     memory: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """Running servers with their head.
 
@@ -61,6 +62,11 @@ class Stage:
     pids: Mapping[str, int]
     metered: tuple[str, ...]
     start: StartCost | None = None
+
+    @cached_property
+    def memory_measure(self) -> MemoryMeasure:
+        """How the memory of all processes is measured."""
+        return choose_memory_measure(self.pids.values())
 
 
 @asynccontextmanager
@@ -79,7 +85,8 @@ async def start_servers(
     words = ["serve", *names, "--port", "0", "--json", "--model", model, *reached]
     began = time.perf_counter()
     async with start_child(words, site=site) as servers:
-        seconds, used = time.perf_counter() - began, measure_process(servers.pid)
+        seconds = time.perf_counter() - began
+        used = measure_process(servers.pid, choose_memory_measure([servers.pid]))
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
         urls = [each["url"] for each in servers.ready_message["servers"].values()]
         metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]

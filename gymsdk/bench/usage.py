@@ -31,7 +31,7 @@ def measure_cpu(stage: Stage) -> dict[str, float]:
 def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
     for name, pid in stage.pids.items():
         try:
-            yield name, measure_process(pid)
+            yield name, measure_process(pid, stage.memory_measure)
         except ProcessLookupError:
             raise GymsdkError(f"the process of the {name} ended under load; see its log") from None
 
@@ -53,7 +53,8 @@ async def sample_memory(stage: Stage) -> AsyncIterator[Memories]:
     async def watch() -> None:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            look()
+            # The system needs milliseconds for the proportional set size of a large process.
+            await asyncio.to_thread(look)
 
     look()
     watching = asyncio.ensure_future(watch())

@@ -132,7 +132,7 @@ def _format_exit(row: ServerStatus) -> str:
     if row.exit_code is None or row.exit_at is None:
         return ""
     times = f", {row.restarts} restarts" if row.restarts and row.restarts > 1 else ""
-    return f"{describe_exit(row.exit_code)} {_format_duration(max(0.0, time.time() - row.exit_at))} ago{times}"
+    return f"{describe_exit(row.exit_code)}, {_format_duration(max(0.0, time.time() - row.exit_at))} ago{times}"
 
 
 def _describe_exit(row: ServerStatus) -> str:

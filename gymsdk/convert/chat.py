@@ -275,8 +275,10 @@ def parse_metadata_extras(request: Item) -> Item:
 
 def expand_metadata_extras(request: Item) -> Item:
     """Return *request* with the fields that its `metadata` adds, and without null values."""
+    if not request.get("metadata"):
+        return {key: value for key, value in request.items() if value is not None and key != "metadata"}
     extra_keys = {EXTRA_BODY_KEY, CHAT_TEMPLATE_KEY}
-    metadata = {key: value for key, value in (request.get("metadata") or {}).items() if key not in extra_keys}
+    metadata = {key: value for key, value in request["metadata"].items() if key not in extra_keys}
     kept = {key: value for key, value in request.items() if value is not None and key != "metadata"}
     return parse_metadata_extras(request) | kept | ({"metadata": metadata} if metadata else {})
 

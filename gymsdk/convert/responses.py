@@ -188,7 +188,10 @@ def build_body(request: Item) -> Item:
         parts.check_tool_choice(request.get("tool_choice"))
     if isinstance(items := known.get("input"), list):
         known = known | {"input": tokens.keep_last_ids(items)}
-    return {key: value for key, value in chat.expand_metadata_extras(known).items() if key not in STREAM_FIELDS}
+    body = chat.expand_metadata_extras(known)
+    for key in STREAM_FIELDS:
+        body.pop(key, None)
+    return body
 
 
 def parse_answer(answer: Any, request: Item, *, strict: bool = False) -> Item:

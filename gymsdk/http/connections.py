@@ -7,7 +7,6 @@ most of the memory; this module parses with httptools instead, and keeps connect
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import socket
 import time
@@ -120,8 +119,8 @@ def encode_headers(headers: Mapping[str, str]) -> bytes | None:
         return None
     if _INVALID_HEADER.search("".join(chain(headers, headers.values()))):
         raise ValueError("a header field must not contain line breaks or null characters")
-    if _INVALID_NAME.search("".join(headers)):
-        raise ValueError("the name of a header field must not contain spaces, colons or other separators")
+    if "" in headers or _INVALID_NAME.search("".join(headers)):
+        raise ValueError("the name of a header field must not be empty or contain spaces, colons or other separators")
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
 
 
@@ -367,9 +366,10 @@ class ConnectionPool:
         await self.close_idle()
 
     async def close_idle(self) -> None:
-        """Close all idle connections, a few per pass of the event loop."""
+        """Close the connections that are idle now, a few per pass of the event loop."""
+        now = time.monotonic()
         # Transports close in the next pass of the event loop.
-        while self._close_some(math.inf):  # noqa: ASYNC110 - no event to wait for
+        while self._close_some(now):  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0)
 
     async def connect(self, target: Target) -> Connection:

@@ -189,9 +189,11 @@ async def collect(
             starting.cancel()
             for each in running:
                 each.cancel()
-            await asyncio.gather(starting, *running, return_exceptions=True)
-            for _ in running:
-                end_episode()
+            try:
+                await asyncio.gather(starting, *running, return_exceptions=True)
+            finally:
+                for _ in running:
+                    end_episode()
 
 
 async def play_missing(
@@ -329,7 +331,7 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
         with RunFolder(run.output) as folder, collect_rarely():
             inputs = await _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player, inputs)
-            # While a `metrics` hook computes in a thread, uvloop waits for the interpreter lock for each closed one.
+            # While a `metrics` hook computes in a thread, uvloop would wait for the interpreter lock for each of them.
             await client.close_idle_connections()
             sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)
             summaries = await build_summaries(folder, sources)
@@ -356,7 +358,7 @@ async def _choose_player(run: Run) -> PlayerSetup:
     plan, pace = run.plan, run.limits
     if plan.head is None:
         loaded = _load_environments(plan)
-        # Each of the two may import many modules, so other tasks run in between.
+        # Loading the environments and building the model may each import many modules. Other tasks run in between.
         await asyncio.sleep(0)
         model = run.model or models.model(
             plan.model or "",

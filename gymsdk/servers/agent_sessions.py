@@ -31,6 +31,10 @@ MAX_CLOSED_SESSIONS = 10_000
 """Largest number of closed sessions whose ids, and replies to the close request, are remembered."""
 
 
+HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
+"""The name of a header field (RFC 9110, section 5.6.2)."""
+
+
 class HttpToolAccess(BaseModel):
     """Access to tools by POST requests at a base URL."""
 
@@ -41,7 +45,7 @@ class HttpToolAccess(BaseModel):
     required: bool = True
     base_url: str = Field(pattern=r"^https?://[^/\s]+")
     cookies: dict[str, str] = {}
-    headers: dict[str, str] = {}
+    headers: dict[HeaderName, str] = {}
 
 
 class McpToolAccess(BaseModel):

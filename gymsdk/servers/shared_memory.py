@@ -44,8 +44,9 @@ class SharedMemory:
     worker that starts again finds what the others know.
 
     Args:
-        file: The descriptor of the file that `create_shared_file` returned. No other descriptor of the file may be
-            closed in this process, because that would release the locks.
+        file: The descriptor of the file that `create_shared_file` returned. Create one instance per process and keep
+            it until the process ends: when any descriptor of the file is closed, and an instance has one of its own,
+            the process loses its locks.
 
     Attributes:
         secret: The secret with which the workers mark the requests that they forward to each other.

@@ -72,20 +72,25 @@ os.waitpid(child, 0)
 """
 
 
-@pytest.mark.skipif(processes.get_memory_measure() == "RSS", reason="this system does not report the PSS")
+HAS_PSS = processes.choose_memory_measure([os.getpid()]) == "PSS"
+
+
+@pytest.mark.skipif(not HAS_PSS, reason="this system does not report the PSS")
 def test_memory_that_processes_share_counts_once(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = processes.measure_process(start_process(SHARING).pid)
+    used = processes.measure_process(start_process(SHARING).pid, "PSS")
     assert 15.0 < used.children_memory < 40.0
     assert 40.0 < used.memory + used.children_memory < 70.0
 
 
-def test_without_the_pss_the_resident_memory_counts(
-    start_process: Callable[[str], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = start_process(SHARING)
-    monkeypatch.setattr(processes, "get_memory_measure", lambda: "RSS")
-    used = processes.measure_process(process.pid)
+def test_without_the_pss_the_resident_memory_counts(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = processes.measure_process(start_process(SHARING).pid, "RSS")
     assert min(used.memory, used.children_memory) > 40.0
+
+
+def test_the_pss_is_used_only_if_the_system_reports_it_for_all_processes() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert processes.choose_memory_measure([os.getpid(), ended.pid]) == "RSS"
 
 
 def test_leaf_processes_have_no_children(start_process: Callable[[str], subprocess.Popen[str]]) -> None:

@@ -11,6 +11,7 @@ from gymsdk.bench import shapes
 from gymsdk.bench.recording import record_rollouts
 from gymsdk.bench.shapes import Shape, parse_shapes
 from gymsdk.bench.stage import LOAD, SERVERS
+from gymsdk.bench.usage import name_children
 from gymsdk.errors import UsageError
 from gymsdk.plugins import registry
 from tests.bench.results import build_load, build_open_load, build_result
@@ -59,7 +60,7 @@ def test_the_environment_is_only_installed_where_a_benchmark_needs_it(
 
 def test_the_factors_compare_the_same_load_of_simple() -> None:
     simple = build_result(build_load(), build_load(concurrency=64, rate=200.0), shape="simple")
-    cpu = {SERVERS: 7.0, "servers' workers": 1.0, LOAD: 9.0}
+    cpu = {SERVERS: 7.0, name_children(SERVERS): 1.0, LOAD: 9.0}
     steps = build_result(
         build_load(cpu=cpu, rate=25.0), build_load(concurrency=64, cpu=cpu, rate=40.0), shape="steps:5"
     )

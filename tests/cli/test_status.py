@@ -85,7 +85,7 @@ def test_a_single_node_is_printed_in_singular():
 def test_an_exit_is_described_in_words():
     row = ServerStatus(name="math", exit_code=-9, exit_at=time.time() - 5, restarts=3, wrong=["exit"])
     report = StatusReport(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
-    assert "killed by SIGKILL 5 s ago, 3 restarts !" in format_status(report)
+    assert "killed by SIGKILL, 5 s ago, 3 restarts !" in format_status(report)
 
 
 def test_an_exit_of_a_process_is_reported_once_for_all_its_servers():
@@ -97,7 +97,7 @@ def test_an_exit_of_a_process_is_reported_once_for_all_its_servers():
     rows += [ServerStatus(name=name, process="worker-2", health="success") for name in names]
     report = StatusReport(head="http://h:1", nodes=2, expected=3, registered=3, round_trip_by="head", servers=rows)
     assert [line for line in format_status(report).splitlines() if line.startswith("!")] == [
-        "! worker-1 ended unexpectedly (killed by SIGKILL 5 s ago); it was started again"
+        "! worker-1 ended unexpectedly (killed by SIGKILL, 5 s ago); it was started again"
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_server_that_ended_and_was_not_started_again_is_reported_as_such():
     row = ServerStatus(name="math", exit_code=1, exit_at=time.time() - 5, restarts=1, wrong=["missing", "exit"])
     report = StatusReport(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
     assert [line for line in format_status(report).splitlines() if line.startswith("!")] == [
-        "! math ended unexpectedly (exit code 1 5 s ago)",
+        "! math ended unexpectedly (exit code 1, 5 s ago)",
         "! math is expected but not registered",
     ]
 

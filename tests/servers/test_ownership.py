@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymsdk.servers import agent, resources
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.limits import IdempotencyCache
 from gymsdk.servers.requests import digest_row
-from gymsdk.servers.shared_memory import SharedMemory, create_shared_file
+from gymsdk.servers.shared_memory import ENTRY, SharedMemory, _compute_digest, create_shared_file
 from gymsdk.servers.workers import Ownership, Siblings
 from gymsdk.types import Episode, Item
 
@@ -60,6 +61,30 @@ def is_owned(memory: SharedMemory, key: str) -> bool:
     return memory.claim(f"one\0{key}", OTHER_PROCESS, 0) == os.getpid()
 
 
+def get_expiry(memory: SharedMemory, key: str) -> float:
+    """Return when the claim on *key* expires."""
+    digest = _compute_digest(f"one\0{key}")
+    known, expires, owner = ENTRY.unpack_from(memory._memory, memory._memory.find(digest))
+    assert (known, owner) == (digest, os.getpid())
+    return float(expires)
+
+
+async def wait_for_renewal(memory: SharedMemory, key: str) -> None:
+    """Wait until the claim on *key* is renewed."""
+    before = get_expiry(memory, key)
+    async with asyncio.timeout(30):
+        while get_expiry(memory, key) == before:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.02)
+
+
+async def check_that_nothing_renews(memory: SharedMemory, key: str) -> None:
+    """Check that the claim on *key* expires."""
+    before = get_expiry(memory, key)
+    await asyncio.sleep(1.1 * SECONDS)
+    assert get_expiry(memory, key) == before
+    assert not is_owned(memory, key)
+
+
 def build_row(prompt: str, rollout: str) -> dict[str, Any]:
     return Task.ask(prompt, initial_count=1, expected_count=3).row() | {"_ng_rollout_id": rollout}
 
@@ -72,18 +97,17 @@ async def test_a_claim_lasts_while_the_rollout_plays_and_as_long_as_its_response
     async with app_client(agent.create_app(counter(), model, owners=owners)) as client:
         playing = asyncio.ensure_future(client.post("/run", json=row))
         await model.started.wait()
-        await asyncio.sleep(2 * SECONDS)
-        assert is_owned(memory, key)
+        for _ in range(3):
+            await wait_for_renewal(memory, key)
+        ends_at = time.monotonic()
         model.released.set()
         assert (await playing).status_code == 200
-        await asyncio.sleep(0.6 * SECONDS)
-        assert is_owned(memory, key)
+        assert get_expiry(memory, key) >= ends_at + SECONDS
         # A repeated request renews the claim.
+        repeated_at = time.monotonic()
         assert (await client.post("/run", json=row)).content == (await playing).content
-        await asyncio.sleep(0.6 * SECONDS)
-        assert is_owned(memory, key)
-        await asyncio.sleep(0.6 * SECONDS)
-        assert not is_owned(memory, key)
+        assert get_expiry(memory, key) >= repeated_at + SECONDS
+        await check_that_nothing_renews(memory, key)
 
 
 async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_id(
@@ -156,10 +180,9 @@ async def test_a_claim_lasts_while_a_session_is_open(
         body, close_path = {**ids, **task}, f"{path}/close"
     async with app_client(app) as client:
         assert (await client.post(path, json=body)).status_code == 200
-        await asyncio.sleep(2 * SECONDS)
-        assert is_owned(memory, "session\0named")
+        for _ in range(3):
+            await wait_for_renewal(memory, "session\0named")
+        closes_at = time.monotonic()
         assert (await client.post(close_path, json=ids)).status_code == 200
-        await asyncio.sleep(0.6 * SECONDS)
-        assert is_owned(memory, "session\0named")
-        await asyncio.sleep(0.6 * SECONDS)
-        assert not is_owned(memory, "session\0named")
+        assert get_expiry(memory, "session\0named") >= closes_at + SECONDS
+        await check_that_nothing_renews(memory, "session\0named")
