@@ -156,6 +156,31 @@ async def test_cancelled_episodes_do_not_count_any_more() -> None:
         _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
 
 
+async def test_a_second_cancellation_while_the_episodes_end_forgets_none() -> None:
+    may_end, jobs = asyncio.Event(), [Job("counting", number, 0, {}) for number in range(50)]
+
+    async def end_slowly(_: Job) -> PlayedJob:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await may_end.wait()
+        raise AssertionError
+
+    async def collect_all() -> None:
+        async for _ in collect(jobs, end_slowly, concurrency=20):
+            pass
+
+    with collect_rarely():
+        run = asyncio.ensure_future(collect_all())
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            run.cancel()
+        await asyncio.wait({run})
+        may_end.set()
+        _begin_up_to_limit()
+        _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
+
+
 async def test_an_episode_leaves_no_reference_cycle(policy: Callable[..., Model]) -> None:
     class Counting:
         @hookimpl

@@ -238,8 +238,8 @@ async def test_the_token_is_sent_to_our_servers_only(servers: SecuredServers) ->
 def test_an_agent_sends_the_token_only_to_its_own_resources_server() -> None:
     remote = RemoteEnvironment("http://127.0.0.1:8001", "counter", token=TOKEN)
 
-    def list_sent_headers(base_url: str) -> set[str]:
-        access = {"kind": "direct_http", "name": "tools", "base_url": base_url, "headers": {"x-theirs": "1"}}
+    def list_sent_headers(base_url: str, name: str = "x-theirs") -> set[str]:
+        access = {"kind": "direct_http", "name": "tools", "base_url": base_url, "headers": {name: "1"}}
         ids = {"agent_session_id": "s", "episode_id": {"rollout_id": "e"}, "task_id": {"taskset": "t", "task_id": 1}}
         line = agent_sessions.connect_to_tools(
             OpenAgentSession.model_validate({**ids, "tool_accesses": [access]}), remote.auth_headers
@@ -248,6 +248,8 @@ def test_an_agent_sends_the_token_only_to_its_own_resources_server() -> None:
 
     assert list_sent_headers("http://127.0.0.1:8001/") == {"x-theirs", "authorization"}
     assert list_sent_headers("http://192.0.2.7:8001") == {"x-theirs"}
+    with pytest.raises(ValidationError, match="string_pattern_mismatch"):
+        list_sent_headers("http://192.0.2.7:8001", "x theirs")
 
 
 @pytest.mark.usefixtures("token_file")
