@@ -1,6 +1,6 @@
-"""Compare the resource use of all servers in one process with one process per server.
+"""Compare the resource use of all servers in one process, of two workers, and of one process per server.
 
-usage: deployment.py [NAME] [--rollouts N] [--concurrency C]
+usage: deployment.py [NAME...] [--rollouts N] [--concurrency C]
 
 The script measures start-up time, memory, idle CPU time, and CPU time per rollout. The scripted oracle is the policy,
 so all CPU time is that of the servers. Memory is the proportional set size (PSS), which counts shared pages once. The
@@ -10,6 +10,7 @@ lowest measurement of several starts and loads counts, because other processes o
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -26,19 +27,20 @@ STARTS = 3
 IDLE = 10.0
 """Seconds of the measurement without requests."""
 
-TOPOLOGIES = {"one process": [], "--separate": ["--separate"]}
+NAMES = ("math", "tool_call")
+TOPOLOGIES = {"one process": [], "--workers 2": ["--workers", "2"], "--separate": ["--separate"]}
 
 
 def main() -> None:
     """Print all measurements of each topology."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", nargs="?", default="tool_call")
+    parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=16)
     arguments = parser.parse_args()
-    for title, options in TOPOLOGIES.items():
-        print(f"{title}: {arguments.name}, {arguments.rollouts} rollouts, {arguments.concurrency} concurrent")
-        for label, value in measure(arguments.name, options, arguments.rollouts, arguments.concurrency):
+    for name, (title, options) in itertools.product(arguments.names, TOPOLOGIES.items()):
+        print(f"{title}: {name}, {arguments.rollouts} rollouts, {arguments.concurrency} concurrent")
+        for label, value in measure(name, options, arguments.rollouts, arguments.concurrency):
             print(f"  {label:<48} {value}")
 
 

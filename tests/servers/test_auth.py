@@ -13,6 +13,7 @@ import httpx
 import pytest
 from aiohttp import web
 from fastapi import FastAPI
+from pydantic import ValidationError
 from starlette.routing import BaseRoute, Mount, Route
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
