@@ -259,7 +259,7 @@ async def _send_until_deadline(
     deadline = asyncio.get_running_loop().time() + seconds
     try:
         with timeout_at(deadline):
-            return await _send_with_retries(attempt, retry, deadline, once=once)
+            return await (_send_with_retries(attempt, retry, deadline, once=once) if retry.times else attempt())
     except TimeoutError as error:
         raise build_timeout_error(get_host(url), seconds) from error
 

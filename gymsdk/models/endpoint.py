@@ -146,6 +146,9 @@ class Upstream:
         self.options = options
         self._api = outbound_api
         self._defaults = defaults or {}
+        pinned = {key: value for key, value in options.pinned.items() if key in chat.RESPONSES_FIELDS}
+        self._effective_fields = {"model": name} | pinned
+        self._adds_fields = bool(defaults or options.extra_body or options.tokens or options.pinned)
         self._post = post or _build_client(options).post
         self._has_warned_of_overflow = False
         self._exact_tokens: ExactTokens | None = None
@@ -243,8 +246,7 @@ class Upstream:
             raise
 
     def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> _Call:
-        pinned = {key: value for key, value in self.options.pinned.items() if key in chat.RESPONSES_FIELDS}
-        effective = request | {"model": self.name} | pinned
+        effective = request | self._effective_fields
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         body = self._build_body(effective, outbound_api)
         # The Response repeats the fields of its request, defaults included.
@@ -258,10 +260,11 @@ class Upstream:
             **options.chat_template_kwargs,
             **body.get(CHAT_TEMPLATE_KEY, {}),
         }
-        merged = {**self._defaults, **options.extra_body, **body} | ({CHAT_TEMPLATE_KEY: template} if template else {})
-        tokens = token_fields.TOKEN_REQUEST_FIELDS if options.tokens else {}
-        pinned = {key: value for key, value in options.pinned.items() if key not in outbound_api.translated_fields}
-        complete = {**merged, **tokens, **pinned}
+        complete = body | {CHAT_TEMPLATE_KEY: template} if template else body
+        if self._adds_fields:
+            tokens = token_fields.TOKEN_REQUEST_FIELDS if options.tokens else {}
+            pinned = {key: value for key, value in options.pinned.items() if key not in outbound_api.translated_fields}
+            complete = {**self._defaults, **options.extra_body, **complete, **tokens, **pinned}
         if complete.get("n") not in {None, 1}:
             raise Failed("'n' must be 1: a model returns one answer; leave 'n' out", kind="model_bad_request")
         for limit in OUTPUT_LIMITS & complete.keys():
