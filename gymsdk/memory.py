@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,7 +97,7 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
     """Prevent automatic full collections inside the block, and yield the collector that decides on them instead.
 
     Objects that exist at the start, such as imported modules, are never traversed inside the block.
-    `begin_episode` and `end_episode` call the collector of the outermost block.
+    Each `EpisodeCounter` calls the collector of the outermost block.
 
     Args:
         max_growth: See `RareCollector`; by default 2 GiB, or a quarter of the machine's memory if that is less.
@@ -124,29 +125,41 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
 
 _active_collector: RareCollector | None = None
 _episodes_in_flight = 0
-_count_lock = threading.Lock()
+_count_lock = threading.RLock()
+"""A reentrant lock: a garbage collection may run `_add` in the middle of `_add`."""
 
 
-def begin_episode() -> None:
-    """Note that an episode begins in this process. `end_episode` must follow, however the episode ends.
+class EpisodeCounter:
+    """Counts the episodes in flight of one server or run.
 
-    The garbage collector belongs to the process, so the episodes of all its servers and event loops count together.
+    The garbage collector belongs to the process, so the episodes of all counters of the process count together. Those
+    of a counter that is garbage-collected, because a server was not stopped properly, do not count any more.
     """
+
+    def __init__(self) -> None:
+        self._in_flight = [0]
+        weakref.finalize(self, lambda in_flight: _add(in_flight, -in_flight[0]), self._in_flight).atexit = False
+
+    def begin(self) -> None:
+        """Note that an episode begins. `end` must follow, however the episode ends."""
+        in_flight = _add(self._in_flight, 1)
+        if _active_collector is not None:
+            _active_collector.begin_episode(in_flight)
+
+    def end(self) -> None:
+        """Note that an episode has ended; collect reference cycles if it is time."""
+        in_flight = _add(self._in_flight, -1)
+        if _active_collector is not None:
+            _active_collector.end_episode(in_flight)
+
+
+def _add(in_flight: list[int], change: int) -> int:
+    """Change the number of a counter, and return the number of episodes in flight of the process."""
     global _episodes_in_flight  # noqa: PLW0603 - the number of a process
     with _count_lock:
-        _episodes_in_flight += 1
-        if _active_collector is not None:
-            _active_collector.begin_episode(_episodes_in_flight)
-
-
-def end_episode() -> None:
-    """Note that an episode of this process has ended; collect reference cycles if it is time."""
-    global _episodes_in_flight  # noqa: PLW0603
-    with _count_lock:
-        _episodes_in_flight -= 1
-        in_flight, collector = _episodes_in_flight, _active_collector
-    if collector is not None:
-        collector.end_episode(in_flight)
+        in_flight[0] += change
+        _episodes_in_flight += change
+        return _episodes_in_flight
 
 
 def _get_resident_memory() -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,10 +19,9 @@ from gymsdk.memory import (
     FEW_EPISODES,
     MAX_EPISODES_WITH_COLLECTIONS,
     MIN_GROWTH_BYTES,
+    EpisodeCounter,
     RareCollector,
-    begin_episode,
     collect_rarely,
-    end_episode,
 )
 from gymsdk.rollouts.jobs import Job, PlayedJob
 from gymsdk.rollouts.run import collect
@@ -106,29 +106,54 @@ def test_growing_memory_causes_a_collection_however_many_episodes_are_in_flight(
         assert garbage() is None
 
 
-def _begin_up_to_limit() -> None:
-    """Begin as many episodes as leave the automatic collector on, and check that one more switches it off."""
+@contextmanager
+def collecting() -> Iterator[None]:
+    """Collect rarely, without the episodes of servers that other tests have not stopped."""
+    gc.collect()
+    with collect_rarely():
+        yield
+
+
+def check_that_none_counts() -> None:
+    """Check that as many episodes may begin as leave the automatic collector on, and no more."""
+    counter = EpisodeCounter()
     for _ in range(MAX_EPISODES_WITH_COLLECTIONS):
-        begin_episode()
+        counter.begin()
     assert gc.isenabled()
-    begin_episode()
+    counter.begin()
     assert not gc.isenabled()
-
-
-def _end(count: int) -> None:
-    for _ in range(count):
-        end_episode()
+    for _ in range(MAX_EPISODES_WITH_COLLECTIONS + 1):
+        counter.end()
+    assert gc.isenabled()
 
 
 def test_the_episodes_of_all_servers_of_a_process_count_together() -> None:
-    with collect_rarely():
-        _begin_up_to_limit()
-        # The last episode of one server ends while those of another go on.
-        begin_episode()
-        _end(1)
-        assert not gc.isenabled()
-        _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
+    many, few = EpisodeCounter(), EpisodeCounter()
+    with collecting():
+        for _ in range(MAX_EPISODES_WITH_COLLECTIONS):
+            many.begin()
         assert gc.isenabled()
+        few.begin()
+        assert not gc.isenabled()
+        # The last episode of one server ends while those of another go on.
+        few.end()
+        assert not gc.isenabled()
+        for _ in range(MAX_EPISODES_WITH_COLLECTIONS):
+            many.end()
+        assert gc.isenabled()
+
+
+def test_the_episodes_of_a_server_that_was_not_stopped_do_not_count() -> None:
+    with collecting():
+        left = EpisodeCounter()
+        for _ in range(MAX_EPISODES_WITH_COLLECTIONS + 1):
+            left.begin()
+        del left
+        EpisodeCounter().begin()
+        few = EpisodeCounter()
+        few.begin()
+        few.end()
+        check_that_none_counts()
 
 
 async def test_cancelled_episodes_do_not_count_any_more() -> None:
@@ -142,7 +167,7 @@ async def test_cancelled_episodes_do_not_count_any_more() -> None:
         await blocked.wait()
         raise AssertionError
 
-    with collect_rarely():
+    with collecting():
         requests = [asyncio.ensure_future(hold_slot()) for _ in range(50)]
         jobs = [Job("counting", number, 0, {}) for number in range(50)]
         ends = collect(jobs, play_forever, concurrency=20)
@@ -152,8 +177,7 @@ async def test_cancelled_episodes_do_not_count_any_more() -> None:
             each.cancel()
         await asyncio.wait([*requests, first])
         await ends.aclose()
-        _begin_up_to_limit()
-        _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
+        check_that_none_counts()
 
 
 async def test_a_second_cancellation_while_the_episodes_end_forgets_none() -> None:
@@ -170,15 +194,14 @@ async def test_a_second_cancellation_while_the_episodes_end_forgets_none() -> No
         async for _ in collect(jobs, end_slowly, concurrency=20):
             pass
 
-    with collect_rarely():
+    with collecting():
         run = asyncio.ensure_future(collect_all())
         for _ in range(2):
             await asyncio.sleep(0.05)
             run.cancel()
         await asyncio.wait({run})
         may_end.set()
-        _begin_up_to_limit()
-        _end(MAX_EPISODES_WITH_COLLECTIONS + 1)
+        check_that_none_counts()
 
 
 async def test_an_episode_leaves_no_reference_cycle(policy: Callable[..., Model]) -> None:

@@ -27,7 +27,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
-from gymsdk.memory import begin_episode, collect_rarely, end_episode
+from gymsdk.memory import EpisodeCounter, collect_rarely
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
@@ -153,6 +153,7 @@ async def collect(
     running: set[asyncio.Future[PlayedJob]] = set()
     ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
     slots = asyncio.Semaphore(concurrency)
+    counter = EpisodeCounter()
 
     async def start_jobs() -> None:
         jobs = aiter(remaining)
@@ -164,7 +165,7 @@ async def collect(
             started = asyncio.ensure_future(play(job))
             started.add_done_callback(ended.put_nowait)
             running.add(started)
-            begin_episode()
+            counter.begin()
             if number % MAX_STARTS_PER_PASS == 0:
                 await asyncio.sleep(0)
 
@@ -183,7 +184,7 @@ async def collect(
                         continue
                     running.discard(finished)
                     slots.release()
-                    end_episode()
+                    counter.end()
                     yield finished.result()
         finally:
             starting.cancel()
@@ -193,7 +194,7 @@ async def collect(
                 await asyncio.gather(starting, *running, return_exceptions=True)
             finally:
                 for _ in running:
-                    end_episode()
+                    counter.end()
 
 
 async def play_missing(

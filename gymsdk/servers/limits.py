@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
-from gymsdk.memory import begin_episode, end_episode, get_memory_limit
+from gymsdk.memory import EpisodeCounter, get_memory_limit
 from gymsdk.servers.errors import ServerOverloaded
 
 LARGE_BODY_BYTES = 4 * 2**20
@@ -256,6 +256,7 @@ class EpisodeSlots:
         self._slots = slots
         self._queue = queue
         self._running = 0
+        self._counter = EpisodeCounter()
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._ended = 0
         self._rate = 0.0
@@ -278,10 +279,10 @@ class EpisodeSlots:
             ServerOverloaded: All slots are taken and the queue is full.
         """
         await self._take_slot()
-        begin_episode()
+        self._counter.begin()
 
     async def __aexit__(self, *_: object) -> None:
-        end_episode()
+        self._counter.end()
         self._release_slot()
 
     async def _take_slot(self) -> None:

@@ -18,7 +18,7 @@ from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.jsonl import parse_json
-from gymsdk.memory import begin_episode, end_episode
+from gymsdk.memory import EpisodeCounter
 from gymsdk.models import recordings
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import Claims
@@ -97,6 +97,7 @@ class SessionStore:
         self._keyed: dict[str, Session] = {}
         self._blocked_names: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._counter = EpisodeCounter()
         self._left: dict[Session, None] = {}
 
     def __len__(self) -> int:
@@ -112,7 +113,7 @@ class SessionStore:
         await self.check_capacity(name)
         session = Session(self._new_token(), runner, name, last_used=self._clock())
         self._open[session.token] = session
-        begin_episode()
+        self._counter.begin()
         if name is not None:
             self._named[name] = session
             if self._claims is not None:
@@ -198,7 +199,7 @@ class SessionStore:
             async with session.lock:
                 await session.runner.close()
         finally:
-            end_episode()
+            self._counter.end()
 
     def close_soon(self, session: Session) -> None:
         """Mark a session as left: it closes after `LEFT_SESSION_SECONDS`, or when another session needs its place."""
