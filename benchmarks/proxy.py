@@ -28,7 +28,8 @@ import orjson
 from gymsdk import model, responses, testing
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.types import Episode, Item, build_usage
+from gymsdk.types import Episode, Item
+from gymsdk.usage import build_usage
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REPETITIONS = 3

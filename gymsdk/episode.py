@@ -28,7 +28,6 @@ from gymsdk.timers import timeout_at
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
     MAX_OUTPUT_CHARS,
-    NO_USAGE,
     Action,
     Budget,
     EndReason,
@@ -47,12 +46,9 @@ from gymsdk.types import (
     ToolCall,
     ToolRun,
     Transcript,
-    UsageByRole,
     Verdict,
-    collect_usage,
-    record_usage,
-    usage_to_item,
 )
+from gymsdk.usage import NO_USAGE, UsageByRole, collect_usage, record_usage, usage_to_item
 
 MIN_STEP_SHARE = 0.1
 """The share of an episode's seconds that a step must have had if a timeout is to count as the step's failure."""

@@ -22,12 +22,12 @@ from gymsdk.types import (
     Item,
     Message,
     Model,
-    build_usage,
     extract_text,
     is_content,
     is_reply,
     iter_tool_calls,
 )
+from gymsdk.usage import build_usage
 
 ResponseStatus: TypeAlias = Literal["completed", "incomplete", "failed"]
 """The status of a Response object."""

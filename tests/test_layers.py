@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"errors", "types"},
+    {"errors", "types", "usage"},
     {"jsonl", "responses", "tracing"},
     {
         "concurrency",

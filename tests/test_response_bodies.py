@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response
 
 from gymsdk import responses
-from gymsdk.types import build_usage
+from gymsdk.usage import build_usage
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 

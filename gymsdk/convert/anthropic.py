@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
-from gymsdk import responses, types
+from gymsdk import responses
 from gymsdk.convert import api
 from gymsdk.convert.anthropic_content import build_blocks, parse_message, parse_parts
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest, build_frame, dump_line
@@ -15,6 +15,7 @@ from gymsdk.convert.chat import ENGINE_FIELDS, drop_unknown_fields
 from gymsdk.convert.tokens import get_carried_fields
 from gymsdk.jsonl import dump_json
 from gymsdk.types import Item
+from gymsdk.usage import parse_usage
 
 PING_FRAME = build_frame(b'{"type":"ping"}', "ping")
 """The heartbeat, which clients ignore."""
@@ -198,7 +199,7 @@ def _select_output(output: list[Item], body: Item) -> list[Item]:
 
 def format_usage(response: Item) -> Item:
     """Return the usage of *response* in the format of Messages, where input tokens exclude cached tokens."""
-    usage = types.parse_usage(response)
+    usage = parse_usage(response)
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
     counts: Item = {
         "input_tokens": usage.input_tokens - cached,

@@ -18,7 +18,8 @@ from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.content import build_untranslatable_error
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
-from gymsdk.types import Content, Item, extract_text, is_content, is_reply, normalize_usage
+from gymsdk.types import Content, Item, extract_text, is_content, is_reply
+from gymsdk.usage import normalize_usage
 
 log = logging.getLogger("gymsdk")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any, TypeAlias
 
-from gymsdk import responses, types
+from gymsdk import responses
 from gymsdk.convert import api, chat, tokens
 from gymsdk.convert import content as parts
 from gymsdk.convert.api import (
@@ -27,6 +27,7 @@ from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
 from gymsdk.types import Item, extract_text, is_object_list, is_reply
+from gymsdk.usage import fill_usage_details, normalize_usage
 
 EncodedFields: TypeAlias = dict[str, bytes]
 """Fields of an event whose values are already JSON."""
@@ -257,7 +258,7 @@ def _parse_usage(answer: Item) -> Item | None:
     reported = answer.get("usage")
     if not isinstance(reported, dict) or not reported:
         return None
-    usage = types.normalize_usage(reported)
+    usage = normalize_usage(reported)
     details = {key: reported[key] | usage[key] for key in USAGE_DETAIL_FIELDS if isinstance(reported.get(key), dict)}
     return reported | usage | details
 
@@ -342,7 +343,7 @@ def build_answer(response: Item, body: Item) -> Item:
     """
     if not response.keys() >= REQUIRED_RESPONSE_FIELDS:
         response = responses.build_response([], model=str(body.get("model") or ""), request=body) | response
-    return types.fill_usage_details(response | {"output": [_complete_item(item) for item in response["output"]]})
+    return fill_usage_details(response | {"output": [_complete_item(item) for item in response["output"]]})
 
 
 def _complete_item(item: Item) -> Item:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gymsdk import responses, types
+from gymsdk import responses
 from gymsdk.concurrency import get_deadline, pause_deadline
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_suggestion
 from gymsdk.http.tls import split_addresses
@@ -18,6 +18,7 @@ from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, PROVIDERS, read_polic
 from gymsdk.responses import Api
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.types import Episode, Item, Model
+from gymsdk.usage import record_usage
 
 REQUEST_OPTION_HINTS = {
     "pinned": "leave out pinned (--pin)",
@@ -129,7 +130,7 @@ class MeteredModel:
                 raise convert_error(error, Failed, kind=f"model_{error.kind}") from error
             finally:
                 self._semaphore.release()
-        types.record_usage(self.role, response)
+        record_usage(self.role, response)
         return response
 
     async def _query(self, request: Item, episode: Episode | None) -> Item:

@@ -21,7 +21,8 @@ from gymsdk.errors import BadOutput, GymsdkError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins.calls import STEPS_COMPONENT
 from gymsdk.rollouts.jobs import Key
-from gymsdk.types import Failure, Rollout, Row, Timing, Usage, Verdict
+from gymsdk.types import Failure, Rollout, Row, Timing, Verdict
+from gymsdk.usage import Usage
 
 TRAJECTORY = "ng_trajectory"
 """The key of NeMo Gym's trajectory on the line of a rollout."""

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from dataclasses import dataclass
 from typing import Any
 
-from gymsdk import types
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, UsageByRole, build_agent_reference
+from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, build_agent_reference
+from gymsdk.usage import UsageByRole, merge_usage
 
 Key = tuple[int, int]
 """The position of a rollout in its run: the index of the task and of the repeat."""
@@ -163,7 +163,7 @@ async def play_with_retries(job: Job, once: Callable[[Job, int], Awaitable[Rollo
         rollout = await once(job, attempt)
         attempt += 1
         unjudged += _is_unjudged(rollout.failure)
-        used = types.merge_usage(used, rollout.usage)
+        used = merge_usage(used, rollout.usage)
         wait = _get_delay(rollout.failure, attempt) if attempt < attempts and unjudged <= 1 else None
         if wait is None:
             return PlayedJob(job, rollout.model_copy(update={"usage": used}), attempt)

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from gymsdk import client, credentials, responses, types
+from gymsdk import client, credentials, responses
 from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownServer
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
@@ -31,6 +31,7 @@ from gymsdk.rollouts.jobs import (
     play_with_retries,
 )
 from gymsdk.types import AGENT_SUFFIX, Budget, Item, Rollout, Row, Timing
+from gymsdk.usage import parse_usage
 
 UNPROCESSABLE_STATUS = 422
 """The HTTP status that means: the row is invalid."""
@@ -109,7 +110,7 @@ def _read_play(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
         "tools": params.get("tools") or [],
         "response": response,
         "turns": turn_count,
-        "usage": {"policy": types.parse_usage(response).model_copy(update={"calls": turn_count})},
+        "usage": {"policy": parse_usage(response).model_copy(update={"calls": turn_count})},
         "timing": Timing(total=round(milliseconds, 3)),
     }
 

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gymsdk import types
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.responses import is_incomplete_response
 from gymsdk.types import Item, ModelCall, Rollout, Row, ToolRun
+from gymsdk.usage import parse_usage
 
 INVOCATION = "root"
 """The name of the only agent invocation of a rollout."""
@@ -123,7 +123,7 @@ def _build_turns(rollout: Rollout, output: list[Item], names: Sequence[str], ide
 
 
 def _build_model_call(call: ModelCall, name: str) -> Item:
-    response, used = call.response, types.parse_usage(call.response)
+    response, used = call.response, parse_usage(call.response)
     known = isinstance(response.get("usage"), dict)
     reason = (response.get("incomplete_details") or {}).get("reason")
     return {

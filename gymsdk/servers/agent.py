@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import responses, types
+from gymsdk import responses
 from gymsdk.config.model import DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
@@ -61,6 +61,7 @@ from gymsdk.types import (
     Transcript,
     Verdict,
 )
+from gymsdk.usage import fill_usage_details
 
 T = TypeVar("T")
 
@@ -440,7 +441,7 @@ class AgentEndpoints:
         result = await cancel_if_client_leaves(
             request, answer_request(self._runs, content, connection, id=rollout_id_of(request.scope) or "")
         )
-        response = json_response(types.fill_usage_details(result))
+        response = json_response(fill_usage_details(result))
         if session is not None:
             return self._with_token(response, session)
         return _set_cookies(response, connection.cookies if connection else {})

@@ -19,7 +19,8 @@ from gymsdk.testing.faults import Fate, Faults
 from gymsdk.testing.templates import FIRST_SPECIAL_ID, Marker, TemplateTokenizer
 from gymsdk.tokens import chatml
 from gymsdk.tokens.chatml import THINK_END, THINK_START, parse_output
-from gymsdk.types import Item, Model, build_usage, extract_text, is_reply
+from gymsdk.types import Item, Model, extract_text, is_reply
+from gymsdk.usage import build_usage
 
 DEFAULT_TOKENIZER = TemplateTokenizer()
 

@@ -7,7 +7,8 @@ import pytest
 from gymsdk import responses as wire
 from gymsdk.convert import responses
 from gymsdk.errors import Failed
-from gymsdk.types import build_usage, extract_text
+from gymsdk.types import extract_text
+from gymsdk.usage import build_usage
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 

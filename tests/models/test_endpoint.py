@@ -17,7 +17,8 @@ from gymsdk.errors import Failed
 from gymsdk.responses import Api
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
-from gymsdk.types import Episode, Item, Model, build_usage
+from gymsdk.types import Episode, Item, Model
+from gymsdk.usage import build_usage
 
 CALL = wire.build_function_call("add", '{"a":1}', "c1")
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from gymsdk import Failed, responses, types
+from gymsdk import Failed, responses
 from gymsdk.models.registry import MeteredModel
 from gymsdk.models.scripted import build
+from gymsdk.usage import UsageByRole, collect_usage
 
 
 class Slow:
@@ -62,8 +63,8 @@ async def test_a_failure_of_the_model_has_a_model_kind():
 
 async def test_a_failed_call_releases_the_semaphore_and_is_not_counted():
     metered = MeteredModel(build("oracle"), role="judge", concurrency=1)
-    used: types.UsageByRole = {}
-    with types.collect_usage(used):
+    used: UsageByRole = {}
+    with collect_usage(used):
         for _ in range(3):
             with pytest.raises(Failed):
                 await metered.respond({})

@@ -17,7 +17,8 @@ from gymsdk.errors import BadModelOption, Failed
 from gymsdk.responses import Api
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
-from gymsdk.types import Episode, Item, Model, build_usage
+from gymsdk.types import Episode, Item, Model
+from gymsdk.usage import build_usage
 
 KEY = "sk-very-secret"
 BOTH = pytest.mark.parametrize("api", ["chat", "responses"])

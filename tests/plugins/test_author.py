@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses, types
+from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses
 from gymsdk.concurrency import Deadline, get_loop_time_after
 from gymsdk.plugins.calls import HookRunner, run_stage
 from gymsdk.threads import ThreadPool
-from gymsdk.types import Budget, build_usage
+from gymsdk.types import Budget
+from gymsdk.usage import build_usage, record_usage
 
 SECONDS = 1.0
 """A deadline that only hanging code exceeds."""
@@ -195,7 +196,7 @@ async def test_a_synchronous_hook_does_not_run_on_the_loop(policy, task, caplog)
 @pytest.mark.parametrize("sync", [True, False])
 async def test_token_usage_recorded_in_a_hook_belongs_to_the_episode(policy, task, sync):
     def record():
-        types.record_usage("judge", {"usage": build_usage(3, 1)})
+        record_usage("judge", {"usage": build_usage(3, 1)})
         return Verdict(reward=1.0)
 
     async def record_later():

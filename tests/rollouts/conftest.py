@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response
 from gymsdk import responses
 from gymsdk.rollouts.folder import RunProgress
 from gymsdk.rollouts.jobs import PlayedJob
-from gymsdk.types import build_usage
+from gymsdk.usage import build_usage
 
 
 class RecordingProgress:

@@ -17,7 +17,8 @@ from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.types import Episode, Item, Model, build_usage
+from gymsdk.types import Episode, Item, Model
+from gymsdk.usage import build_usage
 
 from .app_helpers import app_client, serve_app
 from .proxies import sdks

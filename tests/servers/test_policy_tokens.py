@@ -11,7 +11,8 @@ from gymsdk import responses
 from gymsdk.convert.tokens import parse_token_fields
 from gymsdk.models.scripted import build
 from gymsdk.tokens.tokenizer import ByteTokenizer
-from gymsdk.types import Episode, Item, build_usage
+from gymsdk.types import Episode, Item
+from gymsdk.usage import build_usage
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, FixedModel, endpoint_client, openai, root
 

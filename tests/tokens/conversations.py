@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gymsdk import responses
 from gymsdk.responses import TOKEN_FIELDS
 from gymsdk.tokens.history import BROKEN_FIELD
-from gymsdk.types import Episode, Item, Model, build_usage
+from gymsdk.types import Episode, Item, Model
+from gymsdk.usage import build_usage
 
 TOOLS = [
     {
