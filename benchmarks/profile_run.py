@@ -156,10 +156,14 @@ def main() -> None:
     """Print the profiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help="serve, rollout or both (default)")
-    parser.add_argument("--in-flight", type=int)
-    parser.add_argument("--rollouts", type=int)
+    parser.add_argument(
+        "--in-flight", type=int, help="requests or rollouts in flight (default: 512 for serve, else 4096)"
+    )
+    parser.add_argument("--rollouts", type=int, help="rollouts to play (default: 6000 for serve, else 4096)")
     parser.add_argument("--stacks", type=Path, metavar="DIR", help="keep the sampled call stacks in this folder")
     arguments = parser.parse_args()
+    if unknown := [each for each in arguments.what if each not in LOADS]:
+        parser.error(f"{unknown[0]!r} cannot be sampled; name {' or '.join(LOADS)}")
     if not SAMPLER.exists():
         print(f"{parser.prog} needs py-spy: install it with `{sys.executable} -m pip install py-spy`", file=sys.stderr)
         sys.exit(2)

@@ -192,6 +192,7 @@ async def _set_up(plan: BenchPlan, target: _Target, report_progress: ProgressCal
     environment = target.environment
     if plan.head is not None:
         stage = await join_servers(plan.head)
+        stage.served.check_environments([environment.name])
         return _Setup(stage, await _record_rewards(plan, environment, plan.model or stage.model), stage.model)
     report_progress(f"{target.title}: recording, then starting its servers")
     model = plan.model or DEFAULT_MODEL

@@ -90,7 +90,7 @@ def draw_results(results: Sequence[BenchResult], path: Path) -> None:
 
 
 def _get_positions(loads: Sequence[LoadResult]) -> list[float]:
-    """Return the position of each load on the horizontal axis: its offered rate, or its concurrency."""
+    """Return the position of each load on the horizontal axis: its requested rate, or its concurrency."""
     return [float(load.concurrency) if load.open_loop is None else load.open_loop.rate for load in loads]
 
 
@@ -117,7 +117,7 @@ def _finish(
 
 
 def _name_axis(loads: Sequence[LoadResult]) -> str:
-    return "offered rollouts per second" if any(load.open_loop for load in loads) else "concurrent rollouts"
+    return "requested rollouts per second" if any(load.open_loop for load in loads) else "concurrent rollouts"
 
 
 def _use_log_scale(axes: Axes) -> None:
@@ -133,7 +133,8 @@ def _draw_throughput(axes: Axes, loads: Sequence[LoadResult]) -> None:
     positions = _get_positions(loads)
     loops = [load.open_loop for load in loads if load.open_loop is not None]
     if loops:
-        axes.plot(positions, positions, linestyle="--", color="#7f7f7f", label="offered")
+        offered = [loop.offered if loop.offered is not None else float("nan") for loop in loops]
+        axes.plot(positions, offered, linestyle="--", marker=".", color="#7f7f7f", label="offered")
         achieved = [loop.achieved if loop.achieved is not None else float("nan") for loop in loops]
         axes.plot(positions, achieved, marker="o", label="achieved")
     else:

@@ -121,7 +121,9 @@ def bench(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.bench.shapes import parse_shapes
     from gymsdk.cli.process import Stopped, run_until_signal
 
-    if bool(names) == (shape is not None):
+    if not names and shape is None:
+        raise UsageError("name an environment to measure, or a shape with --shape")
+    if names and shape is not None:
         raise UsageError("name environments to measure, or shapes with --shape, but not both")
     if shape is not None and (settings or split is not None):
         raise UsageError("--shape has no settings and one split; leave out --set and --split")

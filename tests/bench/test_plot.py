@@ -30,11 +30,11 @@ def test_one_result_is_drawn_with_all_its_diagrams(tmp_path: Path) -> None:
         assert f"<!-- {title} -->" in text
 
 
-def test_an_open_loop_is_drawn_over_the_offered_rate(tmp_path: Path) -> None:
+def test_an_open_loop_is_drawn_over_the_requested_rate(tmp_path: Path) -> None:
     path = tmp_path / "load.svg"
     draw_results([build_result(build_open_load(50.0, 50.0), build_open_load(100.0, 70.0))], path)
     text = path.read_text()
-    assert all(f"<!-- {label} -->" in text for label in ("offered rollouts per second", "offered", "achieved"))
+    assert all(f"<!-- {label} -->" in text for label in ("requested rollouts per second", "offered", "achieved"))
 
 
 def test_several_results_and_loads_without_measurements_are_drawn(tmp_path: Path) -> None:

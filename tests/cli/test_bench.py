@@ -82,6 +82,16 @@ def test_bench_measures_the_servers_of_a_head(
     assert all(load["wrong"] == 0 and "servers" in load["memory"] for load in reports["loads"])
 
 
+def test_an_environment_that_the_head_does_not_serve_is_rejected_before_the_load(
+    start: Callable[..., subprocess.Popen[str]], gymsdk: Callable[..., Any]
+) -> None:
+    head = _start_head(start, "scripted/null")
+    result = gymsdk("bench", "math", *SMALL, "--head", head, "--model", "scripted/oracle")
+    assert result.code == 1
+    assert "knows no server 'math_simple_agent'" in result.err
+    assert "at once" not in result.err
+
+
 def test_wrong_rewards_are_reported_with_exit_code_1(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -114,7 +124,7 @@ def test_a_load_can_last_a_number_of_minutes(gymsdk: Callable[..., Any]) -> None
         (["sums", "--rate", "0"], "--rate 0: write positive numbers, as in --rate 50,100"),
         (["sums", "--rate", "5,x"], "--rate 5,x: write positive numbers"),
         (["sums", "--plot", "load.gif"], "--plot load.gif: name a file that ends with .png, .svg, .pdf"),
-        ([], "name environments to measure, or shapes with --shape, but not both"),
+        ([], "name an environment to measure, or a shape with --shape"),
         (["sums", "--shape", "simple"], "name environments to measure, or shapes with --shape, but not both"),
         (["--shape", "long"], "'long' is not a shape; write simple, steps:N or turns:N"),
         (["--shape", "simple", "--set", "x=1"], "--shape has no settings and one split"),
