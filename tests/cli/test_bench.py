@@ -88,7 +88,7 @@ def test_an_environment_that_the_head_does_not_serve_is_rejected_before_the_load
     head = _start_head(start, "scripted/null")
     result = gymsdk("bench", "math", *SMALL, "--head", head, "--model", "scripted/oracle")
     assert result.code == 1
-    assert "knows no server 'math_simple_agent'" in result.err
+    assert "knows no agent 'math_simple_agent'" in result.err
     assert "at once" not in result.err
 
 
