@@ -317,6 +317,10 @@ def parse_root_path(value: str) -> str:
     return path
 
 
+WORKER_PREFIX = "worker-"
+"""The prefix of the name of a worker's process; its number follows."""
+
+
 class WorkerConfig(FrozenModel):
     """The settings that the supervisor of `--workers` gives one worker; the command line and the files never set them.
 
@@ -337,7 +341,7 @@ class WorkerConfig(FrozenModel):
     @property
     def name(self) -> str:
         """The name of the worker's process."""
-        return f"worker-{self.number}"
+        return f"{WORKER_PREFIX}{self.number}"
 
 
 class Deployment(FrozenModel):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gymsdk.config.model import Deployment, Limits, ServerConfig, WorkerConfig
+from gymsdk.config.model import WORKER_PREFIX, Deployment, Limits, ServerConfig, WorkerConfig
 from gymsdk.deploy.distributor import ConnectionDistributor, WorkerChannel
 from gymsdk.deploy.supervised import (
     Sockets,
@@ -102,7 +102,7 @@ def _open_plan(
     sockets = bind_sockets(blocks, deployment, bound, security, stack)
     channels = []
     for number in range(1, (deployment.workers or 1) + 1):
-        channel = WorkerChannel.open(f"worker-{number}")
+        channel = WorkerChannel.open(f"{WORKER_PREFIX}{number}")
         stack.callback(channel.close)
         channels.append(channel)
     shared_file = create_shared_file()

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from gymsdk import credentials
 from gymsdk.client import DEFAULT_HEAD_URL, parse_value
+from gymsdk.config.model import WORKER_PREFIX
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.client import Headers, HttpResponse
@@ -238,7 +239,8 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
     statuses += [
         _build_status(each, _last_exit(each, nodes), replies[each.url], by_head=by_head) for each in nodes.instances
     ]
-    statuses += [_build_missing(name, nodes.exits.get(name)) for name in missing_servers(nodes)]
+    missing = {name: nodes.exits.get(name) for name in missing_servers(nodes)} | find_ended_workers(nodes)
+    statuses += [_build_missing(name, last_exit) for name, last_exit in missing.items()]
     return StatusReport(
         head=redact_url(head),
         nodes=count_nodes(nodes),
@@ -250,6 +252,16 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
         lost=[LostNodeStatus.model_validate(each) for each in nodes.lost],
         ray=nodes.ray,
     )
+
+
+def find_ended_workers(nodes: HeadSnapshot) -> dict[str, Exit]:
+    """Return the last exits of the workers that do not run again yet, by name. Other workers have the same servers."""
+    running = {each.process for each in nodes.instances}
+    return {
+        name: each
+        for name, each in nodes.exits.items()
+        if name.startswith(WORKER_PREFIX) and name not in running and _is_abnormal(each)
+    }
 
 
 def _last_exit(instance: Instance, nodes: HeadSnapshot) -> Exit | None:

@@ -116,6 +116,26 @@ async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
         assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9]
 
 
+async def test_a_worker_that_has_ended_is_missing_until_it_runs_again():
+    exits, both = {"worker-1": Exit(code=-9, at=time.time(), pid=1)}, {"supervisor": "s"}
+    lamps = {
+        name: LAMP.model_copy(update={"process": name, "id": name[-1] * 12, "port": 10 + int(name[-1])})
+        for name in ("worker-1", "worker-2")
+    }
+    async with (
+        serve_head() as head,
+        run_node(Node(head, exits=lambda: exits, **both)),
+        run_node(Node(head, [lamps["worker-2"]], **both)),
+    ):
+        report = await fetch_status(head)
+        assert {each.name: each.wrong for each in report.servers[1:] if "missing" in each.wrong} == {
+            "worker-1": ["missing", "exit"]
+        }
+        assert not report.is_healthy
+        async with run_node(Node(head, [lamps["worker-1"]], **both)):
+            assert not any("missing" in each.wrong for each in (await fetch_status(head)).servers)
+
+
 async def test_the_heads_own_exit_is_reported():
     exits = {"head": Exit(code=-9, at=time.time(), restarts=1)}
     async with serve_head() as head, run_node(Node(head, exits=lambda: exits)):
