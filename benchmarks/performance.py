@@ -378,6 +378,8 @@ def main() -> int:
         parser.error(f"--peer {unknown[0]}: give NAME=PYTHON with one of the names {', '.join(PEERS)}")
     if arguments.scale <= 0 or arguments.repeats < 1:
         parser.error("--scale must be more than 0, and --repeats at least 1")
+    if arguments.scale < 1:
+        print("with a --scale below 1, the ratios vary by a third", file=sys.stderr)
     prepare_process()
     figures: list[Figure | Skipped | Failed] = []
     started = time.monotonic()
