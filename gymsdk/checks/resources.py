@@ -123,6 +123,8 @@ async def _count_windows(subject: Subject) -> tuple[int, list[Counter[str]]]:
         scripts = await build_scripts(subject, environment, tasks=MAX_TASKS)
         for _ in range(3):
             await _play_episodes(environment, scripts, window)
+            # Tasks that have nothing left to do end in the next pass of the event loop.
+            await asyncio.sleep(0)
             counts.append(_count_resources())
     return window, counts
 

@@ -499,7 +499,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.echo(warning, err=True)
     announcer = Announcer(json=json, tries=tries)
     check_workers(planned, separate=separate)
-    chosen = ray.choose_cluster(planned, ray_address, has_files=bool(config))
+    # NeMo Gym's command names the files in an override.
+    has_files = bool(config) or any(each.lstrip("+").startswith("config_paths=") for each in overrides)
+    chosen = ray.choose_cluster(planned, ray_address, has_files=has_files)
     announcer.ray = chosen.note
     _check_replicas(chosen.deployment, separate=separate)
     deployment.serve_until_stopped(chosen.deployment, announcer, separate=separate, ray_is_optional=chosen.is_optional)

@@ -280,7 +280,7 @@ def test_a_command_says_that_it_waits_for_an_unreachable_model(start: Start, arg
 def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
     with _serve_rejections() as (address, bodies):
         servers = ("--base-url", f"http://127.0.0.1:{_free_port()}/v1", "--base-url", address)
-        pins = ("--pin", "temperature=0.5", "--pin", "stop=END", "--pin", "top_p=null", "--token-ids")
+        pins = ("--pin", "temperature=0.5", "--pin", "stop=END", "--pin", "top_p=null")
         arguments = (
             "rollout",
             "sums",
@@ -297,8 +297,8 @@ def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
         )
         gymsdk(*arguments, "--temperature", 0.9)
     assert len(bodies) == 4
-    finished = ("temperature", "stop", "top_p", "return_token_ids")
-    assert {tuple(body.get(key) for key in finished) for body in bodies} == {(0.5, "END", None, True)}
+    finished = ("temperature", "stop", "top_p")
+    assert {tuple(body.get(key) for key in finished) for body in bodies} == {(0.5, "END", None)}
 
 
 @pytest.mark.parametrize(

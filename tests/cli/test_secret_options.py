@@ -31,6 +31,7 @@ from gymsdk.config.model import (
     ServerConfig,
     Times,
     TokenCaptureConfig,
+    WorkerConfig,
 )
 from gymsdk.deploy import child
 from gymsdk.errors import Failed, GymsdkError
@@ -121,6 +122,8 @@ FULL_DEPLOYMENT = Deployment(
     cpus_per_replica=0.5,
     gpus_per_replica=0.25,
     token_capture=TokenCaptureConfig(folder=Path("tokens"), all_agents=False, max_mask_fraction=0.5),
+    workers=2,
+    worker=WorkerConfig(number=1, count=2, channel=5, shared_file=6, ports={"sums": 7}),
 )
 """A deployment that differs from the default in all fields that a server needs."""
 
@@ -160,7 +163,7 @@ def test_a_deployment_is_shown_and_dumped_without_secrets() -> None:
     [
         (b"", "ended before it sent the configuration"),
         (b'{"key": "hush"', "ended before"),
-        (b'{"key": 3}\n', "only --separate may pass --only"),
+        (b'{"key": 3}\n', "only a supervisor may pass --only and --fd"),
     ],
 )
 def test_invalid_secret_options_end_the_server_with_a_message_that_does_not_quote_them(

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Return the package `nemo_gym.token_id_capture` of the released wheel."""
     sys.path.insert(0, str(checkout("0.7.0", tmp_path_factory.mktemp("released"))))
+    # Another test of this process may have imported the package of the same name from gymsdk-nemo-compat.
+    own = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == "nemo_gym"}
     try:
         for name in ("conformance", "consumer", "lineage", "store"):
             importlib.import_module(f"nemo_gym.token_id_capture.{name}")
@@ -33,6 +35,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         sys.path.pop(0)
         for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_gym"]:
             del sys.modules[name]
+        sys.modules.update(own)
 
 
 class Sink:

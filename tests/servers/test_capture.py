@@ -93,7 +93,7 @@ async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_
 async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gymsdk.servers.model.MAX_WRITE_SECONDS", 0.2)
+    monkeypatch.setattr("gymsdk.servers.capture.MAX_WRITE_SECONDS", 0.2)
     path = tmp_path / "3-1.capture.jsonl"
     async with process.serve([NAME], deployment=Deployment(capture=tmp_path), model="scripted/null") as running:
         # Another process that holds a lock on the file blocks every writer, as a hanging disk does.

@@ -32,6 +32,7 @@ from gymsdk.servers import agent
 from gymsdk.servers.app import create_app
 from gymsdk.servers.limits import EpisodeSlots
 from gymsdk.servers.middleware import json_response
+from gymsdk.types import Episode, Item, Model
 
 from .nodes import fetch_nodes, serve_app, serve_head, wait_until
 from .test_agent import ROW, SlowModel
@@ -194,7 +195,7 @@ class LimitedServers:
 
 
 @asynccontextmanager
-async def serve_limited_agent(environment: Environment, model: ScriptedModel) -> AsyncIterator[LimitedServers]:
+async def serve_limited_agent(environment: Environment, model: Model) -> AsyncIterator[LimitedServers]:
     """Serve an agent with small limits, and a head that knows it."""
     servers = LimitedServers()
     app = agent.create_app(environment, model, concurrency=2, queue=2)
@@ -221,6 +222,17 @@ async def serve_limited_agent(environment: Environment, model: ScriptedModel) ->
             yield servers
 
 
+class DelayedModel:
+    """A model whose answers take a few milliseconds, so that requests wait for a slot."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        await asyncio.sleep(0.02)
+        return await self._model.respond(request, episode=episode)
+
+
 @pytest.mark.slow
 async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
@@ -244,7 +256,7 @@ async def test_a_run_with_more_rollouts_in_flight_than_its_servers_admit_waits_a
     monkeypatch.setattr("gymsdk.servers.limits.DEFAULT_RETRY_SECONDS", 1.0)
     tasks = tmp_path / "rows.jsonl"
     tasks.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
-    async with serve_limited_agent(counting, policy("done")) as servers:
+    async with serve_limited_agent(counting, DelayedModel(policy("done"))) as servers:
         plan = Plan(environments={}, head=servers.head, tasks=tasks, repeats=40)
         run = Run(plan, tmp_path / "run", limits=RunLimits(concurrency=40, attempts=1))
         [metrics] = await execute(run, RecordingProgress())

@@ -28,6 +28,7 @@ from gymsdk import responses
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert import content as content_parts
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
+from gymsdk.convert.tokens import keep_last_ids
 from gymsdk.types import Item
 
 from .strategies import build_requests, build_responses, build_turns, reasoning_texts, texts
@@ -42,7 +43,8 @@ def without_ids(items: list[Item]) -> list[Item]:
 @given(build_requests())
 def test_a_request_survives_the_round_trip_through_chat(request: Item) -> None:
     converted = chat_inbound.parse_request(chat.build_body(request))
-    assert without_ids(converted.pop("input")) == without_ids(request["input"])
+    # Only the last turn keeps its token ids.
+    assert without_ids(converted.pop("input")) == without_ids(keep_last_ids(request["input"]))
     assert converted == {key: value for key, value in request.items() if key != "input"}
 
 
