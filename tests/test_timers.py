@@ -105,10 +105,12 @@ async def test_cancelled_timers_release_their_memory_before_their_tick() -> None
             for timer in started:
                 timer.cancel()
         del started
+        gc.collect()
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 100_000, "10 kB for each tick would be 1 MB"
+    # Threads of other tests may allocate memory at the same time.
+    assert kept < 500_000, "10 kB for each tick would be 1 MB"
 
 
 def test_a_closed_event_loop_is_not_kept() -> None:
