@@ -262,7 +262,10 @@ async def _run_nvidia_smi() -> str:
         async with asyncio.timeout(NVIDIA_SMI_SECONDS):
             out, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
         return ""
+    finally:
+        # Also if the server stops meanwhile.
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     return out.decode(errors="replace") if process.returncode == 0 else ""
