@@ -193,8 +193,8 @@ def _resume_and_time(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[
 def _warn_if_blocked(seconds: float, name: str) -> None:
     if seconds > MAX_LOOP_BLOCK_SECONDS:
         log.warning(
-            "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work, unless the machine was"
-            " only busy with other programs",
+            "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work"
+            " (on a busy machine, other programs may be the cause)",
             name,
             seconds * 1e3,
         )

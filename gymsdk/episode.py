@@ -287,13 +287,13 @@ class StageTimer(collect_usage):
     def __init__(
         self, usage: UsageByRole, milliseconds: dict[str, float], stage: str, each: list[float] | None = None
     ) -> None:
-        collect_usage.__init__(self, usage)
+        super().__init__(usage)
         self._milliseconds = milliseconds
         self._stage = stage
         self._each = each
 
     def __enter__(self) -> None:
-        collect_usage.__enter__(self)
+        super().__enter__()
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -301,7 +301,7 @@ class StageTimer(collect_usage):
         self._milliseconds[stage] = self._milliseconds.get(stage, 0.0) + milliseconds
         if self._each is not None:
             self._each.append(round(milliseconds, 3))
-        collect_usage.__exit__(self)
+        super().__exit__()
 
 
 class EpisodeRunner:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-Item: TypeAlias = dict[str, Any]
-"""A JSON object, as in `gymsdk.types`."""
+if TYPE_CHECKING:
+    from gymsdk.types import Item
 
 
 class Usage(BaseModel):

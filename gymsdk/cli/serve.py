@@ -436,6 +436,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         deployment.serve_as_child(only, file)
         return
     from gymsdk.config.model import Limits, TokenCaptureConfig
+    from gymsdk.config.read import names_files
     from gymsdk.deploy import plan
     from gymsdk.deploy.workers import check_workers
     from gymsdk.http.tls import Tls
@@ -499,9 +500,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.echo(warning, err=True)
     announcer = Announcer(json=json, tries=tries)
     check_workers(planned, separate=separate)
-    # NeMo Gym's command names the files in an override.
-    has_files = bool(config) or any(each.lstrip("+").startswith("config_paths=") for each in overrides)
-    chosen = ray.choose_cluster(planned, ray_address, has_files=has_files)
+    chosen = ray.choose_cluster(planned, ray_address, has_files=bool(config) or names_files(overrides))
     announcer.ray = chosen.note
     _check_replicas(chosen.deployment, separate=separate)
     deployment.serve_until_stopped(chosen.deployment, announcer, separate=separate, ray_is_optional=chosen.is_optional)

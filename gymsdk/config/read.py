@@ -241,6 +241,11 @@ def _replace_policy(root: Node) -> Node:
     return root.with_key(POLICY_SERVER, build_node(scripted, COMMAND_LINE))
 
 
+def names_files(words: Iterable[str]) -> bool:
+    """Return whether the overrides *words* name configuration files, as NeMo Gym's command does."""
+    return any(each.path == (INCLUDE_KEY,) for each in parse_overrides(words, Problems()))
+
+
 def _list_included_files(overrides: Iterable[Override], problems: Problems) -> list[tuple[str, Place]]:
     """Return the files that *overrides* of `config_paths` name."""
     values = [each.value for each in overrides if each.path == (INCLUDE_KEY,) and each.value is not None]

@@ -297,13 +297,6 @@ async def retry_while_overloaded(attempt: Callable[[], Awaitable[HttpResponse]],
     return response
 
 
-def _encode_headers(headers: Mapping[str, str]) -> bytes | None:
-    try:
-        return connections.encode_headers(headers)
-    except ValueError as error:
-        raise Failed(f"the request cannot be sent: {error}", kind="model_bad_request") from error
-
-
 def get_overload_pause(retry_after: float | None) -> float:
     """Return the seconds to wait for an overloaded server, with jitter so that its clients do not return together."""
     return add_jitter(1.5 * min(MAX_OVERLOAD_PAUSE_SECONDS, max(0.1, retry_after or 1.0)), 1 / 3)
@@ -326,8 +319,12 @@ async def _send(
     )
     host = get_host(url)
     try:
+        connections.check_headers(sent_headers)
+    except ValueError as error:
+        raise Failed(f"the request to {host} cannot be sent: {error}", kind="model_bad_request") from error
+    try:
         if method == "POST" and (target := connections.parse_target(url)):
-            fields = _encode_headers(sent_headers)
+            fields = connections.encode_headers(sent_headers)
             if fields is not None:
                 return await _post_directly(target, fields, body, host, secrets, max_answer_bytes)
         data = encode_body(body) if method in {"POST", "PUT"} else None

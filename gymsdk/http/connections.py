@@ -109,18 +109,18 @@ RESERVED_HEADERS = frozenset(
 """Header fields that this module sets itself; aiohttp sends requests that have their own."""
 
 
-def encode_headers(headers: Mapping[str, str]) -> bytes | None:
-    """Return header fields as bytes; `None` if aiohttp must send the request.
-
-    Raises:
-        ValueError: A header field contains a line break, or its name another invalid character.
-    """
-    if not RESERVED_HEADERS.isdisjoint(map(str.lower, headers)):
-        return None
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise `ValueError` if a header field contains a line break, or its name another invalid character."""
     if _INVALID_HEADER.search("".join(chain(headers, headers.values()))):
         raise ValueError("a header field must not contain line breaks or null characters")
     if "" in headers or _INVALID_NAME.search("".join(headers)):
         raise ValueError("the name of a header field must not be empty or contain spaces, colons or other separators")
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes | None:
+    """Return header fields, which `check_headers` accepts, as bytes; `None` if aiohttp must send the request."""
+    if not RESERVED_HEADERS.isdisjoint(map(str.lower, headers)):
+        return None
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
 
 

@@ -261,6 +261,7 @@ class Upstream:
             **body.get(CHAT_TEMPLATE_KEY, {}),
         }
         complete = body | {CHAT_TEMPLATE_KEY: template} if template else body
+        # Most models have no such options, and then a copy of the body is not needed.
         if self._adds_fields:
             tokens = token_fields.TOKEN_REQUEST_FIELDS if options.tokens else {}
             pinned = {key: value for key, value in options.pinned.items() if key not in outbound_api.translated_fields}

@@ -332,7 +332,7 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
         with RunFolder(run.output) as folder, collect_rarely():
             inputs = await _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player, inputs)
-            # While a `metrics` hook computes in a thread, uvloop would wait for the interpreter lock for each of them.
+            # Each connection that closes while a `metrics` hook computes in a thread would stop the event loop.
             await client.close_idle_connections()
             sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)
             summaries = await build_summaries(folder, sources)
