@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.http import client
 from gymsdk.http.client import Cookies
+from gymsdk.http.connections import check_headers
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import Claims
 from gymsdk.servers.requests import EpisodeId, TaskId
@@ -31,8 +32,9 @@ MAX_CLOSED_SESSIONS = 10_000
 """Largest number of closed sessions whose ids, and replies to the close request, are remembered."""
 
 
-HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
-"""The name of a header field (RFC 9110, section 5.6.2)."""
+def _check_headers(headers: dict[str, str]) -> dict[str, str]:
+    check_headers(headers)
+    return headers
 
 
 class HttpToolAccess(BaseModel):
@@ -45,7 +47,7 @@ class HttpToolAccess(BaseModel):
     required: bool = True
     base_url: str = Field(pattern=r"^https?://[^/\s]+")
     cookies: dict[str, str] = {}
-    headers: dict[HeaderName, str] = {}
+    headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = {}
 
 
 class McpToolAccess(BaseModel):
