@@ -16,6 +16,9 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from policy import ASSISTANT, CONTEXT, END, create_policy, decode, encode_message
 
+from gymsdk.http.pages import LOOPBACK_NAMES
+from gymsdk.servers.middleware import HostCheck
+
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
@@ -35,6 +38,8 @@ def build_prompt(messages: list[dict[str, Any]]) -> list[int]:
 def build_app(seed: int) -> FastAPI:
     """Return the server of a policy with the random weights of *seed*."""
     app = FastAPI()
+    # A web page in a browser of this machine must not use or change the policy.
+    app.add_middleware(HostCheck, allowed=LOOPBACK_NAMES)
     policy = create_policy(seed).eval()
     version = 0
 

@@ -38,6 +38,9 @@ REQUEST_HOP_HEADERS = frozenset(
         "upgrade",
         "content-length",
         "accept-encoding",
+        # The server that received the request has compared them with the host that its client addressed.
+        "origin",
+        "sec-fetch-site",
     }
 )
 RESPONSE_HOP_HEADERS = REQUEST_HOP_HEADERS | {"date", "server", "content-encoding"}

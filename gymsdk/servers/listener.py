@@ -21,6 +21,7 @@ from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
 from gymsdk.http import client
+from gymsdk.http.pages import allowed_hosts
 from gymsdk.http.tls import trust_own_certificate
 from gymsdk.servers import middleware
 from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY
@@ -152,10 +153,11 @@ class Listener:
         path: str = "",
     ) -> None:
         self._address: str = sock.getsockname()[0]
-        allowed = middleware.allowed_hosts(self._address, *([host] if host else []), *extra_hosts)
-        checked = app if allowed is None else HostCheck(app, allowed)
-        authenticated = checked if security.token is None else AuthMiddleware(checked, security.token)
-        self._app = PrefixMiddleware(authenticated, path) if path else authenticated
+        allowed = allowed_hosts(self._address, *([host] if host else []), *extra_hosts)
+        authenticated = app if security.token is None else AuthMiddleware(app, security.token)
+        # Before the token is checked: a page of another site gets the same answer whether it knows the token or not.
+        checked = HostCheck(authenticated, allowed)
+        self._app = PrefixMiddleware(checked, path) if path else checked
         self._path = path
         self._sock = sock
         self._hosts = [*([host] if host else []), *extra_hosts]

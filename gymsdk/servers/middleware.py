@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.responses import Response
@@ -21,7 +19,7 @@ from gymsdk import tracing
 from gymsdk.convert import api
 from gymsdk.convert.anthropic import build_error
 from gymsdk.convert.api import ApiError
-from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
+from gymsdk.http.pages import PageCheck
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
@@ -269,18 +267,6 @@ def json_response(value: object, *, status: int = 200, headers: Mapping[str, str
     return Response(dump_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
-LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
-
-MAX_CHECKED_HOSTS = 64
-"""How many `Host` headers of allowed hosts are remembered, so that they are parsed only once."""
-
-UNKNOWN_HOST_MESSAGE = (
-    "this server does not answer for the host {name!r}: use 127.0.0.1, or start the server with --host"
-)
-FOREIGN_ORIGIN_MESSAGE = "web pages of {name!r} may not send requests to this server"
-NOT_JSON_MESSAGE = "a web page must send JSON as application/json"
-
-
 DISCONNECTED_MESSAGE = "the client disconnected before the response"
 
 STOPPED_ERROR = ApiError(
@@ -289,72 +275,27 @@ STOPPED_ERROR = ApiError(
 """Returned to requests that are running when the server stops."""
 
 
-def allowed_hosts(*hosts: str) -> frozenset[str] | None:
-    """Return the host names of a server that listens at `hosts`; `None` if it listens on all addresses."""
-    if WILDCARD_HOSTS & set(hosts):
-        return None
-    hostname = set() if all(is_loopback(host) or host in LOOPBACK_NAMES for host in hosts) else {socket.gethostname()}
-    return frozenset(name.lower() for name in (*hosts, *hostname, *LOOPBACK_NAMES))
-
-
 class HostCheck:
-    """ASGI middleware that rejects requests for another host name, and requests from web pages of other sites.
-
-    This prevents DNS rebinding: another site's host name can resolve to this server, and a browser would then treat the
-    server as part of that site. Loopback addresses are always allowed.
+    """ASGI middleware that rejects requests for another host name, and requests of web pages that are not the server's.
 
     Args:
         app: The app.
-        allowed: The server's host names.
+        allowed: The server's host names; `None` allows every name.
     """
 
-    def __init__(self, app: App, allowed: Iterable[str]) -> None:
+    def __init__(self, app: App, allowed: Iterable[str] | None) -> None:
         self._app = app
-        self._allowed = frozenset(allowed)
-        self._checked_hosts: set[bytes] = set()
+        self._check = PageCheck(allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
-        rejection = self._find_rejection(scope) if scope["type"] == "http" else None
+        is_request = scope["type"] == "http"
+        rejection = self._check.find_rejection(scope["headers"], scope["scheme"]) if is_request else None
         if rejection is None:
             await self._app(scope, receive, send)
             return
-        status, sentence = rejection
-        record_rejection(scope, status)
-        await json_response({"detail": sentence}, status=status)(scope, receive, send)
-
-    def _find_rejection(self, scope: Scope) -> tuple[int, str] | None:
-        host, origin, content_type = b"", None, b""
-        for name, value in scope["headers"]:
-            if name == b"host":
-                # Two hosts together are the name of no server.
-                host = host + b"," + value if host else value
-            elif name == b"origin":
-                origin = value.decode("latin-1")
-            elif name == b"content-type":
-                content_type = value
-        if host and host not in self._checked_hosts:
-            if not self._is_allowed(hostname := _hostname_of("//" + host.decode("latin-1"))):
-                return 421, UNKNOWN_HOST_MESSAGE.format(name=hostname[:80])
-            if len(self._checked_hosts) < MAX_CHECKED_HOSTS:
-                self._checked_hosts.add(host)
-        if origin is None:
-            return None
-        if not self._is_allowed(hostname := _hostname_of(origin)):
-            return 403, FOREIGN_ORIGIN_MESSAGE.format(name=(hostname or origin)[:80])
-        # Browsers send other content types across sites without a preflight request.
-        kind = content_type.partition(b";")[0].strip().lower()
-        return (403, NOT_JSON_MESSAGE) if scope["method"] == "POST" and kind not in {b"", b"application/json"} else None
-
-    def _is_allowed(self, name: str) -> bool:
-        return name in self._allowed or is_loopback(name)
-
-
-def _hostname_of(url: str) -> str:
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+        record_rejection(scope, rejection.status)
+        await json_response({"detail": rejection.reason}, status=rejection.status)(scope, receive, send)
 
 
 def server_prefix(path: str, name: str | None) -> str:

@@ -20,6 +20,7 @@ from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import bodies
+from gymsdk.http.pages import PageCheck, allowed_hosts
 from gymsdk.http.tls import is_loopback
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.loop_lag import sample_loop_lag
@@ -200,6 +201,7 @@ async def serve(
         )
     raise_open_file_limit()
     at = _bind(host, port)
+    application.middlewares.insert(0, _check_pages(PageCheck(allowed_hosts(host))))
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None, "the runner has been set up"
@@ -214,6 +216,17 @@ async def serve(
         if (tracker := application.get(REQUEST_TRACKER)) is not None:
             await tracker.end()
         await runner.cleanup()
+
+
+def _check_pages(check: PageCheck) -> Middleware:
+    @web.middleware
+    async def check_page(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers = [(name.lower(), value) for name, value in request.raw_headers]
+        if (rejection := check.find_rejection(headers, "http")) is not None:
+            return build_json_response({"detail": rejection.reason}, rejection.status)
+        return await handler(request)
+
+    return check_page
 
 
 def _count_requests(metrics: ServerMetrics) -> Middleware:

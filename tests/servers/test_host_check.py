@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
-from gymsdk import Environment, Task
+from gymsdk import Environment, Task, testing
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
+from gymsdk.http.pages import allowed_hosts
+from gymsdk.models.registry import model
 from gymsdk.servers import connection
-from gymsdk.servers.middleware import allowed_hosts
 from gymsdk.sockets import MAX_OPEN_FILES, raise_open_file_limit
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -27,7 +29,6 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningS
     await http.aclose()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -39,25 +40,115 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningS
         ({"host": "evil.test"}, 421),
         ({"host": "127.0.0.1.evil.test:11000"}, 421),
         ({"host": "evil.test", "origin": "http://evil.test"}, 421),
-        ({"origin": "http://evil.test"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": "http://[::"}, 403),
-        ({"origin": "http://localhost:3000"}, 200),
-        ({"origin": "http://localhost:3000", "content-type": "text/plain"}, 403),
         ({"content-type": "text/plain"}, 200),
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),  # `curl -d`
     ],
 )
-async def test_a_server_answers_for_its_own_names_and_not_for_foreign_pages(
+async def test_a_server_answers_programs_for_its_own_names(
     running: RunningServers, headers: dict[str, str], status: int
 ) -> None:
+    assert await _post_to_servers(running, headers) == {status}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "OWN"}, 200),
+        ({"origin": "OWN", "sec-fetch-site": "same-origin", "content-type": "text/plain"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"host": "localhost:9", "origin": "http://localhost:9"}, 200),  # a forwarded port
+        ({"host": "localhost", "origin": "http://localhost:80"}, 200),
+        ({"host": "LOCALHOST:9", "origin": "http://localhost:9"}, 200),
+        ({"host": "[::1]:9", "origin": "http://[::1]:9"}, 200),
+        ({"origin": "http://evil.test"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"origin": "http://[::"}, 403),
+        ({"origin": "http://localhost:3000"}, 403),
+        ({"origin": "http://127.0.0.1"}, 403),
+        ({"origin": "http://127.0.0.1:x"}, 403),
+        ({"host": "localhost:9", "origin": "http://127.0.0.1:9"}, 403),
+        ({"host": "localhost:9", "origin": "https://localhost:9"}, 403),
+        ({"host": "localhost:9", "origin": "http://localhost:9@evil.test"}, 403),
+        ({"host": "localhost:9", "origin": "http://evil.test@localhost:9"}, 403),
+        ({"host": "localhost:9", "origin": "http://localhost:9/path"}, 403),
+        ({"host": "localhost:9", "origin": "localhost:9"}, 403),
+        ({"host": "localhost:9", "origin": "http://localhost:9, http://evil.test"}, 403),
+        ({"host": "localhost:9", "origin": "http://localhost:9,http://localhost:9"}, 403),
+        ({"origin": "OWN", "sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://evil.test", "sec-fetch-site": "same-origin"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-origin, none"}, 403),
+        ({"sec-fetch-site": ""}, 403),
+    ],
+)
+async def test_a_server_answers_no_page_but_its_own(
+    running: RunningServers, headers: dict[str, str], status: int
+) -> None:
+    assert await _post_to_servers(running, headers) == {status}
+
+
+async def _post_to_servers(running: RunningServers, headers: dict[str, str]) -> set[int]:
+    """Send a request to a resources server and to an agent, and return the statuses."""
+    statuses = set()
     async with httpx.AsyncClient() as client:
-        sent = {"content-type": "application/json"} | headers
-        answers = [
-            await client.post(f"{running.urls[name]}{path}", json=ROW, headers=sent)
-            for name, path in (("counter", "/seed_session"), ("counter_simple_agent", "/run"))
-        ]
-    assert [answer.status_code for answer in answers] == [status] * 2
-    assert status == 200 or all(answer.json()["detail"] for answer in answers)
+        for name, path in (("counter", "/seed_session"), ("counter_simple_agent", "/run")):
+            url = running.urls[name]
+            sent = {"content-type": "application/json"} | {
+                key: url if value == "OWN" else value for key, value in headers.items()
+            }
+            answer = await client.post(f"{url}{path}", json=ROW, headers=sent)
+            assert answer.status_code == 200 or answer.json()["detail"]
+            statuses.add(answer.status_code)
+    return statuses
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize("path", ["/", "/pause", "/metrics", "/nodes", "/nowhere", "/docs"])
+async def test_every_method_and_path_is_closed_to_other_pages(running: RunningServers, method: str, path: str) -> None:
+    urls = {running.head_url, *running.urls.values()}
+    async with httpx.AsyncClient() as client:
+        for headers in ({"origin": "http://evil.test"}, {"sec-fetch-site": "cross-site"}):
+            statuses = {(await client.request(method, url + path, headers=headers)).status_code for url in urls}
+            assert statuses == {403}
+
+
+async def test_the_check_comes_before_the_token_and_holds_on_all_addresses(
+    counter: Callable[..., Environment], tmp_path: Path
+) -> None:
+    file = tmp_path / "token.txt"
+    file.write_text(token := "a-token-of-twenty-characters")
+    file.chmod(0o600)
+    deployment = Deployment(host="0.0.0.0", token_file=file)
+    foreign = {"origin": "http://127.0.0.1:1"}
+    async with (
+        serve([counter()], model="scripted/null", deployment=deployment) as servers,
+        httpx.AsyncClient() as client,
+    ):
+        url = servers.urls["counter"]
+        assert (await client.post(f"{url}/seed_session", json=ROW, headers=foreign)).status_code == 403
+        foreign["authorization"] = f"Bearer {token}"
+        assert (await client.post(f"{url}/seed_session", json=ROW, headers=foreign)).status_code == 403
+        del foreign["origin"]
+        assert (await client.post(f"{url}/seed_session", json=ROW, headers=foreign)).status_code == 200
+    await http.aclose()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/models", "/health", "/tokenize"])
+async def test_the_endpoint_of_a_scripted_policy_is_closed_to_other_pages(path: str) -> None:
+    async with testing.serve(testing.build_app(model("scripted/null"))) as url, httpx.AsyncClient() as client:
+        base = url.removesuffix("/v1")
+        for headers, status in (
+            ({"origin": "http://localhost:3000"}, 403),
+            ({"sec-fetch-site": "same-site"}, 403),
+            ({"host": "evil.test"}, 421),
+        ):
+            for method in ("GET", "POST"):
+                answer = await client.request(method, base + path, headers=headers)
+                assert answer.status_code == status
+                assert answer.json()["detail"]
+        assert (await client.get(f"{base}/health", headers={"origin": base})).status_code == 200
 
 
 async def test_a_request_with_two_hosts_is_rejected(running: RunningServers) -> None:
