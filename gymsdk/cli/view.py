@@ -117,7 +117,7 @@ def view(  # noqa: PLR0913  # each is an option of the command
     library = Library(runs or (), None if runs else DEFAULT_FOLDER)
     app = create_app(library, SecretStr(token), player=player, decode=decode)
     with _bind(port) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"
         typer.echo(url)
         if browser:
             webbrowser.open(url)

@@ -21,12 +21,13 @@ from starlette.staticfiles import StaticFiles
 
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.http.pages import LOOPBACK_NAMES
 from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, Filter, RunQueries, check_condition
 from gymsdk.runs.records import get_opening, get_output
-from gymsdk.servers.middleware import LOOPBACK_NAMES, HostCheck
+from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
-from gymsdk.studio.security import SecurityMiddleware, build_policy, find_inline_scripts
+from gymsdk.studio.security import ApiAccess, SecurityHeaders, build_policy, find_inline_scripts
 from gymsdk.types import Item, Row
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def create_app(
 
     Args:
         library: The runs. The app starts and stops its background thread.
-        token: The token that each request needs.
+        token: The token that each request of the API needs. The pages themselves hold no data.
         player: Plays rollouts again when a page asks for it; without one, nothing is played.
         decode: Returns the text of a token id; without it, the pages show the ids.
     """
@@ -80,15 +81,16 @@ def create_app(
         return FileResponse(STATIC / "icon.svg", media_type="image/svg+xml")
 
     api = StudioApi(library, player, decode)
+    endpoints = [Route(f"/{path}", endpoint, methods=[method]) for method, path, endpoint in api.list_endpoints()]
     routes = [
         Route("/", show_page),
         Route("/favicon.ico", show_icon),
-        *(Route(f"/api/{path}", endpoint, methods=[method]) for method, path, endpoint in api.list_endpoints()),
+        Mount("/api", routes=endpoints, middleware=[Middleware(ApiAccess, token)]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     middleware = [
+        Middleware(SecurityHeaders, build_policy(find_inline_scripts(page))),
         Middleware(HostCheck, LOOPBACK_NAMES),
-        Middleware(SecurityMiddleware, token, build_policy(find_inline_scripts(page))),
     ]
     handlers = {GymsdkError: _handle_error, HTTPException: _handle_http_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)

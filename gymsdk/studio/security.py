@@ -1,23 +1,25 @@
-"""Who may use the viewer: a token for each start of it, and headers that keep hostile transcripts from doing harm."""
+"""Who may use the viewer: a token for each start, and headers that keep hostile transcripts from doing harm."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import re
-from collections.abc import Iterator, Sequence
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from collections.abc import Sequence
 
 from pydantic import SecretStr
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-TOKEN_PARAMETER = "token"  # noqa: S105  # the name of a parameter
+from gymsdk.servers.auth import CHALLENGE_HEADERS, UNAUTHORIZED, is_valid_token
 
-NO_TOKEN = "this viewer needs the token in the address that `gymsdk view` printed; open that address"  # noqa: S105
+NO_TOKEN = (
+    "this viewer needs the token in the address that `gymsdk view` printed; open that address, or send the token as"  # noqa: S105  # a message
+    " `Authorization: Bearer TOKEN`"
+)
+NOT_JSON = "send the body as `Content-Type: application/json`"
 
 
 def build_policy(scripts: Sequence[str]) -> str:
@@ -43,22 +45,16 @@ def find_inline_scripts(page: str) -> list[str]:
     return [text for text in re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL) if text]
 
 
-class SecurityMiddleware:
-    """ASGI middleware that requires the token, and adds the security headers.
-
-    The token comes as `?token=` of the first address. It becomes a cookie that scripts cannot read, and the browser is
-    sent to the address without it, so that it stays in no history. The cookie is named after the port, because cookies
-    are shared by all ports of a host.
+class SecurityHeaders:
+    """ASGI middleware that adds the security headers to every response.
 
     Args:
         app: The app.
-        token: The token.
         policy: The Content-Security-Policy.
     """
 
-    def __init__(self, app: ASGIApp, token: SecretStr, policy: str) -> None:
+    def __init__(self, app: ASGIApp, policy: str) -> None:
         self._app = app
-        self._token = token.get_secret_value()
         self._headers = {
             "Content-Security-Policy": policy,
             "X-Content-Type-Options": "nosniff",
@@ -69,10 +65,7 @@ class SecurityMiddleware:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request with the token on, and answer any other."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Pass the request on, and add the headers to the response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -81,44 +74,32 @@ class SecurityMiddleware:
                     headers[name] = value
             await send(message)
 
-        answer = self._check(scope)
-        await (answer or self._app)(scope, receive, send_with_headers)
-
-    def _check(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that is not passed on."""
-        cookie = _build_cookie_name(scope)
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = [value for name, value in query if name == TOKEN_PARAMETER]
-        if given:
-            if not any(self._is_token(value) for value in given):
-                return JSONResponse({"detail": NO_TOKEN}, 401)
-            rest = urlencode([(name, value) for name, value in query if name != TOKEN_PARAMETER])
-            target = "/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else "")
-            response = RedirectResponse(target, 303)
-            response.set_cookie(cookie, self._token, httponly=True, samesite="strict", path="/")
-            return response
-        if any(self._is_token(value) for value in _iter_tokens(scope, cookie)):
-            return None
-        return JSONResponse({"detail": NO_TOKEN}, 401)
-
-    def _is_token(self, value: str) -> bool:
-        return hmac.compare_digest(value.encode(), self._token.encode())
+        await self._app(scope, receive, send_with_headers)
 
 
-def _build_cookie_name(scope: Scope) -> str:
-    server = scope.get("server") or ("", 0)
-    return f"gymsdk-view-{server[1]}"
+class ApiAccess:
+    """ASGI middleware that admits requests with the token in the header `Authorization`, and writes only as JSON.
 
+    A browser adds this header to no request by itself, as it adds cookies, which all ports of a host share.
 
-def _iter_tokens(scope: Scope, cookie: str) -> Iterator[str]:
-    for name, value in scope["headers"]:
-        text = value.decode("latin-1")
-        if name == b"authorization" and text.lower().startswith("bearer "):
-            yield text[len("bearer ") :].strip()
-        elif name == b"cookie":
-            try:
-                found = SimpleCookie(text).get(cookie)
-            except CookieError:
-                continue
-            if found is not None:
-                yield found.value
+    Args:
+        app: The app.
+        token: The token.
+    """
+
+    def __init__(self, app: ASGIApp, token: SecretStr) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or reject it."""
+        await (self._find_rejection(Request(scope)) or self._app)(scope, receive, send)
+
+    def _find_rejection(self, request: Request) -> Response | None:
+        given = [value.encode("latin-1") for value in request.headers.getlist("authorization")]
+        if not is_valid_token(given, self._token):
+            return JSONResponse({"detail": NO_TOKEN}, UNAUTHORIZED, CHALLENGE_HEADERS)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json":
+            return JSONResponse({"detail": NOT_JSON}, 415)
+        return None

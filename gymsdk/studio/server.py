@@ -19,7 +19,17 @@ class ViewerServer(uvicorn.Server):
     """
 
     def __init__(self, app: Starlette, library: Library) -> None:
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="none",
+                proxy_headers=False,
+                # Warnings are about requests that uvicorn refuses, which any page in the browser can send.
+                log_level="error",
+                access_log=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
         self._library = library
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
 
 import httpx
 import pytest
 
 from gymsdk.jsonl import dump_row, read_rows
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,10 @@ def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None, options: Seq
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address, "gymsdk view ended at once"
-        token = parse_qs(urlsplit(address).query)["token"][0]
+        base, _, token = address.partition("/#token=")
+        assert token, address
         try:
-            yield Viewer(address.partition("/?")[0], token, process)
+            yield Viewer(base, token, process)
         finally:
             process.terminate()
             process.wait(20)
@@ -143,3 +154,15 @@ def sampled(weak: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "rollouts.jsonl").write_bytes(dump_row(line))
     return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Return a real browser."""
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 'gymsdk[browser]'")
+    if (path := shutil.which("chromium")) is None:
+        pytest.skip("Chromium is not installed; `apt-get install chromium`")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()

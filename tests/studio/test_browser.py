@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -19,25 +19,9 @@ from gymsdk.jsonl import dump_row, read_rows
 
 from .conftest import Viewer, start_viewer
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 'gymsdk[browser]'")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'gymsdk[browser]'")
 
-CHROMIUM = shutil.which("chromium")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; `apt-get install chromium`"),
-]
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = pytest.mark.browser
 
 SCREENSHOTS = os.environ.get("GYMSDK_SCREENSHOTS")
 """The folder for the pictures of the documentation, `docs/images/view`; without it, none are written."""
@@ -54,7 +38,7 @@ class Browser:
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("request", self._check_request)
-        page.goto(f"{viewer.base}/?token={viewer.token}" if viewer.token else viewer.base)
+        page.goto(f"{viewer.base}/#token={viewer.token}" if viewer.token else viewer.base)
 
     def _check_request(self, request: Any) -> None:
         own = self.viewer.base.rpartition("/")[0] if self.viewer.base.startswith("file:") else self.viewer.base
@@ -66,14 +50,6 @@ class Browser:
         if text:
             self.page.get_by_text(text).first.wait_for()
         return self.page
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -591,3 +567,50 @@ def test_the_dark_theme_is_kept(browser: Browser) -> None:
     page.reload()
     page.get_by_role("button", name="light").wait_for()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_the_token_leaves_the_address_and_stays_in_the_tab(viewer: Viewer, open_viewer: Callable[..., Browser]) -> None:
+    browser = open_viewer(viewer)
+    page = browser.page
+    page.get_by_text("strong").first.wait_for()
+    assert page.url == f"{viewer.base}/#/"
+    assert page.evaluate("document.cookie") == ""
+    assert page.context.cookies() == []
+    page.goto(f"{viewer.base}/#/run/run")
+    page.get_by_text("81 rollouts").first.wait_for()
+    page.reload()
+    page.get_by_text("81 rollouts").first.wait_for()
+    tab = page.context.new_page()
+    tab.goto(page.url)
+    tab.get_by_text("This tab has no token").wait_for()
+    # The printed address, entered in this tab, changes only the part after `#`: the page stays where it was.
+    tab.goto(f"{viewer.base}/#token={viewer.token}")
+    tab.get_by_text("81 rollouts").first.wait_for()
+    assert tab.url == page.url
+
+
+def test_a_wrong_token_is_explained(viewer: Viewer, open_viewer: Callable[..., Browser]) -> None:
+    browser = open_viewer(replace(viewer, token="wrong"))
+    browser.page.get_by_text("needs the token in the address that `gymsdk view` printed").wait_for()
+    # The browser reports an answer with status 401 as an error of its own.
+    assert all("401" in problem for problem in browser.problems)
+    browser.problems.clear()
+
+
+def test_a_page_follows_the_run_again_after_the_viewer_was_started_again(
+    run: Path, tmp_path: Path, open_viewer: Callable[..., Browser]
+) -> None:
+    with start_viewer(run, cache=tmp_path / "cache") as first:
+        browser = open_viewer(first)
+        browser.open("#/run/run", "81 rollouts")
+    port = first.base.rpartition(":")[2]
+    with start_viewer(run, cache=tmp_path / "cache", options=["--port", port]) as second:
+        browser.page.goto(f"{second.base}/#token={second.token}")
+        browser.page.get_by_text("81 rollouts").first.wait_for()
+        _, line = next(iter(read_rows(run / "rollouts.jsonl")))
+        with (run / "rollouts.jsonl").open("ab") as file:
+            file.write(dump_row(line | {"_ng_task_index": 1000}))
+        browser.page.get_by_text("1 new rollout").wait_for()
+    # The browser reports lost connections as errors of its own.
+    assert all("ERR_" in problem for problem in browser.problems), browser.problems
+    browser.problems.clear()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -24,8 +23,8 @@ def start(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], str, st
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     line = next(line for line in process.stderr if line.startswith("http://"))
-    base, _, _ = line.partition("/?")
-    return process, base, parse_qs(urlsplit(line.strip()).query)["token"][0]
+    base, _, token = line.strip().partition("/#token=")
+    return process, base, token
 
 
 def is_listening(base: str) -> bool:

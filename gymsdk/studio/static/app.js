@@ -1,5 +1,5 @@
 // The viewer of runs: chooses the page for the address, follows a growing run, and handles the keys of every page.
-import { buildAddress, html, render, source, useAddress, useEffect, useKeys, useState } from "./core.js";
+import { buildAddress, followEvents, html, render, source, takeToken, useAddress, useEffect, useKeys, useState } from "./core.js";
 import { ComparePage, DiffPage } from "./compare.js";
 import { RolloutPage } from "./rollout.js";
 import { RunPage } from "./run.js";
@@ -28,10 +28,10 @@ function useEvents(run) {
     let stream = null;
     const open = () => {
       if (document.hidden || stream) return;
-      stream = new EventSource(`/api/events?run=${encodeURIComponent(run)}`);
-      stream.addEventListener("state", (event) => setState(JSON.parse(event.data)));
+      stream = new AbortController();
+      followEvents(`events?run=${encodeURIComponent(run)}`, setState, stream.signal);
     };
-    const close = () => { stream?.close(); stream = null; };
+    const close = () => { stream?.abort(); stream = null; };
     const update = () => (document.hidden ? close() : open());
     document.addEventListener("visibilitychange", update);
     open();
@@ -62,7 +62,7 @@ function readTheme() {
 function App() {
   const { parts, query } = useAddress();
   const [page, ...rest] = parts;
-  const run = page === "run" ? rest[0] : null;
+  const run = page === "run" && hasToken ? rest[0] : null;
   const [state, version] = useEvents(run);
   const [theme, setTheme] = useState(readTheme);
   const [showsKeys, setShowsKeys] = useState(false);
@@ -70,7 +70,8 @@ function App() {
   useEffect(() => { document.title = parts.length ? `${parts.slice(1).join(" ") || page} · gymsdk` : "gymsdk view"; }, [parts.join("/")]);
   useKeys({ "?": () => setShowsKeys(true), Escape: () => setShowsKeys(false) }, true);
   let body;
-  if (!page) body = html`<${RunsPage} />`;
+  if (!hasToken) body = html`<div class="empty">This tab has no token. Open the address that <code>gymsdk view</code> printed in this tab.</div>`;
+  else if (!page) body = html`<${RunsPage} />`;
   else if (page === "run" && rest.length === 1) body = html`<${RunPage} key=${run} run=${run} tab="rollouts" query=${query} version=${version} state=${state} />`;
   else if (page === "run" && ["groups", "tools", "failures"].includes(rest[1])) body = html`<${RunPage} key=${run} run=${run} tab=${rest[1]} query=${query} version=${version} state=${state} />`;
   else if (page === "run" && rest.length === 2) body = html`<${RolloutPage} key=${`${run} ${rest[1]}`} run=${run} id=${rest[1]} query=${query} version=${version} />`;
@@ -94,6 +95,14 @@ function App() {
           <button onClick=${() => setShowsKeys(false)}>close</button></div>
       </div>`}`;
 }
+
+const hasToken = !source.live || takeToken();
+// The address of a viewer that was started again, entered in this tab, changes only the part after `#`.
+window.addEventListener("hashchange", (event) => {
+  if (!location.hash.startsWith("#token=")) return;
+  takeToken(new URL(event.oldURL).hash || "#/");
+  location.reload();
+});
 
 document.documentElement.dataset.theme = readTheme();
 render(html`<${App} />`, document.getElementById("app"));

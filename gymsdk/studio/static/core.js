@@ -6,9 +6,30 @@ import htm from "htm";
 export const html = htm.bind(h);
 export { render, useCallback, useEffect, useMemo, useRef, useState };
 
+// The token comes after `#` in the address that `gymsdk view` prints, so that no request and no log has it. It
+// stays in this tab: a cookie would be sent to all ports of the host.
+
+const TOKEN_KEY = "gymsdk-token";
+let token = null;
+
+export function takeToken(shown = "#/") {
+  const found = /^#token=(.+)$/.exec(location.hash)?.[1];
+  try {
+    if (found) sessionStorage.setItem(TOKEN_KEY, found);
+    token = found || sessionStorage.getItem(TOKEN_KEY);
+  } catch {
+    // Without storage, the token lasts until the page is loaded again.
+    token = found || token;
+  }
+  if (found) history.replaceState(null, "", shown);
+  return token !== null;
+}
+
 // The API. An exported page replaces `source` by one that reads its own files.
 
 export class ApiError extends Error {}
+
+const request = (path, { headers = {}, ...options } = {}) => fetch(`/api/${path}`, { ...options, headers: { ...headers, Authorization: `Bearer ${token}` } });
 
 export const source = {
   live: true,
@@ -18,12 +39,46 @@ export const source = {
       if (value !== undefined && value !== null && value !== "") query.set(name, typeof value === "object" ? JSON.stringify(value) : value);
     }
     const text = query.toString();
-    return readAnswer(await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal }));
+    return readAnswer(await request(`${path}${text ? `?${text}` : ""}`, { signal }));
   },
   async post(path, body) {
-    return readAnswer(await fetch(`/api/${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
+    return readAnswer(await request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
   },
 };
+
+const RECONNECT_MS = 3000;
+
+// Calls `receive` with the data of each event of a stream of server-sent events, and connects again when the stream ends.
+// `EventSource` cannot send the token.
+export async function followEvents(path, receive, signal) {
+  let last = null;
+  while (!signal.aborted) {
+    try {
+      const response = await request(path, { signal, headers: last === null ? {} : { "Last-Event-ID": last } });
+      // The run or the token is unknown: another attempt gets the same answer.
+      if (!response.ok) return;
+      for await (const event of readEvents(response.body)) {
+        last = event.id ?? last;
+        if (event.data !== undefined) receive(JSON.parse(event.data));
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof TypeError)) throw error; // fetch's error for a lost connection
+    }
+    await new Promise((resolve) => { setTimeout(resolve, RECONNECT_MS); });
+  }
+}
+
+// Yields the fields of each event. Events end with an empty line, and our server writes a field on one line.
+async function* readEvents(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const events = (text + part.value).split("\n\n");
+    text = events.pop();
+    for (const event of events) yield Object.fromEntries(event.split("\n").filter((line) => !line.startsWith(":")).map((line) => line.split(/: (.*)/s, 2)));
+  }
+}
 
 async function readAnswer(response) {
   const text = await response.text();
