@@ -65,7 +65,12 @@ CONSTRAINED_FIELD = "constrained_decoding"
 """The field that is true if the engine constrained the decoding, so that the log-probabilities are not the policy's."""
 
 WEIGHT_VERSION_FIELD = "weight_version"
-"""The field of a call's last item with the version of the engine's weights, where the engine returns it."""
+"""The field of a call's last item with the version of the engine's weights, where the engine returns it: the version
+that sampled the last token."""
+
+WEIGHT_VERSIONS_FIELD = "weight_versions"
+"""The field of a call's last item with the versions of its generated tokens, where the engine returns them: spans
+`{"version", "start", "end"}` over `generation_token_ids`, as vLLM returns them from 0.32."""
 
 DIGEST_FIELD = "token_history_digest"
 """The field with the digest of the conversation that belongs to the ids of an item."""
@@ -437,9 +442,21 @@ def get_weight_versions(response: Item | None) -> list[int | str]:
 
     Several versions mean that a trainer updated the weights during the episode. Empty if the engine returns none.
     """
-    output = (response or {}).get("output") or []
-    versions = [item[WEIGHT_VERSION_FIELD] for item in output if item.get(WEIGHT_VERSION_FIELD) is not None]
+    versions: list[int | str] = []
+    for item in (response or {}).get("output") or []:
+        if spans := item.get(WEIGHT_VERSIONS_FIELD):
+            versions += [span["version"] for span in spans]
+        elif item.get(WEIGHT_VERSION_FIELD) is not None:
+            versions.append(item[WEIGHT_VERSION_FIELD])
     return list(dict.fromkeys(versions))
+
+
+def is_on_policy(item: Item) -> bool:
+    """Return whether the log-probabilities of a turn with token ids are the policy's; *item* is its last item.
+
+    Trainers leave the tokens of other turns out of the loss.
+    """
+    return not item.get(CONSTRAINED_FIELD)
 
 
 def is_policy_item(item: Item) -> bool:

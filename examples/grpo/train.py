@@ -74,7 +74,9 @@ def build_sample(result: dict[str, Any]) -> Sample:
         assert prompt[: len(ids)] == ids, "the prompt does not continue the turn before"
         new = len(prompt) - len(ids)
         ids = [*prompt, *generated]
-        is_policy += [0.0] * new + [1.0] * len(generated)
+        # The log-probabilities of a turn that was decoded under a constraint are not those of the policy.
+        is_own = 0.0 if item.get("constrained_decoding") else 1.0
+        is_policy += [0.0] * new + [is_own] * len(generated)
         logprobs += [0.0] * new + item["generation_log_probs"]
     return Sample(ids, is_policy, logprobs, result["reward"])
 

@@ -14,7 +14,14 @@ from typing import Any
 import orjson
 
 from gymsdk.errors import Failed
-from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, WEIGHT_VERSION_FIELD
+from gymsdk.responses import (
+    BROKEN_FIELD,
+    CONSTRAINED_FIELD,
+    DIGEST_FIELD,
+    TOKEN_FIELDS,
+    WEIGHT_VERSION_FIELD,
+    WEIGHT_VERSIONS_FIELD,
+)
 from gymsdk.types import Item
 
 TOKEN_ID_PREFIX = "token_id:"  # noqa: S105 - a marker in answers, not a secret
@@ -44,7 +51,14 @@ ROUTED_EXPERTS = "routed_experts"
 ENGINE_FIELDS = (*TOKEN_FIELDS, ROUTED_EXPERTS)
 """The fields of a turn's tokens that inference servers return and take."""
 
-CARRIED_FIELDS = (*ENGINE_FIELDS, BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, WEIGHT_VERSION_FIELD)
+CARRIED_FIELDS = (
+    *ENGINE_FIELDS,
+    BROKEN_FIELD,
+    CONSTRAINED_FIELD,
+    DIGEST_FIELD,
+    WEIGHT_VERSION_FIELD,
+    WEIGHT_VERSIONS_FIELD,
+)
 """The fields that only one item of a turn has, with the values of the whole turn."""
 
 
@@ -52,6 +66,34 @@ def get_carried_fields(items: Sequence[Item], fields: Sequence[str] = CARRIED_FI
     """Return those *fields* of a turn that the last of its *items* with token ids has."""
     carrier = next((item for item in reversed(items) if item.get(TOKEN_FIELDS[1]) is not None), {})
     return {key: carrier[key] for key in fields if carrier.get(key) is not None}
+
+
+def parse_weight_versions(answer: Item) -> Item:
+    """Return the fields with the versions of the weights that sampled the tokens of a chat completion.
+
+    vLLM returns spans of tokens in the choice (`vllm.outputs.WeightVersionSpan`), SGLang one version in `metadata`, and
+    the generation servers of trainers one version beside the choices.
+
+    Raises:
+        Failed: The spans do not follow each other.
+    """
+    metadata = answer.get("metadata")
+    version = answer.get("weight_version", metadata.get("weight_version") if isinstance(metadata, dict) else None)
+    choices = answer.get("choices")
+    spans = choices[0].get(WEIGHT_VERSIONS_FIELD) if isinstance(choices, list) and choices else None
+    if not spans:
+        return {WEIGHT_VERSION_FIELD: version} if isinstance(version, (int, str)) else {}
+    try:
+        ends = [0, *(span["end"] for span in spans)]
+        is_valid = all(
+            isinstance(span["version"], (int, str)) and span["start"] == end < span["end"]
+            for span, end in zip(spans, ends, strict=False)
+        )
+    except (LookupError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise build_bad_tokens_error("the spans in 'weight_versions' do not follow each other")
+    return {WEIGHT_VERSION_FIELD: spans[-1]["version"], WEIGHT_VERSIONS_FIELD: spans}
 
 
 def keep_last_ids(items: Sequence[Item]) -> list[Item]:

@@ -21,7 +21,7 @@ from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
-from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error
+from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
 from gymsdk.responses import TokenInterface
 from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
 from gymsdk.types import Episode, Item, Model
@@ -179,7 +179,7 @@ class Upstream:
         response = self._api.parse_answer(completion, call.request, strict=True)
         _check_has_tokens(response, self.name)
         exact_tokens.finish(response, token_call, prompt)
-        _add_weight_version(response, completion)
+        _add_weight_versions(response, completion)
         api.check_unparsed_calls(response, call.request, host=self.name)
         return response
 
@@ -187,7 +187,7 @@ class Upstream:
         async def send(path: str, body: Item) -> client.HttpResponse:
             return await self._send(path, body, call)
 
-        return TokenCall(call.request, call.body, send, self.options.thoughts or "field")
+        return TokenCall(call.request, relax_tools(call.body), send, self.options.thoughts or "field")
 
     async def count(self, request: Item) -> int | None:
         """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""
@@ -290,7 +290,7 @@ class Upstream:
             response = self._api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
             if self.options.tokens:
                 _check_has_tokens(response, self.name)
-            _add_weight_version(response, body)
+            _add_weight_versions(response, body)
             api.check_unparsed_calls(response, request, host=answer.host)
             return response
 
@@ -375,15 +375,10 @@ def _build_client(options: ModelOptions) -> ReplicaClient:
     )
 
 
-def _add_weight_version(response: Item, answer: Item) -> None:
-    """Copy the version of the engine's weights from *answer* to the last item of *response*, if there is one.
-
-    SGLang returns it in `metadata`; generation servers of trainers return it beside the choices.
-    """
-    metadata = answer.get("metadata")
-    version = answer.get("weight_version", metadata.get("weight_version") if isinstance(metadata, dict) else None)
-    if isinstance(version, (int, str)) and response["output"]:
-        response["output"][-1][responses.WEIGHT_VERSION_FIELD] = version
+def _add_weight_versions(response: Item, answer: Item) -> None:
+    """Copy the versions of the engine's weights from *answer* to the last item of *response*, if there is one."""
+    if response["output"]:
+        response["output"][-1].update(token_fields.parse_weight_versions(answer))
 
 
 def _check_has_tokens(response: Item, name: str) -> None:

@@ -58,10 +58,17 @@ MAX_BRIDGES = 64
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """The ids of a prompt; *broken* says why they do not continue the call before, empty if they do."""
+    """The prompt of a call.
+
+    Attributes:
+        ids: Its token ids.
+        broken: Why the ids do not continue the call before, empty if they do.
+        constrained: Whether the engine said that it constrains the decoding.
+    """
 
     ids: list[int]
     broken: str = ""
+    constrained: bool = False
 
 
 class ExactTokens:
@@ -132,11 +139,11 @@ class ExactTokens:
         if broken:
             carrier[BROKEN_FIELD] = True
             self._warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
-        if call.is_constrained:
+        if call.is_constrained or (sent is not None and sent.constrained):
             carrier[CONSTRAINED_FIELD] = True
             self._warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
-                f" its items are marked {CONSTRAINED_FIELD}"
+                f" its items are marked {CONSTRAINED_FIELD}, and trainers leave them out of the loss"
             )
         if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
             self._warn(
@@ -177,23 +184,27 @@ class ExactTokens:
             # The engine finds out from the prompt whether reasoning has ended.
             | ({} if prompt.ids == rendered.get("token_ids") else {"reasoning_ended": None}),
         )
+        choice = generated["choices"][0]
         # The parsers of the engine read the tools and the tool choice, not the messages.
         chat_request = call.body | {"messages": call.body["messages"][-1:]}
         derendered = await call.post(
             f"{CHAT_PATH}/derender",
             {
                 "model": call.body.get("model"),
-                "generate_response": generated,
+                "generate_response": generated | {"choices": [_drop_stop_token(choice)]},
                 "chat_request": chat_request,
                 "prompt_token_ids": prompt.ids,
                 "prompt_tokens": len(prompt.ids),
             },
         )
-        choice = generated["choices"][0]
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
+        answered = derendered["choices"][0] | {"weight_versions": choice.get("weight_versions")}
+        if _is_stop_token_only(choice):
+            answered["message"] = {"role": "assistant", "content": ""}
         echoed = generated.get("prompt_token_ids")
         used = prompt.ids if echoed is None else echoed
-        return _build_completion(derendered, used, choice["token_ids"], logprobs), prompt
+        prompt = replace(prompt, constrained=parameters.get("structured_outputs") is not None)
+        return _build_completion(derendered | {"choices": [answered]}, used, choice["token_ids"], logprobs), prompt
 
     async def _complete(self, call: TokenCall) -> tuple[Item, TokenPrompt]:
         """Query an engine with completions for token prompts."""
@@ -311,6 +322,27 @@ def _check_text_only(messages: list[Item]) -> None:
                 " leave out --token-ids",
                 kind="model_bad_request",
             )
+
+
+def _drop_stop_token(choice: Item) -> Item:
+    """Return the *choice* of a generate response without the token at which the engine stopped.
+
+    The engine's chat completions leave it out of the text. `derender` writes the text of all ids that it is given,
+    special tokens included, if the engine has a parser for tools or reasoning.
+    """
+    ids = choice["token_ids"]
+    # `derender` refuses an empty list.
+    kept = ids[:-1] if _ends_with_stop_token(choice) and len(ids) > 1 else ids
+    return choice | {"token_ids": kept, "logprobs": None}
+
+
+def _is_stop_token_only(choice: Item) -> bool:
+    return _ends_with_stop_token(choice) and len(choice["token_ids"]) == 1
+
+
+def _ends_with_stop_token(choice: Item) -> bool:
+    """Whether generation ended at a token: `stop_reason` is `None` for the end token, an id, or a stop string."""
+    return choice.get("finish_reason") == "stop" and not isinstance(choice.get("stop_reason"), str)
 
 
 def _build_completion(answer: Item, prompt: list[int], ids: list[int], logprobs: list[float]) -> Item:

@@ -40,14 +40,19 @@ CHAT_ONLY_FIELDS = frozenset(
 """The fields of a chat request that a completion request with a token prompt does not have."""
 
 CONSTRAINT_FIELDS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
+    "ebnf",
+    "grammar",
     "guided_choice",
     "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "json_schema",
+    "regex",
+    "response_format",
+    "structural_tag",
+    "structured_outputs",
 )
-"""The fields with which a request constrains the decoding."""
+"""The fields with which a request constrains the decoding: those of vLLM, SGLang and llama.cpp."""
 
 FORCED_TOOL_CHOICE = "required"
 
@@ -112,7 +117,8 @@ class TokenCall:
     @property
     def is_constrained(self) -> bool:
         """Whether the engine constrains the decoding of this call."""
-        return self.forces_tool or any(self.body.get(key) for key in CONSTRAINT_FIELDS)
+        constraints = [self.body.get(key) for key in CONSTRAINT_FIELDS]
+        return self.forces_tool or any(value for value in constraints if value != {"type": "text"})
 
     @property
     def forces_tool(self) -> bool:
@@ -220,6 +226,26 @@ async def run_steps(steps: TokenizerSteps[ResultT], renderer: Renderer) -> Resul
                 result = await renderer.render(request.messages, add_generation_prompt=request.add_generation_prompt)
         except UsageError as error:
             raise BridgeError(str(error)) from error
+
+
+def relax_tools(body: Item) -> Item:
+    """Return a chat request whose tools are not `strict`.
+
+    vLLM with a tool parser decodes under a grammar if a tool is strict, even with `tool_choice: auto`. The
+    log-probabilities of such a call are not those of the policy.
+    """
+    tools = body.get("tools")
+    if not isinstance(tools, list) or not any(_is_strict(tool) for tool in tools):
+        return body
+    return body | {"tools": [_relax_tool(tool) if _is_strict(tool) else tool for tool in tools]}
+
+
+def _is_strict(tool: Item) -> bool:
+    return "strict" in (tool.get("function") or {})
+
+
+def _relax_tool(tool: Item) -> Item:
+    return tool | {"function": {key: value for key, value in tool["function"].items() if key != "strict"}}
 
 
 def build_completion_body(body: Item, ids: list[int], max_model_len: int | None) -> Item:

@@ -19,6 +19,7 @@ from gymsdk.rollouts.folder import build_failed_line, build_scored_line
 from gymsdk.rollouts.jobs import Job, get_environment_name
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
 from gymsdk.rollouts.run import collect
+from gymsdk.tokens.history import mask_untrainable
 from gymsdk.types import AGENT_SUFFIX, Budget, Row, build_agent_reference
 
 
@@ -106,7 +107,8 @@ class Gym:
         jobs = [self._build_job(index, row) for index, row in enumerate(rows)]
         async for played in collect(jobs, player, concurrency=concurrency):
             build_line = build_scored_line if played.rollout.failure is None else build_failed_line
-            yield played.job.task, build_line(played.rollout, played.job.key, attempts=played.attempts)
+            line = build_line(played.rollout, played.job.key, attempts=played.attempts)
+            yield played.job.task, mask_untrainable(line)
 
     async def health(self) -> dict[str, Any]:
         """Return the head's report: its nodes, and the instances of all servers with their health and load.

@@ -15,6 +15,7 @@ from gymsdk.convert import chat
 from gymsdk.errors import Failed
 from gymsdk.jsonl import dump_json
 from gymsdk.metrics import TASK_INDEX
+from gymsdk.responses import is_on_policy
 from gymsdk.types import Item, Row
 
 TRUNCATED = "truncated: a budget ended the episode"
@@ -22,6 +23,7 @@ LOW_REWARD = "the reward is too low"
 DUPLICATE = "the same conversation is exported already"
 NOT_CHOSEN = "other rollouts of the task are exported"
 NOT_EXPRESSIBLE = "Chat Completions cannot express the conversation"
+CONSTRAINED = "the decoding of a turn was constrained"
 NO_PAIR = "no other rollout of the task differs enough in its reward"
 NO_SPLIT = "the conversations of the pair do not begin alike"
 
@@ -179,6 +181,9 @@ def _group_by_task(lines: Iterable[Row], selection: Selection, report: ExportRep
         conversations = groups[host_fields["environment"], prompt]
         if host_fields["ended"] != "done" and not selection.truncated:
             report.left_out[TRUNCATED] += 1
+            continue
+        if not all(map(is_on_policy, line["response"]["output"])):
+            report.left_out[CONSTRAINED] += 1
             continue
         try:
             conversations.append(_build_conversation(line, reasoning=selection.reasoning))

@@ -42,7 +42,7 @@ from gymsdk.servers.requests import (
 from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.servers.workers import Ownership
-from gymsdk.tokens.history import drop_ids_after_break
+from gymsdk.tokens.history import mask_untrainable
 from gymsdk.types import (
     AGENT_SUFFIX,
     UNMASKED_FIELDS,
@@ -248,11 +248,7 @@ def _rollout_to_row(rollout: Rollout) -> Row:
     fields = folder.build_scored_line(rollout, (0, rollout.repeat))
     for name in INDEX_FIELDS:
         fields.pop(name, None)
-    output = drop_ids_after_break((fields.get("response") or {}).get("output") or [])
-    if output is not None:
-        # The reward stands, and trainers leave the rollout out of the loss.
-        fields |= {"response": fields["response"] | {"output": output}, "instance_config": {"mask_sample": True}}
-    return fields | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
+    return mask_untrainable(fields) | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
 
 
 class CallerSession:

@@ -117,6 +117,9 @@ async def _render(engine: Engine, body: Item, _: Fate) -> Item:
     prompt, size = build_prompt(chat_inbound.CHAT_API, body, request, engine.tokenizer)
     limit = engine.compute_max_tokens(request.get("max_output_tokens"), size)
     parameters = {key: body[key] for key in ("temperature", "top_p", "seed", "stop") if body.get(key) is not None}
+    if any((tool.get("function") or {}).get("strict") for tool in body.get("tools") or []):
+        # With a tool parser, vLLM decodes calls of strict tools under a grammar.
+        parameters["structured_outputs"] = {"structural_tag": "{}"}
     return {
         "request_id": responses.generate_id("chatcmpl"),
         "token_ids": prompt.get_token_ids(add_generation_prompt=body.get("add_generation_prompt") is not False),
@@ -155,10 +158,15 @@ async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
 
 
 async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
-    """Return the chat completion of generated ids, with tool calls and reasoning parsed."""
+    """Return the chat completion of generated ids, with tool calls and reasoning parsed.
+
+    As vLLM with a parser, it keeps the texts of special tokens, and refuses an empty list of ids.
+    """
     answer, request = body["generate_response"], body.get("chat_request") or {}
     choice = answer["choices"][0]
-    text = engine.tokenizer.decode(choice["token_ids"], skip_special_tokens=True)
+    if not choice["token_ids"]:
+        raise InvalidRequest("choice 0 has empty or null token_ids", "generate_response")
+    text = engine.tokenizer.decode(choice["token_ids"])
     opened = engine.tokenizer.decode(body.get("prompt_token_ids") or []).rstrip().endswith(THINK_START)
     parsed = parse_output(text, thinking=opened)
     written, reasoning = parsed.text, parsed.reasoning

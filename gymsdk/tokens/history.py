@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from gymsdk.convert import content
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, is_policy_item
-from gymsdk.types import Item, extract_text
+from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, is_on_policy, is_policy_item
+from gymsdk.types import Item, Row, extract_text
 
 DIGEST_BYTES = 8
 
@@ -53,6 +53,21 @@ def compute_digest(items: Sequence[Item], instructions: object, tools: object) -
     """
     selected = [[instructions or "", tools or []], *filter(None, map(_select_content, items))]
     return blake2b(dump_canonical_json(selected), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def mask_untrainable(line: Row) -> Row:
+    """Return the line of a rollout, marked for trainers to leave out of the loss if its tokens are not the policy's.
+
+    The reward stands. NeMo RL reads `instance_config.mask_sample`. A line is masked if a chain of token ids is broken, or
+    if a call was decoded under a constraint.
+    """
+    output = (line.get("response") or {}).get("output") or []
+    unbroken = drop_ids_after_break(output)
+    if unbroken is None and all(map(is_on_policy, output)):
+        return line
+    config = line.get("instance_config")
+    masked = line | {"instance_config": {**(config if isinstance(config, dict) else {}), "mask_sample": True}}
+    return masked if unbroken is None else masked | {"response": line["response"] | {"output": unbroken}}
 
 
 def drop_ids_after_break(items: Sequence[Item]) -> list[Item] | None:

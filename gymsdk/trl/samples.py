@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymsdk.errors import GymsdkError
+from gymsdk.responses import is_on_policy
 from gymsdk.types import Item, Rollout
 
 log = logging.getLogger("gymsdk")
@@ -75,14 +76,14 @@ class Sample:
 
 
 def build_sample(output: Sequence[Item]) -> Sample:
-    """Join the tokens of a rollout's turns.
+    """Join the tokens of a rollout's turns. Turns that were decoded under a constraint count as the environment's.
 
     Args:
         output: The output items; the last item of each turn has `prompt_token_ids`, `generation_token_ids` and
             `generation_log_probs`.
 
     Raises:
-        ValueError: No item has tokens, or a prompt does not continue the tokens before it.
+        ValueError: No item has tokens of the policy, or a prompt does not continue the tokens before it.
     """
     sample: Sample | None = None
     for item in output:
@@ -96,9 +97,14 @@ def build_sample(output: Sequence[Item]) -> Sample:
         if prompt[: len(before)] != before:
             raise ValueError("the conversation was rewritten: a prompt does not continue the tokens before it")
         sample.add_environment_tokens(prompt[len(before) :])
-        sample.add_policy_tokens(tokens, item["generation_log_probs"])
+        if is_on_policy(item):
+            sample.add_policy_tokens(tokens, item["generation_log_probs"])
+        else:
+            sample.add_environment_tokens(tokens)
     if sample is None:
         raise ValueError("the rollout has no token IDs; serve the policy with --token-ids")
+    if not any(sample.env_mask):
+        raise ValueError("each turn was decoded under a constraint, so no token is the policy's own choice")
     return sample
 
 

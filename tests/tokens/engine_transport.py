@@ -38,6 +38,7 @@ class EngineTransport:
         status: The status of all answers; an error answers nothing else.
         change_prompt: Whether the engine uses another prompt than it is sent.
         fixed_answer: The JSON value of all answers; `...` for those of the engine.
+        weight_versions: Spans of tokens that all choices have.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -47,6 +48,7 @@ class EngineTransport:
         self.status = 200
         self.change_prompt = False
         self.fixed_answer: object = ...
+        self.weight_versions: object = None
 
     async def __call__(
         self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
@@ -69,6 +71,8 @@ class EngineTransport:
                 return HttpResponse("engine", 404, b'{"error": {"message": "Not Found"}}')
         except InvalidRequest as error:
             return HttpResponse("engine", 400, dump_json({"error": {"message": str(error)}}))
+        if self.weight_versions is not None and "choices" in answer:
+            answer["choices"][0]["weight_versions"] = self.weight_versions
         return HttpResponse("engine", 200, dump_json(answer))
 
 

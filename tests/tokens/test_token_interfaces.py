@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ import gymsdk
 from gymsdk import responses
 from gymsdk.convert import chat_inbound
 from gymsdk.errors import Failed, UsageError
+from gymsdk.models import endpoint
 from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, TokenInterface
-from gymsdk.servers.agent import drop_ids_after_break
 from gymsdk.testing import build_app, serve
 from gymsdk.testing.engine import REASONING_FIELDS, EngineKind
 from gymsdk.testing.faults import Faults
 from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
+from gymsdk.tokens.history import drop_ids_after_break
 from gymsdk.types import Item, extract_text
 
 from .conversations import TOOLS, Turn, TurnPolicy, play
@@ -173,6 +175,83 @@ async def test_constrained_decoding_is_marked(interface: TokenInterface) -> None
     assert response["output"][-1][CONSTRAINED_FIELD] is True
     plain = await model.respond({"input": OPENING})
     assert CONSTRAINED_FIELD not in plain["output"][-1]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl", "chat"])
+async def test_every_key_that_constrains_the_decoding_marks_the_call(interface: TokenInterface) -> None:
+    for key, value in (
+        ("regex", "a+"),
+        ("ebnf", "root ::= x"),
+        ("grammar", "root ::= x"),
+        ("json_schema", "{}"),
+        ("structural_tag", "{}"),
+        ("structured_outputs", {"choice": ["a"]}),
+        ("guided_regex", "a+"),
+    ):
+        model, _ = build_upstream(TurnPolicy(TALK), interface)
+        response = await model.respond({"input": OPENING, "metadata": {"extra_body": json.dumps({key: value})}})
+        assert response["output"][-1].get(CONSTRAINED_FIELD) is True, key
+    model, _ = build_upstream(TurnPolicy(TALK), interface)
+    body = {"response_format": {"type": "text"}}
+    response = await model.respond({"input": OPENING, "metadata": {"extra_body": json.dumps(body)}})
+    assert CONSTRAINED_FIELD not in response["output"][-1]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+async def test_strict_tools_do_not_constrain_the_decoding(interface: TokenInterface) -> None:
+    model, transport = build_upstream(TurnPolicy(TALK), interface)
+    request = {"input": OPENING, "tools": [tool | {"strict": True} for tool in TOOLS]}
+    first = await model.respond(request)
+    call = next(item for item in first["output"] if item["type"] == "function_call")
+    items = [*OPENING, *first["output"], responses.build_function_call_output(call["call_id"], "there")]
+    second = await model.respond(request | {"input": items})
+    sent = [tool["function"] for _, body in transport.requests for tool in body.get("tools") or []]
+    assert sent
+    assert all("strict" not in function for function in sent)
+    assert not any(CONSTRAINED_FIELD in item for item in [*first["output"], *second["output"]])
+    assert (BROKEN_FIELD in second["output"][-1]) == (interface == "chat")
+    assert all(tool["strict"] for tool in request["tools"])
+    assert all(tool["strict"] for tool in second["tools"])
+
+
+async def test_a_constraint_that_the_engine_adds_by_itself_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine with a rule of its own, as vLLM's for strict tools, says so when it renders."""
+    monkeypatch.setattr(endpoint, "relax_tools", lambda body: body)
+    model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
+    response = await model.respond({"input": OPENING, "tools": [tool | {"strict": True} for tool in TOOLS]})
+    assert response["output"][-1][CONSTRAINED_FIELD] is True
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+@pytest.mark.parametrize("tools", [[], TOOLS])
+async def test_the_token_that_ends_a_turn_is_not_in_its_text(
+    interface: TokenInterface, template: str, tools: list[Item]
+) -> None:
+    turns = [Turn("", "the answer is in there", (), ("go on", "", "")), Turn("", "", (), ("", "", ""))]
+    model, _ = build_upstream(TurnPolicy(turns), interface, template=template)
+    for text in ("the answer is in there", ""):
+        response = await model.respond({"input": OPENING, "tools": tools})
+        message = response["output"][-1]
+        assert extract_text(message.get("content") or "").strip() == text
+        ids = message[TOKEN_FIELDS[1]]
+        assert TemplateTokenizer(TEMPLATES[template], pairs=True).decode(ids[-1:]) == TEMPLATES[template].eos
+
+
+SPANS = [{"version": "7", "start": 0, "end": 5}, {"version": "8", "start": 5, "end": 9}]
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+async def test_the_versions_of_the_weights_are_known_for_each_token(interface: TokenInterface) -> None:
+    model, transport = build_upstream(TurnPolicy([TALK[1]] * 9), interface)
+    transport.weight_versions = SPANS
+    response = await model.respond({"input": OPENING})
+    assert (response["output"][-1]["weight_versions"], response["output"][-1]["weight_version"]) == (SPANS, "8")
+    assert responses.get_weight_versions(response) == ["7", "8"]
+    for wrong in ([SPANS[1]], [{**SPANS[0], "end": 0}], [SPANS[0], SPANS[0]], [{"version": "7"}], ["7"], "7", 7):
+        transport.weight_versions = wrong
+        with pytest.raises(Failed, match="'weight_versions' do not follow each other"):
+            await model.respond({"input": OPENING})
 
 
 async def test_a_forced_tool_call_needs_an_engine_that_renders() -> None:
