@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
+from gymsdk import credentials
 from gymsdk.errors import Failed
 from gymsdk.http import client as http
 from gymsdk.http import errors
@@ -218,6 +220,15 @@ class Call:
     is_final: IsFinalAnswer
 
 
+METRICS_SECONDS = 2.0
+"""Seconds that an engine may take to return its metrics."""
+
+RUNNING_PATTERN = re.compile(
+    r"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs)(?:\{.*\})? +(\S+)", re.MULTILINE
+)
+"""The gauges of vLLM and SGLang with the numbers of their requests, in the text format of Prometheus."""
+
+
 class ReplicaClient:
     """Sends requests to the replicas of one model: a conversation stays with one, and moves if that one fails.
 
@@ -255,6 +266,25 @@ class ReplicaClient:
         self._max_answer_bytes = largest
         self._timeout_advice = timeout_advice
         self._has_warned = False
+
+    async def count_running(self) -> int | None:
+        """Return how many requests all replicas run and hold in their queues, `None` if a replica does not tell.
+
+        vLLM and SGLang tell it in their metrics.
+        """
+        counts = await asyncio.gather(*map(self._count_running_at, self._loads))
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    async def _count_running_at(self, url: str) -> int | None:
+        headers: http.Headers = {**self._headers, **credentials.build_auth_headers(self._key)}
+        try:
+            answer = await http.get(
+                _build_url(url, "/metrics"), headers=headers, timeout=METRICS_SECONDS, retry=http.NO_RETRY
+            )
+        except Failed:
+            return None
+        found = RUNNING_PATTERN.findall(answer.text) if answer.ok else []
+        return round(sum(map(float, found))) if found else None
 
     async def post(
         self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer

@@ -333,8 +333,9 @@ async def test_a_pause_with_a_bad_body_is_rejected(served: Workers) -> None:
 async def test_a_pause_holds_the_calls_of_all_workers(served: Workers) -> None:
     call = {"model": "policy", "input": "hello"}
     async with connect(served.url("policy_model")) as client:
-        paused = await client.post("/pause", json={"wait_seconds": 1, "max_seconds": 60})
-        assert paused.json() == {"paused": True, "running": 0, "waiting": 0, "cut": 0}
+        paused = await client.post("/pause", params={"wait": 1}, json={"max_seconds": 60})
+        nothing = {"running": 0, "waiting": 0, "cut": 0, "in_flight": 0, "oldest_seconds": None}
+        assert paused.json() == {"paused": True, **nothing}
         waiting = [asyncio.ensure_future(client.post("/v1/responses", json=call)) for _ in range(4)]
 
         async def all_wait() -> bool:

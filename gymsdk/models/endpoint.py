@@ -82,6 +82,10 @@ class Endpoint:
         """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""
         return await self._upstream.count(request)
 
+    async def count_running(self) -> int | None:
+        """Return the number of calls at the engine, `None` if the engine does not tell."""
+        return await self._upstream.count_running()
+
     async def trouble(self) -> str | None:
         """Return a sentence about a server that is down or misconfigured, `None` if there is no problem."""
         return await self._upstream.trouble()
@@ -149,7 +153,9 @@ class Upstream:
         pinned = {key: value for key, value in options.pinned.items() if key in chat.RESPONSES_FIELDS}
         self._effective_fields = {"model": name} | pinned
         self._adds_fields = bool(defaults or options.extra_body or options.tokens or options.pinned)
-        self._post = post or _build_client(options).post
+        self._replicas = _build_client(options)
+        self._post = post or self._replicas.post
+        self._is_counted = post is None
         self._has_warned_of_overflow = False
         self._exact_tokens: ExactTokens | None = None
         if options.tokens and outbound_api.path == chat.CHAT_PATH:
@@ -188,6 +194,10 @@ class Upstream:
             return await self._send(path, body, call)
 
         return TokenCall(call.request, relax_tools(call.body), send, self.options.thoughts or "field")
+
+    async def count_running(self) -> int | None:
+        """Return the number of calls at the engine, `None` if the engine does not tell."""
+        return await self._replicas.count_running() if self._is_counted else None
 
     async def count(self, request: Item) -> int | None:
         """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""

@@ -68,6 +68,9 @@ class HostedModel:
         """Return the Response to *request*; it is incomplete if the prompt exceeds the context length."""
         return await self._upstream.respond(request, episode=episode)
 
+    async def count_running(self) -> None:
+        """Return `None`: hosted models do not tell how many calls they have."""
+
     async def aclose(self) -> None:
         """Do nothing: clients are shared and close with the event loop."""
 

@@ -98,18 +98,23 @@ class CloseRequest(BaseModel):
     episode_id: EpisodeId | None = None
 
 
-def parse_body(kind: type[BodyModel], body: Row) -> BodyModel:
-    """Validate `body` as a pydantic model.
+def parse_body(kind: type[BodyModel], body: Row, *, where: str = "body") -> BodyModel:
+    """Validate the body or another part of a request as a pydantic model.
+
+    Args:
+        kind: The model.
+        body: The values.
+        where: The part of the request, for the error message.
 
     Raises:
-        RequestRejected: The body does not match the model.
+        RequestRejected: The values do not match the model.
     """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        shape = [{**each, "loc": ["body", *each["loc"]]} for each in problems]
-        raise RequestRejected(422, "the body is invalid", shape=shape) from None
+        shape = [{**each, "loc": [where, *each["loc"]]} for each in problems]
+        raise RequestRejected(422, f"the {where} is invalid", shape=shape) from None
 
 
 def to_canonical(value: Any) -> Any:

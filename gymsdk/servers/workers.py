@@ -294,13 +294,14 @@ class WorkerMiddleware:
             if not answer.ok:
                 headers = {key: value for key, value in answer.headers.items() if key.lower() == "retry-after"}
                 return Response(answer.body, answer.status, headers, media_type="application/json")
-        return json_response(
-            merge_pause_states([answer.json() for answer in answers if isinstance(answer, HttpResponse)])
-        )
+        reports = [answer for answer in answers if isinstance(answer, HttpResponse)]
+        # 202 if a worker still has calls at the engine.
+        status = max(report.status for report in reports)
+        return json_response(merge_pause_states([report.json() for report in reports]), status=status)
 
     async def _send(self, instance: Instance, request: Request, body: bytes) -> HttpResponse | Failed:
         headers: client.Headers = {FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(self._siblings.token)}
-        url = instance.url + request.url.path
+        url = instance.url + request.url.path + (f"?{request.url.query}" if request.url.query else "")
         try:
             if request.method == "GET":
                 return await client.get(url, headers=headers, timeout=METRICS_SECONDS, retry=client.NO_RETRY)
@@ -331,5 +332,6 @@ def merge_metrics(texts: Iterable[str]) -> str:
 
 def merge_pause_states(states: Sequence[Item]) -> Item:
     """Return the states of a model in all workers as one: paused if all are, with the sums of their calls."""
-    counts = {key: sum(each[key] for each in states) for key in ("running", "waiting", "cut")}
-    return {"paused": all(each["paused"] for each in states), **counts}
+    counts = {key: sum(each[key] for each in states) for key in ("running", "waiting", "cut", "in_flight")}
+    ages = [each["oldest_seconds"] for each in states if each["oldest_seconds"] is not None]
+    return {"paused": all(each["paused"] for each in states), **counts, "oldest_seconds": max(ages, default=None)}

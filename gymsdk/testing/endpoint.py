@@ -162,14 +162,17 @@ def build_app(
     served.cleanup_ctx.append(_sample_loop_lag(metrics))
     drawn = draw_fates(faults)
     for face in INBOUND_APIS.values():
-        served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
+        answer = partial(_handle, face=face, engine=engine, drawn=drawn)
+        served.router.add_post(f"/v1/{face.path}", partial(_count_running, answer, engine))
     for path, answer_tokens in token_api.build_endpoints(engine).items():
-        served.router.add_post(path, partial(_handle_tokens, answer_tokens=answer_tokens, drawn=drawn))
+        answer = partial(_handle_tokens, answer_tokens=answer_tokens, drawn=drawn)
+        generates = path in token_api.GENERATING_PATHS
+        served.router.add_post(path, partial(_count_running, answer, engine) if generates else answer)
     served.router.add_post("/v1/messages/count_tokens", partial(_count_message_tokens, engine=engine))
     entry = build_model_entry(name) | {"root": name, "max_model_len": faults.context}
     served.router.add_get("/v1/models", partial(_models, {name: entry}))
     served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
-    served.router.add_get("/metrics", partial(_metrics, metrics))
+    served.router.add_get("/metrics", partial(_metrics, metrics, engine))
     served.router.add_get("/version", _version)
     served.router.add_get("/health", _health)
     served.router.add_get("/", _root)
@@ -299,6 +302,15 @@ def _build_route_error(request: web.Request, error: ApiError) -> web.Response:
     return build_json_response(middleware.build_error_body(request.path, error, anthropic=is_anthropic), error.status)
 
 
+async def _count_running(answer: Handler, engine: Engine, request: web.Request) -> web.StreamResponse:
+    """Answer *request*, which is one of the engine's running requests until then."""
+    engine.running += 1
+    try:
+        return await answer(request)
+    finally:
+        engine.running -= 1
+
+
 async def _handle(
     request: web.Request, *, face: InboundApi, engine: Engine, drawn: Iterator[Fate]
 ) -> web.StreamResponse:
@@ -355,8 +367,10 @@ async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
     return build_json_response(response, status)
 
 
-async def _metrics(metrics: ServerMetrics, _: web.Request) -> web.Response:
-    return web.Response(text=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+async def _metrics(metrics: ServerMetrics, engine: Engine, _: web.Request) -> web.Response:
+    running = f'vllm:num_requests_running{{engine="0",model_name="{engine.name}"}} {float(engine.running)}\n'
+    text = metrics.render() + (running if engine.kind.startswith("vllm") else "")
+    return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 async def _version(_: web.Request) -> web.Response:

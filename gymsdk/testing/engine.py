@@ -320,6 +320,9 @@ class Engine:
         reasoning: How chat responses show reasoning.
         kind: The engine to imitate: it determines the token interfaces.
         tokenizer: The tokenizer with the chat template.
+
+    Attributes:
+        running: The number of requests that the policy is answering.
     """
 
     def __init__(
@@ -336,6 +339,7 @@ class Engine:
         self.faults = faults
         self.kind = kind
         self.tokenizer = tokenizer
+        self.running = 0
         self._model = model
         self._reasoning_fields = REASONING_FIELDS[reasoning]
         # A scripted policy counts only text, without the markup of the conversation.

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
 
 from gymsdk import load
 from gymsdk.config.model import Deployment, ModelServerConfig
@@ -33,8 +34,14 @@ class Engine:
         self.started = 0
         self.finished = 0
         self.calls_tool_first = False
+        self.abort_seconds = 0.0
+        self.metric = "vllm:num_requests_running"
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self.chat)
+        self.app.get("/metrics")(self.metrics)
+
+    async def metrics(self) -> PlainTextResponse:
+        return PlainTextResponse(f'# TYPE x gauge\n{self.metric}{{engine="0"}} {float(self.running)}\n')
 
     async def chat(self, request: Request) -> dict[str, Any]:
         await request.body()
@@ -44,8 +51,10 @@ class Engine:
         try:
             # A client that leaves aborts the generation, as in vLLM.
             left = asyncio.ensure_future(self._wait_for_disconnect(request))
-            await asyncio.wait({left}, timeout=self.seconds)
+            done, _ = await asyncio.wait({left}, timeout=self.seconds)
             left.cancel()
+            # The engine works on an aborted generation for a while.
+            await asyncio.sleep(self.abort_seconds if done else 0)
         finally:
             self.running -= 1
         assert version == self.version, "the weights changed while a call was running"
@@ -93,9 +102,9 @@ async def call(client: httpx.AsyncClient) -> str:
     return str(answer.json()["output"][-1]["weight_version"])
 
 
-async def pause(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
-    answer = await client.post("/pause", json=body)
-    assert answer.status_code == 200, answer.text
+async def pause(client: httpx.AsyncClient, wait: float | None = None, status: int = 200, **body: Any) -> dict[str, Any]:
+    answer = await client.post("/pause", params={} if wait is None else {"wait": wait}, json=body)
+    assert answer.status_code == status, answer.text
     return dict(answer.json())
 
 
@@ -111,13 +120,14 @@ async def test_running_calls_finish_and_new_calls_get_the_new_weights(
     engine.seconds = 0.3
     running = [asyncio.ensure_future(call(server)) for _ in range(5)]
     await wait_until(lambda: engine.running == 5)
-    state = await pause(server)
-    assert state == {"paused": True, "running": 0, "waiting": 0, "cut": 0}
+    state = await pause(server, wait=10)
+    nothing = {"running": 0, "cut": 0, "in_flight": 0, "oldest_seconds": None}
+    assert state == {"paused": True, "waiting": 0, **nothing}
     assert engine.running == 0
     waiting = [asyncio.ensure_future(call(server)) for _ in range(3)]
     await asyncio.sleep(0.2)
     assert engine.started == 5
-    assert (await server.get("/pause")).json() == {"paused": True, "running": 0, "waiting": 3, "cut": 0}
+    assert (await server.get("/pause")).json() == {"paused": True, "waiting": 3, **nothing}
     engine.version = 2
     assert (await server.post("/resume")).json()["paused"] is False
     assert await asyncio.gather(*running) == ["v1"] * 5
@@ -127,16 +137,75 @@ async def test_running_calls_finish_and_new_calls_get_the_new_weights(
 async def test_calls_that_take_too_long_are_cut_and_start_again_after_the_pause(
     engine: Engine, server: httpx.AsyncClient
 ) -> None:
-    engine.seconds = 15.0
+    engine.seconds, engine.abort_seconds = 15.0, 0.3
     running = [asyncio.ensure_future(call(server)) for _ in range(4)]
     await wait_until(lambda: engine.running == 4)
-    state = await pause(server, wait_seconds=0)
-    assert (state["paused"], state["running"], state["cut"]) == (True, 0, 4)
-    await wait_until(lambda: engine.running == 0)
+    state = await pause(server, wait=10, cut_after=0)
+    assert (state["paused"], state["running"], state["cut"], state["in_flight"]) == (True, 0, 4, 0)
+    assert engine.running == 0
     engine.version, engine.seconds = 2, 0.0
     await server.post("/resume")
     assert await asyncio.gather(*running) == ["v2"] * 4
     assert engine.started == 8
+
+
+async def test_a_pause_answers_at_once_with_the_number_of_calls(engine: Engine, server: httpx.AsyncClient) -> None:
+    engine.seconds = 1.0
+    running = [asyncio.ensure_future(call(server)) for _ in range(3)]
+    await wait_until(lambda: engine.running == 3)
+    state = await pause(server)
+    assert (state["paused"], state["in_flight"], engine.running, engine.finished) == (True, 3, 3, 0)
+    assert 0 < state["oldest_seconds"] < 60
+    later = await pause(server, wait=0.1, status=202)
+    assert (later["in_flight"], engine.running) == (3, 3)
+    assert later["oldest_seconds"] > state["oldest_seconds"]
+    assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
+    assert await asyncio.gather(*running) == ["v1"] * 3
+
+
+@pytest.mark.parametrize("metric", ["vllm:num_requests_waiting", "sglang:num_running_reqs", "sglang:num_queue_reqs"])
+async def test_a_cut_call_is_in_flight_until_the_engine_has_ended_it(
+    engine: Engine, server: httpx.AsyncClient, metric: str
+) -> None:
+    engine.seconds, engine.abort_seconds, engine.metric = 15.0, 1.0, metric
+    running = [asyncio.ensure_future(call(server)) for _ in range(3)]
+    await wait_until(lambda: engine.running == 3)
+    state = await pause(server, wait=0.3, status=202, cut_after=0)
+    assert (state["running"], state["cut"], state["in_flight"], engine.running) == (0, 3, 3, 3)
+    assert (await pause(server, wait=10))["in_flight"] == engine.running == 0
+    engine.seconds = 0.0
+    await server.post("/resume")
+    assert await asyncio.gather(*running) == ["v1"] * 3
+
+
+async def test_an_engine_that_tells_no_number_may_still_have_the_cut_calls(
+    engine: Engine, server: httpx.AsyncClient
+) -> None:
+    engine.seconds, engine.metric = 15.0, "requests"
+    running = [asyncio.ensure_future(call(server)) for _ in range(2)]
+    await wait_until(lambda: engine.running == 2)
+    state = await pause(server, wait=10, status=202, cut_after=0)
+    assert (state["running"], state["in_flight"]) == (0, 2)
+    engine.seconds = 0.0
+    assert (await server.post("/resume")).json()["in_flight"] == 0
+    assert await asyncio.gather(*running) == ["v1"] * 2
+
+
+@pytest.mark.parametrize("metric", ["vllm:num_requests_running", "requests"])
+async def test_wait_seconds_still_cuts_and_waits_and_names_the_new_parameters(
+    engine: Engine, server: httpx.AsyncClient, metric: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.seconds, engine.abort_seconds, engine.metric = 15.0, 0.5, metric
+    running = [asyncio.ensure_future(call(server)) for _ in range(2)]
+    await wait_until(lambda: engine.running == 2)
+    state = await pause(server, wait_seconds=0.1)
+    assert (state["running"], state["cut"]) == (0, 2)
+    assert engine.running == state["in_flight"] == (0 if metric.startswith("vllm") else 2)
+    await pause(server, wait_seconds=0)
+    assert caplog.text.count("POST /pause with wait_seconds is deprecated: send cut_after") == 1
+    engine.seconds = 0.0
+    await server.post("/resume")
+    await asyncio.gather(*running)
 
 
 async def test_a_pause_without_resume_ends_by_itself(engine: Engine, server: httpx.AsyncClient) -> None:
@@ -165,11 +234,25 @@ async def test_a_client_that_leaves_during_a_pause_waits_no_longer(server: httpx
     await server.post("/resume")
 
 
-@pytest.mark.parametrize("body", [{"wait_seconds": -1}, {"max_seconds": 0}, {"max_seconds": 1e9}, {"mode": "cut"}])
-async def test_an_invalid_pause_is_refused(server: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    answer = await server.post("/pause", json=body)
+@pytest.mark.parametrize("where", ["json", "params"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"wait_seconds": -1},
+        {"cut_after": -1},
+        {"max_seconds": 0},
+        {"max_seconds": 1e9},
+        {"mode": "cut"},
+        {"wait": -1},
+        {"wait": "nan"},
+        {"wait": "1e9"},
+        {"wait": ""},
+    ],
+)
+async def test_an_invalid_pause_is_refused(server: httpx.AsyncClient, where: str, values: dict[str, Any]) -> None:
+    answer = await server.post("/pause", **({"json": {}} | {where: values}))  # type: ignore[arg-type]
     assert answer.status_code == 422
-    assert next(iter(body)) in answer.text
+    assert next(iter(values)) in answer.text
     assert await call(server) == "v1"
 
 
@@ -214,7 +297,7 @@ async def test_a_rollout_that_spans_an_update_names_both_versions(engine: Engine
         playing = asyncio.ensure_future(play(agent, "tool_call"))
         engine.seconds = 0.2
         await wait_until(lambda: engine.finished == 1 or engine.running)
-        await pause(policy)
+        await pause(policy, wait=10)
         engine.version = 2
         await policy.post("/resume")
         assert await playing == ["v1", "v2"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,7 +32,13 @@ ROW = {
 
 def build_item(prompt: list[int], generated: list[int], **fields: Any) -> Item:
     values = (prompt, generated, [-0.5] * len(generated))
-    return {"type": "message", "role": "assistant", "content": "a", **dict(zip(TOKEN_FIELDS, values, strict=True)), **fields}
+    return {
+        "type": "message",
+        "role": "assistant",
+        "content": "a",
+        **dict(zip(TOKEN_FIELDS, values, strict=True)),
+        **fields,
+    }
 
 
 PLAIN = build_item([1], [2, 3])
@@ -79,7 +83,10 @@ def test_a_row_keeps_its_own_settings_when_it_is_masked() -> None:
 
 @pytest.mark.parametrize("is_constrained", [True, False])
 async def test_a_rollout_with_a_constrained_turn_is_masked_by_the_servers(is_constrained: bool) -> None:
-    row = ROW | {"responses_create_params": ROW["responses_create_params"] | ({"text": {"format": SCHEMA}} if is_constrained else {})}
+    row = ROW | {
+        "responses_create_params": ROW["responses_create_params"]
+        | ({"text": {"format": SCHEMA}} if is_constrained else {})
+    }
     policy = TurnPolicy([Turn("", "it is in there", (), ("", "", ""))] * 9)
     async with serve(build_app(policy)) as url:
         model = ModelServerConfig(name=f"vllm/policy@{url}", options={"tokens": True})

@@ -25,7 +25,8 @@ import pytest
 import gymsdk
 from gymsdk import responses, tracing
 from gymsdk.http import client
-from gymsdk.responses import TOKEN_FIELDS, TokenInterface
+from gymsdk.models import endpoint
+from gymsdk.responses import CONSTRAINED_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.servers.capture import TokenCapturingModel
 from gymsdk.tokens.capture import TokenCaptureFolder
 from gymsdk.tracing import LogContext
@@ -64,7 +65,7 @@ def run_vllm(folder: Path, *flags: str) -> Iterator[str]:
         *("--host", "127.0.0.1", "--port", str(port)),
         *flags,
     ]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}
     log = folder.parent / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -211,22 +212,92 @@ async def test_captured_ids_keep_the_prefix_for_a_client_that_drops_them(
             assert [entry["parent_resolution"] for entry in entries] == ["root", *["resolved"] * 3]
 
 
+async def check_logprobs(folder: Path, lines: list[str]) -> dict[str, Any]:
+    """Compare log-probabilities with those that transformers computes for the same tokens."""
+    assert PYTHON is not None
+    command = [PYTHON, PROGRAMS / "check_logprobs.py", folder]
+    checked = await asyncio.to_thread(
+        subprocess.run, command, input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    result: dict[str, Any] = json.loads(checked.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("is_relaxed", [True, False], ids=["as sent", "control: strict"])
+async def test_strict_tools_leave_the_log_probabilities_those_of_the_policy(
+    scaled_out: str, folder: Path, is_relaxed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not is_relaxed:
+        monkeypatch.setattr(endpoint, "relax_tools", lambda body: body)
+    model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface="vllm-generate")
+    tools = [tool | {"strict": True} for tool in TOOLS]
+
+    slots = asyncio.Semaphore(16)
+
+    async def ask() -> Item:
+        async with slots:
+            request = {"input": "hello <tool_call>", "tools": tools, "max_output_tokens": 60}
+            return (await model.respond(request))["output"][-1]
+
+    carriers = await asyncio.gather(*(ask() for _ in range(200)))
+    results = [
+        await check_logprobs(folder, [build_sequence(carrier)]) for carrier in carriers[: None if is_relaxed else 40]
+    ]
+    off = [carrier for carrier, result in zip(carriers, results, strict=False) if result["largest"] > 1e-3]
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nstrict tools {'relaxed' if is_relaxed else 'sent'}: {len(off)} of {len(results)} calls off"
+        )
+    assert all(carrier.get(CONSTRAINED_FIELD) for carrier in off)
+    assert (len(off) == 0) is is_relaxed
+    assert all(bool(carrier.get(CONSTRAINED_FIELD)) is not is_relaxed for carrier in carriers)
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "chat"])
+async def test_the_end_token_is_not_in_the_text_beside_a_tool_parser(
+    scaled_out: str, interface: TokenInterface, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface=interface)
+    for more in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}):
+        request = {"input": "hi", "max_output_tokens": 200, **more}
+        answers = [
+            each for _ in range(4) for each in await asyncio.gather(*(model.respond(request) for _ in range(15)))
+        ]
+        complete = [each for each in answers if each["status"] == "completed"]
+        texts = [json.dumps(each["output"]) for each in complete]
+        with capsys.disabled():
+            sys.stdout.write(f"\n{interface}, {more.keys()}: {len(complete)} complete replies")
+        assert len(complete) > 5
+        assert not any("<|im_end|>" in text for text in texts)
+
+
+async def test_the_versions_of_the_weights_are_known_for_each_token(scaled_out: str) -> None:
+    root = scaled_out.removesuffix("/v1")
+    model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface="vllm-generate")
+    for version in ("7", "8"):
+        answer = await client.post(f"{root}/update_weight_version", {"new_version": version}, timeout=60)
+        assert answer.ok, answer.text
+        item = (await model.respond({"input": "hi", "max_output_tokens": 20}))["output"][-1]
+        assert item["weight_versions"] == [{"version": version, "start": 0, "end": len(item[TOKEN_FIELDS[1]])}]
+        assert item["weight_version"] == version
+
+
+def build_sequence(carrier: Item) -> str:
+    prompt, generated, logprobs = (carrier[key] for key in TOKEN_FIELDS)
+    return json.dumps({"ids": prompt + generated, "generations": [(len(prompt), logprobs)]})
+
+
 async def test_the_log_probabilities_are_those_of_the_model(
     scaled_out: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """P6: over the merged sequence of a conversation, without constraints."""
-    assert PYTHON is not None
     lines = []
     for interface in ("vllm-generate", "vllm-completions"):
         for each in (await play_many(scaled_out, interface, None))[:20]:
             ids = each.carriers[-1][TOKEN_FIELDS[0]] + each.carriers[-1][TOKEN_FIELDS[1]]
             generations = [(len(item[TOKEN_FIELDS[0]]), item[TOKEN_FIELDS[2]]) for item in each.carriers]
             lines.append(json.dumps({"ids": ids, "generations": generations}))
-    command = [PYTHON, PROGRAMS / "check_logprobs.py", folder]
-    checked = await asyncio.to_thread(
-        subprocess.run, command, input="\n".join(lines), capture_output=True, text=True, check=True
-    )
-    result = json.loads(checked.stdout.splitlines()[-1])
+    result = await check_logprobs(folder, lines)
     with capsys.disabled():
         sys.stdout.write(f"\nlog-probabilities: {result['tokens']} tokens, largest difference {result['largest']:.1e}")
     assert result["tokens"] > 1000
