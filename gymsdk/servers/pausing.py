@@ -1,8 +1,8 @@
 """Hold the calls of a model while a trainer updates the model's weights.
 
 A trainer pauses the model server, updates the weights of its engine, and resumes. From the pause on, new calls wait;
-running calls finish, or are cut and start again after the pause. The answer says how many calls are still at the engine.
-No episode notices more than a longer wait, which does not count against its deadline.
+running calls finish, or are cut and start again after the pause. The answer says how many calls are still at the
+engine. No episode notices more than a longer wait, which does not count against its deadline.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CONFIRM_INTERVAL_SECONDS = 0.05
 """Seconds between two requests for the number of calls at the engine, after calls have been cut."""
 
 WAIT_SECONDS_MESSAGE = (
-    "POST /pause with wait_seconds is deprecated: send cut_after in the body for the time after which calls are cut, and"
-    " ?wait=SECONDS for the longest time until the answer"
+    "POST /pause with wait_seconds is deprecated: send cut_after in the body for the time after which calls are cut,"
+    " and ?wait=SECONDS for the longest time until the answer"
 )
 
 STILL_RUNNING = 202

@@ -58,8 +58,8 @@ def compute_digest(items: Sequence[Item], instructions: object, tools: object) -
 def mask_untrainable(line: Row) -> Row:
     """Return the line of a rollout, marked for trainers to leave out of the loss if its tokens are not the policy's.
 
-    The reward stands. NeMo RL reads `instance_config.mask_sample`. A line is masked if a chain of token ids is broken, or
-    if a call was decoded under a constraint.
+    The reward stands. NeMo RL reads `instance_config.mask_sample`. A line is masked if a chain of token ids is broken,
+    or if a call was decoded under a constraint.
     """
     output = (line.get("response") or {}).get("output") or []
     unbroken = drop_ids_after_break(output)
