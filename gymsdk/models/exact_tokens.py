@@ -58,17 +58,10 @@ MAX_BRIDGES = 64
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """The prompt of a call.
-
-    Attributes:
-        ids: Its token ids.
-        broken: Why the ids do not continue the call before, empty if they do.
-        constrained: Whether the engine said that it constrains the decoding.
-    """
+    """The ids of a prompt; *broken* says why they do not continue the call before, empty if they do."""
 
     ids: list[int]
     broken: str = ""
-    constrained: bool = False
 
 
 class ExactTokens:
@@ -139,7 +132,7 @@ class ExactTokens:
         if broken:
             carrier[BROKEN_FIELD] = True
             self._warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
-        if call.is_constrained or (sent is not None and sent.constrained):
+        if call.is_constrained:
             carrier[CONSTRAINED_FIELD] = True
             self._warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
@@ -177,6 +170,10 @@ class ExactTokens:
         if get_limit(call.body) is None:
             # The rendered maximum was computed for another prompt.
             parameters.pop("max_tokens", None)
+        if not call.is_constrained:
+            # vLLM adds a grammar without being asked, for strict tools and for `parallel_tool_calls: false`. Its parser
+            # removes the additional calls all the same.
+            parameters.pop("structured_outputs", None)
         generated = await call.post(
             "/inference/v1/generate",
             rendered
@@ -203,7 +200,6 @@ class ExactTokens:
             answered["message"] = {"role": "assistant", "content": ""}
         echoed = generated.get("prompt_token_ids")
         used = prompt.ids if echoed is None else echoed
-        prompt = replace(prompt, constrained=parameters.get("structured_outputs") is not None)
         return _build_completion(derendered | {"choices": [answered]}, used, choice["token_ids"], logprobs), prompt
 
     async def _complete(self, call: TokenCall) -> tuple[Item, TokenPrompt]:

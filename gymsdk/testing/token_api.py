@@ -117,8 +117,9 @@ async def _render(engine: Engine, body: Item, _: Fate) -> Item:
     prompt, size = build_prompt(chat_inbound.CHAT_API, body, request, engine.tokenizer)
     limit = engine.compute_max_tokens(request.get("max_output_tokens"), size)
     parameters = {key: body[key] for key in ("temperature", "top_p", "seed", "stop") if body.get(key) is not None}
-    if any((tool.get("function") or {}).get("strict") for tool in body.get("tools") or []):
-        # With a tool parser, vLLM decodes calls of strict tools under a grammar.
+    is_strict = any((tool.get("function") or {}).get("strict") for tool in body.get("tools") or [])
+    if body.get("tools") and (is_strict or body.get("parallel_tool_calls") is False):
+        # With a tool parser, vLLM decodes the calls under a grammar.
         parameters["structured_outputs"] = {"structural_tag": "{}"}
     return {
         "request_id": responses.generate_id("chatcmpl"),

@@ -11,7 +11,6 @@ import gymsdk
 from gymsdk import responses
 from gymsdk.convert import chat_inbound
 from gymsdk.errors import Failed, UsageError
-from gymsdk.models import endpoint
 from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.testing import build_app, serve
 from gymsdk.testing.engine import REASONING_FIELDS, EngineKind
@@ -214,12 +213,16 @@ async def test_strict_tools_do_not_constrain_the_decoding(interface: TokenInterf
     assert all(tool["strict"] for tool in second["tools"])
 
 
-async def test_a_constraint_that_the_engine_adds_by_itself_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine with a rule of its own, as vLLM's for strict tools, says so when it renders."""
-    monkeypatch.setattr(endpoint, "relax_tools", lambda body: body)
-    model, _ = build_upstream(TurnPolicy(TALK), "vllm-generate")
-    response = await model.respond({"input": OPENING, "tools": [tool | {"strict": True} for tool in TOOLS]})
-    assert response["output"][-1][CONSTRAINED_FIELD] is True
+async def test_a_grammar_that_the_engine_adds_by_itself_is_left_out() -> None:
+    """vLLM adds one for strict tools, and for `parallel_tool_calls: false`."""
+    model, transport = build_upstream(TurnPolicy(TALK), "vllm-generate")
+    request = {"input": OPENING, "tools": TOOLS, "parallel_tool_calls": False}
+    response = await model.respond(request)
+    assert CONSTRAINED_FIELD not in response["output"][-1]
+    forced = await model.respond(request | {"tool_choice": "required"})
+    assert forced["output"][-1][CONSTRAINED_FIELD] is True
+    sent = [body["sampling_params"] for path, body in transport.requests if path == "/inference/v1/generate"]
+    assert ["structured_outputs" in parameters for parameters in sent[-2:]] == [False, True]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -223,33 +223,56 @@ async def check_logprobs(folder: Path, lines: list[str]) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("is_relaxed", [True, False], ids=["as sent", "control: strict"])
-async def test_strict_tools_leave_the_log_probabilities_those_of_the_policy(
-    scaled_out: str, folder: Path, is_relaxed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if not is_relaxed:
-        monkeypatch.setattr(endpoint, "relax_tools", lambda body: body)
-    model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface="vllm-generate")
-    tools = [tool | {"strict": True} for tool in TOOLS]
+STRICT_TOOL = {
+    "type": "function",
+    "name": "look",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"at": {"type": "string"}},
+        "required": ["at"],
+        "additionalProperties": False,
+    },
+}
 
-    slots = asyncio.Semaphore(16)
+
+@pytest.mark.parametrize("parallel", [None, False])
+@pytest.mark.parametrize("is_control", [False, True], ids=["as sent", "control"])
+async def test_strict_tools_leave_the_log_probabilities_those_of_the_policy(
+    scaled_out: str,
+    folder: Path,
+    is_control: bool,
+    parallel: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The control sends the tools as they are, and vLLM then decodes the calls under a grammar."""
+    if is_control:
+        monkeypatch.setattr(endpoint, "relax_tools", lambda body: body)
+    interface: TokenInterface = "chat" if is_control else "vllm-generate"
+    model: Any = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface=interface)
+    root = scaled_out.removesuffix("/v1")
+    answer = await client.post(f"{root}/tokenize", {"model": "tiny", "prompt": "<tool_call>"}, timeout=60)
+    [opening] = answer.json()["tokens"]
+    # The random policy opens a call in nearly all turns. A bias changes what is sampled, not what is reported.
+    metadata = {"extra_body": json.dumps({"logit_bias": {str(opening): 6.0}})}
+    request = {"input": "hello", "tools": [STRICT_TOOL], "max_output_tokens": 60, "metadata": metadata}
+    request |= {} if parallel is None else {"parallel_tool_calls": parallel}
+    slots = asyncio.Semaphore(8)
 
     async def ask() -> Item:
         async with slots:
-            request = {"input": "hello <tool_call>", "tools": tools, "max_output_tokens": 60}
             return (await model.respond(request))["output"][-1]
 
-    carriers = await asyncio.gather(*(ask() for _ in range(200)))
+    carriers = await asyncio.gather(*(ask() for _ in range(60)))
+    assert sum(opening in carrier[TOKEN_FIELDS[1]] for carrier in carriers) > 20
     differences = (await check_logprobs(folder, [*map(build_sequence, carriers)]))["by_sequence"]
-    off = [carrier for carrier, difference in zip(carriers, differences, strict=True) if difference > 1e-3]
+    off = sum(difference > 1e-3 for difference in differences)
     with capsys.disabled():
-        label = "as sent" if is_relaxed else "strict"
-        sys.stdout.write(
-            f"\nstrict tools, {label}: {len(off)} of {len(carriers)} calls off, at most {max(differences):.1e}"
-        )
-    assert all(carrier.get(CONSTRAINED_FIELD) for carrier in off)
-    assert (len(off) == 0) is is_relaxed
-    assert all(bool(carrier.get(CONSTRAINED_FIELD)) is not is_relaxed for carrier in carriers)
+        label = f"strict tools, {interface}, parallel_tool_calls {parallel}"
+        sys.stdout.write(f"\n{label}: {off} of {len(carriers)} calls off, at most {max(differences):.1e}")
+    assert (off > 5) is is_control
+    assert not any(carrier.get(CONSTRAINED_FIELD) for carrier in carriers)
 
 
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "chat"])
