@@ -103,19 +103,18 @@ def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, .
 def find_program(block: ServerConfig) -> Path | None:
     """Return the file that the *block* of a resources server names, `None` if there is none.
 
-    A relative `entrypoint` is looked up in the folder of the server: `resources_servers/NAME` of the working folder,
-    the folder of the configuration file or the one above it, and `resources_servers/NAME` of an installed NeMo Gym.
+    A relative `entrypoint` is looked up in the folder of the server: the folder of the configuration file or the one
+    above it, `resources_servers/NAME` of the working folder, and `resources_servers/NAME` of an installed NeMo Gym.
     """
     if block.entrypoint is None:
         return None
     written = Path(block.entrypoint).expanduser()
     if written.is_absolute():
         return written if written.is_file() else None
-    relative = Path(RESOURCES, block.implementation)
-    folders = [Path.cwd() / relative]
     source = Path(block.place.source)
-    if source.is_file():
-        folders += [source.resolve().parent, source.resolve().parent.parent]
+    # The user names the configuration file, and may not know the files of the working folder.
+    folders = [source.resolve().parent, source.resolve().parent.parent] if source.is_file() else []
+    folders.append(Path.cwd() / RESOURCES / block.implementation)
     spec = find_spec(RESOURCES)
     folders += [Path(each) / block.implementation for each in (spec.submodule_search_locations if spec else None) or ()]
     return next(((each / written).absolute() for each in folders if (each / written).is_file()), None)
