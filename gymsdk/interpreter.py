@@ -2,7 +2,7 @@
 
 By default, Python searches the working folder first for `python -m` and `python -c`, even for modules of the standard
 library. The folder in which a person starts gymsdk may hold files of other people, so that no child may import from it.
-Therefore only this module builds such commands; a test holds that.
+Therefore only this module builds commands that run Python; `tests/test_child_commands.py` enforces this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 SAFE_PATH: Mapping[str, str] = MappingProxyType({"PYTHONSAFEPATH": "1"})
-"""The environment variables that are `-P` for a program with a command of its own, and for all its descendants."""
+"""The environment variables that have the effect of `-P` on a program and on all its descendants."""
 
 
 def get_python() -> str:

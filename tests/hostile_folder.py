@@ -1,4 +1,4 @@
-"""A folder of somebody else: each module in it has the name of a module that Python or gymsdk imports."""
+"""A folder with files of another person: each module has the name of a module that Python or gymsdk imports."""
 
 from __future__ import annotations
 
