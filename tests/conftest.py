@@ -50,6 +50,7 @@ SLOW = (
     "tests/test_distributed.py",
     "tests/test_separate.py",
     "tests/test_template.py",
+    "tests/test_working_folder.py",
 )
 """Files and folders of the long set: their tests start many processes, install packages, or check every environment of
 a corpus. They take three quarters of the time of all tests. `.ci/run` runs one of each kind by its name."""

@@ -23,6 +23,7 @@ LAYERS = (
         "convert",
         "credentials",
         "http",
+        "interpreter",
         "memory",
         "plugins",
         "sockets",

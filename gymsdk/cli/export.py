@@ -16,6 +16,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.errors import UsageError
+from gymsdk.interpreter import build_module_command
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
@@ -236,7 +237,7 @@ def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
 
     def start() -> None:
         nonlocal process
-        command = [sys.executable, "-m", "gymsdk", "export", str(folder), service, "--follow", "--with-parent"]
+        command = build_module_command("gymsdk", "export", str(folder), service, "--follow", "--with-parent")
         # What the SDK prints must not mix with the metrics on standard output. Ctrl-C stops the run, not the export.
         process = subprocess.Popen(  # noqa: S603  # our own command
             command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True

@@ -159,6 +159,8 @@ def _write_package(context: dict[str, Any], output: Path) -> None:
                 extra_context=context,
                 output_dir=str(output),
                 default_config=cookiecutter_config,
+                # The hook repeats the checks of `new`, in a script that would import from the temporary folder.
+                accept_hooks=False,
             )
         except OSError as error:
             raise UsageError(f"cannot write to {output} ({error}); choose another folder with --output") from None

@@ -17,6 +17,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.show import Search, Where
 from gymsdk.errors import UsageError
+from gymsdk.interpreter import build_module_command
 
 VIEWER, EXPORT = "Viewer", "Export"
 
@@ -147,7 +148,7 @@ def run_viewer(folder: Path) -> Iterator[Callable[[], None]]:
     def start() -> None:
         nonlocal process
         is_seen = sys.stderr.isatty()
-        command = [sys.executable, "-m", "gymsdk", "view", str(folder), "--with-parent"]
+        command = build_module_command("gymsdk", "view", str(folder), "--with-parent")
         command += [] if is_seen else ["--no-browser"]
         # The address must not mix with the metrics on standard output. Ctrl-C stops the run, but not the viewer.
         process = subprocess.Popen(  # noqa: S603  # our own command
