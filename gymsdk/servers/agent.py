@@ -40,6 +40,7 @@ from gymsdk.servers.requests import (
     play_without_nulls,
 )
 from gymsdk.servers.routing import ServerApp
+from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.servers.workers import Ownership
 from gymsdk.tokens.history import drop_ids_after_break
@@ -437,6 +438,8 @@ class AgentEndpoints:
         content = await read_json_object(request)
         cookies = client.parse_cookies(request.headers.get("cookie"))
         session = self.sessions.find_by_token(cookies.get(self._cookie))
+        if session is not None and session.client is not None:
+            session.client.confirm(request.scope)
         connection = session.connection if session else await self._open_connection(content, cookies)
         result = await cancel_if_client_leaves(
             request, answer_request(self._runs, content, connection, id=rollout_id_of(request.scope) or "")
@@ -450,15 +453,21 @@ class AgentEndpoints:
         """Open an agent session; a repeated request returns the same session."""
         content = await read_json_object(request)
         request_body = parse_body(OpenAgentSession, content)
+        check_rollout_path(request_body.episode_id, request.scope)
         if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
             return forwarded
-        session = self.sessions.open(request_body, agent_sessions.connect_to_tools(request_body, self._auth_headers))
+        await self.sessions.check_repeat(request_body, request, self._get_token(request))
+        connection = agent_sessions.connect_to_tools(request_body, self._auth_headers)
+        session = self.sessions.open(request_body, connection, SessionClient(request, request_body.episode_id))
         return self._with_token(json_response({"agent_session_id": request_body.agent_session_id}), session)
 
     async def close(self, request: Request) -> Response:
         """Close an agent session; an unknown session counts as closed from then on."""
         content = await read_json_object(request)
         request_body = parse_body(CloseAgentSession, content)
+        check_rollout_path(request_body.episode_id, request.scope)
+        own = self.sessions.find_by_token(self._get_token(request))
+        check_cookie_id(own.opening.agent_session_id if own else None, request_body.agent_session_id)
         if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
             return forwarded
         cookies = self.sessions.close(request_body)
@@ -498,6 +507,9 @@ class AgentEndpoints:
             )
         connection = self._resources.open_connection(cookies) if self._resources else None
         return connection if connection is None or isinstance(connection, SessionConnection) else await connection
+
+    def _get_token(self, request: Request) -> str | None:
+        return client.parse_cookies(request.headers.get("cookie")).get(self._cookie)
 
     def _with_token(self, response: Response, session: AgentSession) -> Response:
         return _set_cookies(response, {self._cookie: session.token})

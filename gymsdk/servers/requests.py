@@ -68,6 +68,10 @@ class EpisodeId(BaseModel):
         """The rollout id, with the attempt as a suffix from the second attempt on."""
         return f"{self.rollout_id}-a{self.attempt}" if self.attempt else self.rollout_id
 
+    def includes(self, rollout: str) -> bool:
+        """Return whether a rollout id of a path or a row names this episode, with or without its attempt."""
+        return rollout in (self.rollout_id, self.key)
+
 
 class TaskId(BaseModel):
     """The task set and the task in NeMo Gym's typed bodies."""

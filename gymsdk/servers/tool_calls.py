@@ -87,7 +87,7 @@ def _callable_names(names: Iterable[str]) -> list[str]:
 
 
 async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> Response:
-    session = episodes.sessions.find_by_token(request.scope["state"]["token"])
+    session = episodes.sessions.find_by_request(request.scope)
     if name in RESERVED_PATHS or not _is_offered_tool(name, episodes, session):
         if session is not None:
             session.calls.append(ToolCall(name=name, arguments=""))
@@ -330,7 +330,7 @@ class McpEndpoint:
         message = await read_json_object(request)
         if "id" not in message:
             return Response(status_code=202)
-        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER))
+        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER), request.scope)
         envelope = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return json_response(envelope | {"result": await self._handle_message(message, session)})

@@ -19,10 +19,10 @@ from gymsdk.jsonl import dump_json
 from gymsdk.servers.app import BODY_LIMIT_KEY, build_rejection, read_body
 from gymsdk.servers.auth import FORWARDED_KEY
 from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
+from gymsdk.servers.forwarding import build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
 from gymsdk.servers.limits import KEEP_SECONDS, release_body
-from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
+from gymsdk.servers.middleware import FORWARDED_HEADER, App, Receive, Scope, Send, json_response
 from gymsdk.servers.reports import Instance, Kind
 from gymsdk.servers.shared_memory import SharedMemory
 from gymsdk.types import Item
