@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import responses
+from gymsdk import responses, tools
 from gymsdk.config.model import DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
@@ -61,6 +61,7 @@ from gymsdk.types import (
     Task,
     Transcript,
     Verdict,
+    find_invalid_param,
 )
 from gymsdk.usage import fill_usage_details
 
@@ -290,7 +291,9 @@ class CallerSession:
         """Call a tool; a plain reply ends the episode."""
         if isinstance(action, Message):
             return Step(done=True)
-        assert self._connection is not None, "without a connection no tool is offered"
+        if self._connection is None:
+            # A model may call a tool although the request offers none.
+            return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, {})))
         return await call_tool(self._connection, action, episode.tools, deadline=episode.deadline)
 
     async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - the caller judges the episode
@@ -315,10 +318,11 @@ async def answer_request(runs: RunService, request: Item, connection: SessionCon
         RequestRejected: The request is invalid.
     """
     body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
-    try:
-        task = Task.model_validate({"responses_create_params": body})
-    except ValueError:
-        raise RequestRejected(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
+    if body.get("input") is None:
+        raise RequestRejected(422, "`input` must be a string or a list of items")
+    if invalid := find_invalid_param(body):
+        raise RequestRejected(422, "`{}` must be {}".format(*invalid))
+    task = Task.model_validate({"responses_create_params": body})
     async with runs.slots:
         environment = CallerSession(runs.environment.name, connection)
         rollout = await play(

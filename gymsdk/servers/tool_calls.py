@@ -212,7 +212,7 @@ async def call_tool(
             json.loads(action.arguments)
         except (ValueError, RecursionError) as error:
             return Step(output=tools.format_error_output(f"Invalid tool call arguments: {error}"))
-    path = "/" + quote(action.name, safe="")
+    path = "/" + quote(action.name, safe="", errors="replace")
     answer = await connection.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
     if (failure := parse_failure(answer)) is not None:
         raise failure
