@@ -193,6 +193,35 @@ async def test_an_id_of_the_client_names_one_session_at_all_workers(served: Work
     assert statuses == [409, 409]
 
 
+async def test_a_close_with_the_episode_of_another_session_closes_nothing_at_any_worker(served: Workers) -> None:
+    typed = build_typed_row("together")
+    closing = {key: typed[key] for key in ("resources_session_id", "episode_id")}
+    wrong = {**closing, "episode_id": {"rollout_id": "others", "attempt": 0}}
+    async with connect(served.url()) as owner, connect(served.url()) as other:
+        (await owner.post("/seed_session", json=typed)).raise_for_status()
+        # Each request arrives at the next worker.
+        assert {(await other.post("/close_session", json=wrong)).status_code for _ in range(4)} == {409}
+        assert (await owner.post("/add", json={"count": 1})).status_code == 200
+        assert {(await other.post("/close_session", json=closing)).status_code for _ in range(4)} == {200}
+        assert (await owner.post("/add", json={"count": 1})).status_code == 409
+
+
+async def test_clients_of_two_workers_with_the_same_seed_body_do_not_share_a_session(served: Workers) -> None:
+    urls = await get_own_urls(served, "counting")
+    typed = build_typed_row("contested")
+    async with (
+        httpx.AsyncClient(base_url=urls["worker-1"], timeout=60) as mine,
+        httpx.AsyncClient(base_url=urls["worker-2"], timeout=60) as other,
+    ):
+        first = await mine.post("/seed_session", json=typed)
+        second = await other.post("/seed_session", json=typed)
+        assert (first.status_code, second.status_code) == (200, 409)
+        cookie = "ResourcesServer___counting"
+        assert first.cookies[cookie] != second.cookies.get(cookie)
+        assert (await mine.post("/add", json={"count": 1})).json() == {"count": 4}
+        assert (await other.post("/add", json={"count": 1})).status_code == 409
+
+
 async def test_agent_sessions_call_their_tools_from_any_worker(served: Workers) -> None:
     ids = {"agent_session_id": "agent-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
     agent = served.url("counting_simple_agent")

@@ -1,4 +1,4 @@
-"""Which requests belong to a session whose id the client chose: checks of ids that a request names together.
+"""Check that the ids in a request belong together, for sessions with an id of the client.
 
 NeMo Gym's typed bodies name a session by an id of the client and its episode. A request also names the session by its
 cookie, and the rollout by its path. No field names the client itself, and a client that lost the answer to its seed
@@ -22,7 +22,7 @@ RETRY_GRACE_SECONDS = 0.5
 """Seconds that a repeated request waits for the end of the connection on which the first answer was sent."""
 
 ID_MISMATCH: dict[str, Any] = {"kind": "id_mismatch", "retryable": False}
-"""Fields of a rejection of ids that do not belong together."""
+"""Fields of a rejection when the ids of a request contradict each other."""
 
 
 def check_rollout_path(episode: EpisodeId, scope: Scope) -> None:
@@ -113,7 +113,7 @@ class SessionClient:
 
 
 def _refer_to_connection(request: Request) -> weakref.ReferenceType[ClientConnection] | None:
-    """Return a reference to the client's connection; `None` if the request came through another server of ours."""
+    """Return a reference to the client's connection; `None` if another gymsdk server forwarded the request."""
     connection = find_connection(request.scope)
     return None if connection is None or FORWARDED_HEADER in request.headers else weakref.ref(connection)
 

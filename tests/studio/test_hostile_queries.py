@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +15,7 @@ import pytest
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.replay import parse_turn
 
-from .conftest import Viewer
+from .conftest import Viewer, start_viewer
 
 HUGE = "9" * 30
 MANY = ",".join(["1"] * 2000)
@@ -102,3 +104,19 @@ def test_too_many_figures_are_refused(client: httpx.Client) -> None:
 def test_the_turn_of_a_branch_has_readable_items(item: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError, match=f"the next turn: `{field}`"):
         parse_turn(json.dumps([item]).encode(), where="the next turn")
+
+
+def test_a_client_that_disconnects_leaves_no_traceback(strong: Path, tmp_path: Path) -> None:
+    # The viewer's log must be empty at its end.
+    with start_viewer(strong, cache=tmp_path / "cache") as viewer:
+        host, port = viewer.base.removeprefix("http://").split(":")
+        lines = [
+            "POST /api/runs/strong/notes HTTP/1.1",
+            f"Host: {host}:{port}",
+            f"Authorization: Bearer {viewer.token}",
+        ]
+        lines += ["Content-Type: application/json", "Content-Length: 99", "", ""]
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall("\r\n".join(lines).encode() + b'{"id":')
+        with viewer.client() as client:
+            assert client.get("/api/runs/strong/notes").json() == []
