@@ -235,6 +235,7 @@ _PARAM_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("input",), (str, list), "a string or a list of items"),
     (("tools",), (list,), "a list of tools"),
     (("instructions",), (str,), "a string"),
+    (("max_output_tokens",), (int,), "an integer"),
     (("include",), (list,), "a list"),
     (("metadata", "reasoning", "stream_options", "text"), (dict,), "an object"),
 )

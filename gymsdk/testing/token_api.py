@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from gymsdk import responses
 from gymsdk.convert import api, chat_inbound, content
@@ -85,7 +85,7 @@ async def _detokenize(engine: Engine, body: Item, _: Fate) -> Item:
 async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the completion of a token prompt."""
     ids = _check_ids(body.get("prompt"), "prompt")
-    limit = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
+    limit = api.get_integer(body, "max_tokens") or DEFAULT_COMPLETION_TOKENS
     generated = await _continue_prompt(engine, ids, limit, fate)
     token_ids = generated.get_token_ids()
     choice: Item = {
@@ -131,7 +131,8 @@ async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the ids that the policy generates after the ids of the prompt."""
     ids = _check_ids(body.get("token_ids"), "token_ids")
     parameters = api.get_object(body, "sampling_params")
-    generated = await _continue_prompt(engine, ids, parameters.get("max_tokens"), fate)
+    limit = api.get_integer(parameters, "max_tokens", "sampling_params")
+    generated = await _continue_prompt(engine, ids, limit, fate)
     token_ids = generated.get_token_ids()
     choice: Item = {
         "index": 0,
@@ -191,7 +192,7 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
     }
 
 
-async def _continue_prompt(engine: Engine, ids: list[int], limit: Any, fate: Fate) -> Generation:
+async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fate: Fate) -> Generation:
     """Return what the policy generates after the prompt *ids*, which are parsed back into a conversation."""
     max_tokens = engine.compute_max_tokens(limit, len(ids))
     try:
