@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -357,6 +358,18 @@ async def test_a_pause_with_a_bad_body_is_rejected(served: Workers) -> None:
         invalid = await client.post("/pause", json={"wait_seconds": -1})
         assert (encoded.status_code, {each.status_code for each in large}, invalid.status_code) == (415, {413}, 422)
         assert (await client.get("/pause")).json()["paused"] is False
+
+
+def test_a_client_that_disconnects_during_a_pause_leaves_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_workers(tmp_path) as workers:
+        host, port = workers.url("policy_model").removeprefix("http://").split(":")
+        for _ in range(4):
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(b"POST /pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{")
+        assert httpx.get(f"http://{host}:{port}/pause", timeout=60).json()["paused"] is False
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_a_pause_holds_the_calls_of_all_workers(served: Workers) -> None:
