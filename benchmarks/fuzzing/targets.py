@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import orjson
 
@@ -392,9 +391,9 @@ def serve_all(folder: Path) -> Iterator[tuple[list[Target], dict[str, int]]]:
             cwd=folder,
         )
         address = run("view", "view", str(folder / "run"), "--no-browser", "--port", "0", "--play")
-        token = parse_qs(urlsplit(address).query)["token"][0]
+        base, _, token = address.partition("/#token=")
         headers = (("authorization", f"Bearer {token}"),)
-        targets.append(Target("viewer", address.partition("/?")[0], tuple(list_viewer("run")), headers, weight=6))
+        targets.append(Target("viewer", base, tuple(list_viewer("run")), headers, weight=6))
         yield targets, processes
 
 
