@@ -27,6 +27,7 @@ SLOW = (
     "environments/math/tests/test_math_agreement.py",
     "tests/bench/test_bench.py",
     "tests/checks/test_corpus.py",
+    "tests/checks/test_execution.py",
     "tests/checks/test_mutations.py",
     "tests/checks/test_pytest_plugin.py",
     "tests/checks/test_resources.py",
