@@ -23,6 +23,7 @@ LAYERS = (
         "convert",
         "credentials",
         "http",
+        "locks",
         "memory",
         "plugins",
         "sockets",
