@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ def _print_deployment(deployment: Deployment, *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
-        typer.echo(jsonl.dump_document(show.dump_settings(deployment)), nl=False)
+        echo(jsonl.dump_document(show.dump_settings(deployment)), nl=False)
         return
-    typer.echo("\n".join(show.format_yaml_lines(deployment)))
+    echo("\n".join(show.format_yaml_lines(deployment)))
     for line in filter(None, (deployment.ignored_keys_note, *deployment.notes)):
         typer.echo(line, err=True)
 
@@ -124,7 +125,7 @@ def _write_starter_file(name: str, output: Path | None) -> None:
 
     text = show.build_starter_file(name, _list_default_settings(registry.load(name)))
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
         return
     try:
         with output.open("x", encoding="utf-8") as file:
@@ -133,7 +134,7 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         raise UsageError(f"{output} already exists; choose another --output") from None
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
-    typer.echo(f"Wrote {output}: gymsdk serve --config {output}")
+    echo(f"Wrote {output}: gymsdk serve --config {output}")
 
 
 def _list_default_settings(environment: Environment) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import logging
 import os
 import secrets
 import socket
-import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, redirect_stdout
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +170,7 @@ def serve_until_stopped(
 
     warnings = nullcontext() if deployment.logs.takes_stderr else show_warnings()
     try:
-        # The output of an environment's code must not mix with the JSON line for programs.
-        with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile), redirect_stdout(sys.stderr):
+        with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile):
             if deployment.is_child:
                 from gymsdk.deploy.process import use_offload
 

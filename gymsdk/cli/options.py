@@ -12,6 +12,7 @@ import typer
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
+from gymsdk.cli.output import reserve_stdout
 from gymsdk.errors import UsageError, format_suggestion
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
@@ -42,6 +43,11 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and each panel of options."""
         _write_panels(self.get_params(ctx), ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what its environments print goes to standard error."""
+        with reserve_stdout():
+            return super().invoke(ctx)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # the signature of click
         """Write the examples."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -72,10 +72,8 @@ def run_rollouts(
             f"  {format_resume_command(sys.argv[1:], folder)}"
         )
         try:
-            # The output of an environment's code must not mix with the metrics, which may be JSON for a program.
-            with redirect_stdout(sys.stderr):
-                work = execute(run, watch) if replicas is None else _execute_on_replicas(run, replicas, watch)
-                return run_until_signal(work, last_words=f"{words}\n")
+            work = execute(run, watch) if replicas is None else _execute_on_replicas(run, replicas, watch)
+            return run_until_signal(work, last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
     if folder.exists():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
@@ -315,13 +316,13 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
 
     if json:
         for piece in _iter_json(folder):
-            typer.echo(piece, nl=False)
+            echo(piece, nl=False)
         return
-    typer.echo(format_metrics_table(metrics))
+    echo(format_metrics_table(metrics))
     if plays_default:
-        typer.echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
+        echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
     for path in filter(is_nonempty_file, (folder / name for name in FILES)):
-        typer.echo(path)
+        echo(path)
     failed = sum(sum(each["failures"].values()) for each in metrics)
     retry_hint = f"the same command with --output {folder} --resume plays them again"
     raised = sum(each["failures_raised"] for each in metrics)
