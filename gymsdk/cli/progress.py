@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from gymsdk.cli.process import Stopped, run_until_signal
+from gymsdk.config.show import redact_words
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunProgress, name_dated_folder
 from gymsdk.rollouts.jobs import PlayedJob
@@ -97,7 +98,7 @@ def format_resume_command(words: Sequence[str], folder: Path) -> str:
     kept = [word for word in words if word not in {"--overwrite", "--resume"}]
     names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
     folder_option = [] if names_output else ["--output", str(folder)]
-    return shlex.join([*describe_program(), *kept, *folder_option, "--resume"])
+    return shlex.join([*describe_program(), *redact_words(kept), *folder_option, "--resume"])
 
 
 def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:

@@ -14,7 +14,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
-from gymsdk.errors import UsageError
+from gymsdk.errors import UsageError, format_name
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
@@ -304,8 +304,9 @@ def _check_head_options(
     if tasks is None and not names:
         raise UsageError("--head: name the environments to play, or pass a file of rows with --tasks")
     if tasks is not None and settings:
+        name = format_name(settings[0].partition("=")[0])
         raise UsageError(
-            f"--set {settings[0]}: running servers have their settings already, and the rows come from {tasks};"
+            f"--set {name}: running servers have their settings already, and the rows come from {tasks};"
             " leave out --set, and pass it to `gymsdk serve`"
         )
 

@@ -11,7 +11,15 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.output import echo, get_output
-from gymsdk.errors import BadConfig, BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError, format_suggestion
+from gymsdk.errors import (
+    BadConfig,
+    BrokenEnvironment,
+    GymsdkError,
+    UnknownEnvironment,
+    UsageError,
+    format_name,
+    format_suggestion,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -316,7 +324,8 @@ def _check_dataset(files: list[Path], name: str | None, others: dict[str, object
 
 
 def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, object]]:
-    raise UsageError(f"--set {settings[0]}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
+    name = format_name(settings[0].partition("=")[0])
+    raise UsageError(f"--set {name}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
 
 
 def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
