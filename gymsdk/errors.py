@@ -46,7 +46,7 @@ MIN_REDACTED_CHARS = 4
 
 MAX_WORD_CHARS = 32
 
-WORD = re.compile(rf"(?=.{{1,{MAX_WORD_CHARS}}}\Z)[A-Za-z_]*(?:\d{{1,3}}[A-Za-z_]*)?")
+WORD = re.compile(rf"(?=.{{1,{MAX_WORD_CHARS}}}\Z)(?:[A-Za-z_]*(?:\d{{1,3}}[A-Za-z_]*)?|\W{{1,3}})")
 """A part of a name that messages show. Keys have more digits, or dashes between them."""
 
 MESSAGE_OVERRIDES = {
@@ -205,12 +205,12 @@ def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
 
 
 def format_name(text: str) -> str:
-    """Return a name that a user wrote, for a message, with `…` for each part that does not look like a word.
+    """Return a name that a user wrote, for a message, with `***` for each part that does not look like a word.
 
     A user who mixes up the order of a key and its value, or leaves out a quote, writes a secret in the place of a name.
     """
     return "".join(
-        part if part in {"", ".", "/"} or WORD.fullmatch(part) else "…" for part in re.split(r"([./])", text)
+        part if part in {"", ".", "/"} or WORD.fullmatch(part) else "***" for part in re.split(r"([./])", text)
     )
 
 
@@ -225,7 +225,7 @@ def describe_value(value: object) -> str:
 def redact_values(text: str, value: object) -> str:
     """Return *text* with every text in *value* replaced by `***`: a validator may quote its input in its message."""
     if isinstance(value, Mapping):
-        for each in (*value.keys(), *value.values()):
+        for each in (*(key for key in map(str, value) if format_name(key) != key), *value.values()):
             text = redact_values(text, each)
     elif isinstance(value, str):
         for form in {repr(value)[1:-1], value}:

@@ -34,6 +34,7 @@ SLOW = (
     "tests/cli/test_bench.py",
     "tests/cli/test_exit_codes.py",
     "tests/cli/test_descriptors.py",
+    "tests/cli/test_secret_mistakes.py",
     "tests/cli/test_secret_options.py",
     "tests/cli/test_kill.py",
     "tests/cli/test_output.py",

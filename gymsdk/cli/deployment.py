@@ -18,7 +18,7 @@ from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
 from gymsdk.deploy import child, plan
 from gymsdk.deploy.programs import Program, run_programs, split_programs
-from gymsdk.errors import UsageError
+from gymsdk.errors import UsageError, format_name
 from gymsdk.models import registry
 from gymsdk.types import Model
 from gymsdk.workers.offload import get_worker_count
@@ -119,7 +119,7 @@ def list_warnings(deployment: Deployment, setting_pairs: Sequence[str]) -> list[
 
     keys = [pair.partition("=")[0] for pair in setting_pairs]
     exposed = [
-        format_exposure_warning(f"--set {key}", "a file of --config")
+        format_exposure_warning(f"--set {format_name(key)}", "a file of --config")
         for key in keys
         if is_secret((key.rpartition(".")[2],))
     ]

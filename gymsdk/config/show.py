@@ -180,11 +180,15 @@ def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacte
 
 def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
     """Return *deployment* with further settings redacted: the *fields* of each server, by the server's name."""
-    settings = [
-        each.model_copy(update={"value": REDACTED}) if {*each.path[1:]} & {*fields.get(each.path[0], ())} else each
-        for each in deployment.settings
-    ]
-    return deployment.model_copy(update={"settings": tuple(settings)})
+    settings: dict[KeyPath, Setting] = {}
+    for each in deployment.settings:
+        names = fields.get(each.path[0], ())
+        depth = next((depth for depth, key in enumerate(each.path) if depth and key in names), None)
+        # The keys below a secret setting are not shown either: a user may have mixed up a key and its value.
+        path = each.path if depth is None else each.path[: depth + 1]
+        redacted = each if depth is None else each.model_copy(update={"path": path, "value": REDACTED})
+        settings.setdefault(path, redacted)
+    return deployment.model_copy(update={"settings": tuple(settings.values())})
 
 
 def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
