@@ -11,7 +11,7 @@ from typing import Any
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.servers import get_endpoint_keys
 from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place, format_key_path, redact_secrets, to_plain
-from gymsdk.http.tls import redact_url
+from gymsdk.http.tls import mask_url, redact_url
 
 SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization")
 """Text in keys, without underscores, that marks their values as secret."""
@@ -298,7 +298,7 @@ def _redact_texts(path: KeyPath, value: Any) -> Any:
         return [_redact_texts((*path, str(index)), each) for index, each in enumerate(value)]
     if not isinstance(value, str):
         return value
-    return REDACTED if value and is_secret(path) else redact_url(value)
+    return REDACTED if value and is_secret(path) else mask_url(value)
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
@@ -313,7 +313,7 @@ def _redact_word(word: str) -> str:
         return f"{head}={_redact_word(value)}"
     key = head.lstrip("-+~")
     if not equals or not key:
-        return redact_url(word)
+        return mask_url(word)
     if is_secret((*[""] * SETTINGS_DEPTH, *key.split("."))):
         return f"{head}={REDACTED}"
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 import shlex
 import sys
 import time
@@ -19,6 +18,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from gymsdk.config.show import REDACTED, redact_settings, redact_words
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
+from gymsdk.http.tls import mask_url
 from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api, TokenInterface
 from gymsdk.rollouts.tasks import get_default_split
@@ -243,8 +243,8 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*describe_program(), *redact_words(_redact(secrets, word) for word in sys.argv[1:])]),
         "folder": str(Path.cwd()),
-        "base_url": _redact_urls(address) if address and _uses_address(plan) else None,
-        "head": plan.head and _redact_urls(plan.head),
+        "base_url": mask_url(address) if address and _uses_address(plan) else None,
+        "head": plan.head and mask_url(plan.head),
     }
 
 
@@ -282,9 +282,4 @@ def _collect_secrets(value: object) -> Iterator[str]:
 def _redact(secrets: Iterable[str], text: str) -> str:
     for secret in filter(None, secrets):
         text = text.replace(secret, REDACTED)
-    return _redact_urls(text)
-
-
-def _redact_urls(text: str) -> str:
-    # A URL may hold credentials: http://USER:PASSWORD@HOST, or a key in its query.
-    return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))
+    return mask_url(text)
