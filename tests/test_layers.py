@@ -24,6 +24,7 @@ LAYERS = (
         "credentials",
         "http",
         "interpreter",
+        "locks",
         "memory",
         "plugins",
         "sockets",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import GymsdkError, UsageError
 
 DISTRIBUTION_PREFIX = "gym-env-"
@@ -181,13 +182,13 @@ def _find_template() -> Path:
 
 def _print(name: EnvironmentName, folder: Path) -> None:
     install = shlex.quote(f"./{folder}[dev]" if not folder.is_absolute() else f"{folder}[dev]")
-    typer.echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
+    echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
     commands = [
         f"pip install -e {install}",
         f"gymsdk check {name.name}",
         f"gymsdk play {name.name} --model scripted/oracle",
     ]
-    typer.echo("\n  ".join(["\nNext:", *commands]))
+    echo("\n  ".join(["\nNext:", *commands]))
 
 
 def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
@@ -201,4 +202,4 @@ def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
         "folder": str(folder),
         "files": files,
     }
-    typer.echo(jsonl.dump_document(document), nl=False)
+    echo(jsonl.dump_document(document), nl=False)

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.cli.show import Search, Where
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
@@ -119,7 +120,7 @@ def view(  # noqa: PLR0913  # each is an option of the command
     app = create_app(library, SecretStr(token), player=player, decode=decode)
     with _bind(port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"
-        typer.echo(url)
+        echo(url)
         if browser:
             webbrowser.open(url)
         ViewerServer(app, library).run(sockets=[listening])
@@ -133,7 +134,7 @@ def _export(runs: list[Path], target: Path, where: list[str], search: str, sampl
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     page = target if target.is_file() else target / "index.html"
-    typer.echo(f"{page}: {count} rollouts, {size / 1e6:.1f} MB")
+    echo(f"{page}: {count} rollouts, {size / 1e6:.1f} MB")
 
 
 @contextmanager
