@@ -1,9 +1,9 @@
 """An SDK and host for LLM environments: installable packages that define tasks, tools and verifiers."""
 
-from __future__ import annotations
-
+# Only what Python itself imports for `python -m gymsdk`: the working folder is still on the path (see `__main__`).
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as in `typing`: a type checker treats this name as true
 
 try:
     import gymsdk_startup
@@ -13,6 +13,8 @@ else:
     gymsdk_startup.install()
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from gymsdk import runs
     from gymsdk.client import ServerClient
     from gymsdk.environment import Environment
@@ -88,7 +90,7 @@ _MODULES = {
 )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     # Public names are imported on first access, so that `import gymsdk` stays fast.
     if name not in __all__:
         raise AttributeError(f"module 'gymsdk' has no attribute {name!r}")

@@ -28,10 +28,12 @@ from gymsdk.errors import (
     UsageError,
     WorkerLost,
     describe_exception,
-    format_error_detail,
-    format_error_location,
+    describe_value,
+    format_name,
     format_suggestion,
     format_validation_error,
+    list_setting_errors,
+    redact_values,
 )
 from gymsdk.jsonl import copy_json
 from gymsdk.models import registry
@@ -475,8 +477,14 @@ def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> 
         key: format_suggestion(key, kind.model_fields, known) for key in settings if key not in kind.model_fields
     }
     if unknown:
-        messages = [f"environment {name!r} has no setting {key!r}{suggestion}" for key, suggestion in unknown.items()]
-        details = [((key,), f"no setting of environment {name!r}{suggestion}") for key, suggestion in unknown.items()]
+        messages = [
+            f"environment {name!r} has no setting {format_name(key)!r}{suggestion}"
+            for key, suggestion in unknown.items()
+        ]
+        details = [
+            ((format_name(key),), f"no setting of environment {name!r}{suggestion}")
+            for key, suggestion in unknown.items()
+        ]
         raise _set_setting_errors(BadConfig(messages[0]), details)
     models = {
         key: _resolve_model(key, settings.get(key, field.get_default(call_default_factory=True)))
@@ -486,15 +494,14 @@ def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> 
     try:
         return kind.model_validate({**settings, **models})
     except ValidationError as error:
-        errors = [
-            (tuple(map(str, detail["loc"])), _format_detail(detail)) for detail in error.errors(include_input=False)
-        ]
+        errors = [(path, f"{message[:1].lower()}{message[1:]}") for path, message in list_setting_errors(error)]
         message = f"environment {name!r}: {_format_config_errors(kind, error)}"
         raise _set_setting_errors(BadConfig(message), errors) from None
     except INTERRUPTS:
         raise
     except BaseException as error:
-        raise BrokenEnvironment(f"environment {name!r}: its config raised {describe_exception(error)}") from error
+        reason = redact_values(describe_exception(error), settings)
+        raise BrokenEnvironment(f"environment {name!r}: its config raised {reason}") from error
 
 
 def is_model_field(field: FieldInfo) -> bool:
@@ -518,22 +525,17 @@ def _set_setting_errors(error: UsageError, errors: Sequence[tuple[tuple[str, ...
     return error
 
 
-def _format_detail(detail: Mapping[str, Any]) -> str:
-    message = format_error_detail(detail)
-    return message[:1].lower() + message[1:]
-
-
 def _format_config_errors(kind: type[Config], error: ValidationError) -> str:
-    return "; ".join(_format_config_error(kind, detail) for detail in error.errors())
+    details = zip(error.errors(), list_setting_errors(error), strict=True)
+    return "; ".join(_format_config_error(kind, detail, ".".join(path), message) for detail, (path, message) in details)
 
 
-def _format_config_error(kind: type[Config], detail: Mapping[str, Any]) -> str:
-    location = format_error_location(detail)
+def _format_config_error(kind: type[Config], detail: Mapping[str, Any], location: str, message: str) -> str:
     if detail["type"] == "missing":
         return f"setting {location!r} is required; give it with --set {location}={_get_example_value(kind, location)}"
     subject = f"setting {location!r} is wrong" if location else "its settings are wrong"
-    value = "" if _is_secret_location(kind, detail["loc"]) else f" (got {detail['input']!r})"
-    return f"{subject}: {format_error_detail(detail)}{value}"
+    value = "" if _is_secret_location(kind, detail["loc"]) else f" (got {describe_value(detail['input'])})"
+    return f"{subject}: {message}{value}"
 
 
 def _is_secret_location(kind: type[Config], location: tuple[int | str, ...]) -> bool:

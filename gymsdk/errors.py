@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,14 @@ MAX_REPORTED_ERRORS = 8
 
 MAX_ERROR_CHARS = 300
 """The length of one validation error in a message; an error may quote text that a policy wrote."""
+
+MIN_REDACTED_CHARS = 4
+"""Shorter texts of a wrong value are not redacted in its message, because they also occur in ordinary words."""
+
+MAX_WORD_CHARS = 32
+
+WORD = re.compile(rf"(?=.{{1,{MAX_WORD_CHARS}}}\Z)(?:[A-Za-z_]*(?:\d{{1,3}}[A-Za-z_]*)?|\W{{1,3}})")
+"""A part of a name that messages show. Keys have more digits, or dashes between them."""
 
 MESSAGE_OVERRIDES = {
     "path_type": "Input should be a path",
@@ -193,6 +202,49 @@ def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
     if nearest:
         return " ".join(filter(None, [f"; did you mean {nearest[0]!r}?", then[:1].upper() + then[1:]]))
     return f"; {then}" if then else ""
+
+
+def format_name(text: str) -> str:
+    """Return a name that a user wrote, for a message, with `***` for each part that does not look like a word.
+
+    A user who mixes up the order of a key and its value, or leaves out a quote, writes a secret in the place of a name.
+    """
+    return "".join(
+        part if part in {"", ".", "/"} or WORD.fullmatch(part) else "***" for part in re.split(r"([./])", text)
+    )
+
+
+def describe_value(value: object) -> str:
+    """Return what kind of value a user gave, without its text, which may be or contain a secret."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    kinds = ((str, "text"), (Mapping, "an object"), (Sequence, "a list"))
+    return next((kind for each, kind in kinds if isinstance(value, each)), type(value).__name__)
+
+
+def redact_values(text: str, value: object) -> str:
+    """Return *text* with every text in *value* replaced by `***`: a validator may quote its input in its message."""
+    if isinstance(value, Mapping):
+        for each in (*(key for key in map(str, value) if format_name(key) != key), *value.values()):
+            text = redact_values(text, each)
+    elif isinstance(value, str):
+        for form in {repr(value)[1:-1], value}:
+            text = text.replace(form, "***") if len(form) >= MIN_REDACTED_CHARS else text
+    elif isinstance(value, Sequence):
+        for each in value:
+            text = redact_values(text, each)
+    return text
+
+
+def list_setting_errors(error: ValidationError) -> list[tuple[tuple[str, ...], str]]:
+    """Return the location and the message of each error in settings, without the values, which may be secret."""
+    return [
+        (
+            tuple(format_name(str(key)) for key in detail["loc"]),
+            redact_values(format_error_detail(detail), detail["input"]),
+        )
+        for detail in error.errors(include_url=False, include_context=False)
+    ]
 
 
 def format_validation_error(error: ValidationError) -> str:

@@ -7,7 +7,7 @@ of the OpenAI Responses API, kept as plain JSON (https://platform.openai.com/doc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias, TypeGuard, runtime_checkable
 
@@ -138,6 +138,110 @@ def is_content(value: object) -> TypeGuard[Content | None]:
     return value is None or isinstance(value, str) or is_object_list(value)
 
 
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_parts(value: object) -> bool:
+    return value is None or is_object_list(value)
+
+
+_FieldCheck: TypeAlias = tuple[str, Callable[[object], bool], str]
+
+_ANY_ITEM: tuple[_FieldCheck, ...] = (
+    ("type", _is_text, "a string"),
+    ("role", _is_text, "a string"),
+    ("content", is_content, "text or a list of parts"),
+)
+_ITEM_CHECKS: dict[str, tuple[_FieldCheck, ...]] = {
+    "function_call": (
+        ("name", lambda value: isinstance(value, str), "a string"),
+        ("call_id", _is_text, "a string"),
+    ),
+    "function_call_output": (
+        ("call_id", _is_text, "a string"),
+        ("output", is_content, "text or a list of parts"),
+    ),
+    "reasoning": (("summary", _is_parts, "a list of parts"),),
+}
+"""The fields of items that gymsdk reads, by the type of the item: the field, its check, and what it must be."""
+
+
+def find_invalid_field(items: Iterable[object], where: str) -> tuple[str, str] | None:
+    """Return the path of the first field of *items* that gymsdk cannot read, and what it must be, or `None`.
+
+    Items of unknown types, unknown roles and further fields are valid. Null stands for a field that is left out.
+
+    Args:
+        items: The items of a conversation, as a client sent them.
+        where: The path of the list.
+    """
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            return f"{where}.{number}", "an object"
+        kind = item.get("type")
+        checks = _ANY_ITEM if kind in (None, "message") else (*_ANY_ITEM, *_get_checks(kind))
+        for name, is_valid, expected in checks:
+            if not is_valid(item.get(name)):
+                return f"{where}.{number}.{name}", expected
+        for name in ("content", "output", "summary"):
+            parts = item.get(name)
+            for index, part in enumerate(parts) if isinstance(parts, list) else ():
+                if isinstance(part, dict) and not _is_text(part.get("type")):
+                    return f"{where}.{number}.{name}.{index}.type", "a string"
+    return None
+
+
+def _get_checks(kind: object) -> tuple[_FieldCheck, ...]:
+    return _ITEM_CHECKS.get(kind, ()) if isinstance(kind, str) else ()
+
+
+def find_invalid_tool(tools: Iterable[object], where: str) -> tuple[str, str] | None:
+    """Return the path of the first field of *tools* that gymsdk cannot read, and what it must be, or `None`."""
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            return f"{where}.{number}", "an object"
+        if not _is_text(tool.get("type")):
+            return f"{where}.{number}.type", "a string"
+        needs_name = tool.get("type") in (None, "function") and "function" not in tool
+        if not isinstance(tool.get("name"), str) and (needs_name or tool.get("name") is not None):
+            return f"{where}.{number}.name", "a string"
+        if not isinstance(tool.get("parameters"), dict | None):
+            return f"{where}.{number}.parameters", "an object"
+    return None
+
+
+def find_invalid_param(params: Item) -> tuple[str, str] | None:
+    """Return the path of the first unreadable field of a Responses request, and what it must be, or `None`.
+
+    Args:
+        params: The request; a missing `input` is no invalid one.
+    """
+    for names, types, expected in _PARAM_TYPES:
+        for name in names:
+            if params.get(name) is not None and not isinstance(params[name], types):
+                return name, expected
+    output_format = (params.get("text") or {}).get("format")
+    if output_format is not None and not isinstance(output_format, dict):
+        return "text.format", "an object"
+    if output_format and not isinstance(output_format.get("type"), str):
+        return "text.format.type", "a string"
+    prompt = params.get("input")
+    invalid = find_invalid_field(prompt, "input") if isinstance(prompt, list) else None
+    return invalid or find_invalid_tool(params.get("tools") or (), "tools")
+
+
+_PARAM_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("input",), (str, list), "a string or a list of items"),
+    (("tools",), (list,), "a list of tools"),
+    (("instructions",), (str,), "a string"),
+    (("max_output_tokens",), (int,), "an integer"),
+    (("include",), (list,), "a list"),
+    (("metadata", "reasoning", "stream_options", "text"), (dict,), "an object"),
+)
+"""The types of the fields of a Responses request that gymsdk reads."""
+
+
 def is_reply(item: Item) -> bool:
     """Return whether *item* is a message written by the policy."""
     return item.get("role") == "assistant" and item.get("type", "message") == "message"
@@ -207,6 +311,8 @@ def _check_prompt(params: Item) -> Item:
         raise ValueError("`input` must be a string or a list of message objects")
     if params.get("tools") is not None and not is_object_list(params["tools"]):
         raise ValueError("`tools` must be a list of tool objects")
+    if invalid := find_invalid_param(params):
+        raise ValueError("`{}` must be {}".format(*invalid))
     return params
 
 

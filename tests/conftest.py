@@ -27,14 +27,17 @@ SLOW = (
     "environments/math/tests/test_math_agreement.py",
     "tests/bench/test_bench.py",
     "tests/checks/test_corpus.py",
+    "tests/checks/test_execution.py",
     "tests/checks/test_mutations.py",
     "tests/checks/test_pytest_plugin.py",
     "tests/checks/test_resources.py",
     "tests/cli/test_bench.py",
     "tests/cli/test_exit_codes.py",
     "tests/cli/test_descriptors.py",
+    "tests/cli/test_secret_mistakes.py",
     "tests/cli/test_secret_options.py",
     "tests/cli/test_kill.py",
+    "tests/cli/test_output.py",
     "tests/engine/test_launching.py",
     "tests/gym/test_vector_equality.py",
     "tests/models/test_bounded_answers.py",
@@ -42,6 +45,7 @@ SLOW = (
     "tests/nemo_compat/test_run_helper.py",
     "tests/migration",
     "tests/programs",
+    "tests/rollouts/test_locks.py",
     "tests/servers/test_included_environments.py",
     "tests/servers/test_load_balancing.py",
     "tests/startup/test_breakage.py",
@@ -50,6 +54,7 @@ SLOW = (
     "tests/test_distributed.py",
     "tests/test_separate.py",
     "tests/test_template.py",
+    "tests/test_working_folder.py",
 )
 """Files and folders of the long set: their tests start many processes, install packages, or check every environment of
 a corpus. They take three quarters of the time of all tests. `.ci/run` runs one of each kind by its name."""

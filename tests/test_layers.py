@@ -23,6 +23,8 @@ LAYERS = (
         "convert",
         "credentials",
         "http",
+        "interpreter",
+        "locks",
         "memory",
         "plugins",
         "sockets",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -193,6 +194,35 @@ async def test_an_id_of_the_client_names_one_session_at_all_workers(served: Work
     assert statuses == [409, 409]
 
 
+async def test_a_close_with_the_episode_of_another_session_closes_nothing_at_any_worker(served: Workers) -> None:
+    typed = build_typed_row("together")
+    closing = {key: typed[key] for key in ("resources_session_id", "episode_id")}
+    wrong = {**closing, "episode_id": {"rollout_id": "others", "attempt": 0}}
+    async with connect(served.url()) as owner, connect(served.url()) as other:
+        (await owner.post("/seed_session", json=typed)).raise_for_status()
+        # Each request arrives at the next worker.
+        assert {(await other.post("/close_session", json=wrong)).status_code for _ in range(4)} == {409}
+        assert (await owner.post("/add", json={"count": 1})).status_code == 200
+        assert {(await other.post("/close_session", json=closing)).status_code for _ in range(4)} == {200}
+        assert (await owner.post("/add", json={"count": 1})).status_code == 409
+
+
+async def test_clients_of_two_workers_with_the_same_seed_body_do_not_share_a_session(served: Workers) -> None:
+    urls = await get_own_urls(served, "counting")
+    typed = build_typed_row("contested")
+    async with (
+        httpx.AsyncClient(base_url=urls["worker-1"], timeout=60) as mine,
+        httpx.AsyncClient(base_url=urls["worker-2"], timeout=60) as other,
+    ):
+        first = await mine.post("/seed_session", json=typed)
+        second = await other.post("/seed_session", json=typed)
+        assert (first.status_code, second.status_code) == (200, 409)
+        cookie = "ResourcesServer___counting"
+        assert first.cookies[cookie] != second.cookies.get(cookie)
+        assert (await mine.post("/add", json={"count": 1})).json() == {"count": 4}
+        assert (await other.post("/add", json={"count": 1})).status_code == 409
+
+
 async def test_agent_sessions_call_their_tools_from_any_worker(served: Workers) -> None:
     ids = {"agent_session_id": "agent-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
     agent = served.url("counting_simple_agent")
@@ -328,6 +358,18 @@ async def test_a_pause_with_a_bad_body_is_rejected(served: Workers) -> None:
         invalid = await client.post("/pause", json={"wait_seconds": -1})
         assert (encoded.status_code, {each.status_code for each in large}, invalid.status_code) == (415, {413}, 422)
         assert (await client.get("/pause")).json()["paused"] is False
+
+
+def test_a_client_that_disconnects_during_a_pause_leaves_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_workers(tmp_path) as workers:
+        host, port = workers.url("policy_model").removeprefix("http://").split(":")
+        for _ in range(4):
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(b"POST /pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{")
+        assert httpx.get(f"http://{host}:{port}/pause", timeout=60).json()["paused"] is False
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_a_pause_holds_the_calls_of_all_workers(served: Workers) -> None:

@@ -13,6 +13,7 @@ import sys
 import typer
 
 from gymsdk.cli.deployment import serve_until_stopped
+from gymsdk.cli.output import reserve_stdout
 from gymsdk.cli.process import limit_exit_time
 from gymsdk.cli.ray import choose_cluster
 from gymsdk.cli.serve import Announcer
@@ -42,7 +43,8 @@ def main() -> None:
     try:
         # A trainer that wants a cluster names it; an own one would take seconds to start.
         chosen = choose_cluster(deployment, has_files=False).deployment
-        serve_until_stopped(chosen, announcer, sockets=bind_head(deployment), quiet=True)
+        with reserve_stdout():
+            serve_until_stopped(chosen, announcer, sockets=bind_head(deployment), quiet=True)
         code = 0
     except GymsdkError as error:
         report = {"error": str(error), "usage": isinstance(error, UsageError)}

@@ -23,6 +23,7 @@ from gymsdk.config.model import Deployment
 from gymsdk.deploy import process_guard
 from gymsdk.deploy.supervisor import describe_exit
 from gymsdk.errors import UsageError
+from gymsdk.interpreter import build_module_command
 from gymsdk.servers.instances import is_local_host
 from gymsdk.servers.reports import build_url
 
@@ -32,7 +33,7 @@ STOP_SECONDS = 12.0
 KILL_SECONDS = 5.0
 """Seconds after which a process guard that does not end is killed itself."""
 
-CHILD_COMMAND = (sys.executable, "-m", "gymsdk_nemo_compat.child")
+CHILD_COMMAND = tuple(build_module_command("gymsdk_nemo_compat.child"))
 
 INSECURE_WARNING = (
     "insecure: true: everyone who reaches {host} may use the servers of this run; leave it out if all clients can send"

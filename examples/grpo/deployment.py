@@ -42,7 +42,7 @@ def deploy(environment: str, engine: OwnEngine | VllmEngine, log: Path) -> Itera
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url, generation_server, log)
         model = ["--model", "vllm/policy", "--base-url", f"{url}/v1", "--token-ids", *engine.model_options]
-        command = [sys.executable, "-m", "gymsdk", "serve", environment, *model, "--port", "0", "--json"]
+        command = [sys.executable, "-P", "-m", "gymsdk", "serve", environment, *model, "--port", "0", "--json"]
         servers = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(servers.terminate)
         assert servers.stdout is not None

@@ -126,7 +126,7 @@ def play_oracle(exercise: Exercise, count: int) -> list[Messages]:
     with tempfile.TemporaryDirectory() as folder:
         run, file = f"{folder}/run", f"{folder}/conversations.jsonl"
         for command in (["rollout", exercise.environment, *choice, "--output", run], ["export", run, "--sft", file]):
-            subprocess.run([sys.executable, "-m", "gymsdk", *command], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([sys.executable, "-P", "-m", "gymsdk", *command], check=True, stdout=subprocess.DEVNULL)
         return [json.loads(line)["messages"] for line in Path(file).read_text().splitlines()]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 @contextmanager
 def run_command(*arguments: str) -> Iterator[dict[str, Any]]:
     """Run a serving command of gymsdk, yield the JSON object that it prints when it is ready, and stop it."""
-    command = [sys.executable, "-m", "gymsdk", *arguments, "--json"]
+    command = [sys.executable, "-P", "-m", "gymsdk", *arguments, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

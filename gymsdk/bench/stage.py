@@ -21,6 +21,7 @@ import orjson
 from gymsdk.bench.processes import MemoryMeasure, choose_memory_measure, is_running, measure_process
 from gymsdk.bench.readings import LOCAL_HOSTS
 from gymsdk.errors import Failed, GymsdkError, UsageError
+from gymsdk.interpreter import build_module_command
 from gymsdk.observability.status import fetch_nodes
 from gymsdk.rollouts.remote import HeadServers, fetch_servers
 from gymsdk.servers.reports import Instance
@@ -162,7 +163,7 @@ async def start_child(words: Sequence[str], *, site: Path | None = None) -> Asyn
         GymsdkError: The child ended, or did not become ready in time.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gymsdk.bench.child", *words),
+        *build_module_command("gymsdk.bench.child", *words),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

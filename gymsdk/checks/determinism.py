@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -30,6 +29,7 @@ from gymsdk.checks.subject import Plain, Play, RecordingModel, Subject, find_dif
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import BrokenEnvironment, EpisodeError
+from gymsdk.interpreter import build_code_command
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import iter_turn_spans
 from gymsdk.types import Budget, Episode, Item, Playable, Row, Task
@@ -79,7 +79,7 @@ async def run_program(
 ) -> ProcessResult:
     """Run *program* with *stdin* as its standard input. Raises `TimeoutError` after *seconds*."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program, *arguments),
+        *build_code_command(program, *arguments),
         cwd=folder,
         env={**os.environ, **(environment or {})},
         stdin=asyncio.subprocess.PIPE,

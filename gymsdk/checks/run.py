@@ -14,7 +14,18 @@ from threading import Thread
 from traceback import walk_tb
 from typing import Any, TypeVar
 
-from gymsdk.checks import determinism, floor, interfaces, isolation, leaks, loading, oracle, packaging, resources
+from gymsdk.checks import (
+    determinism,
+    execution,
+    floor,
+    interfaces,
+    isolation,
+    leaks,
+    loading,
+    oracle,
+    packaging,
+    resources,
+)
 from gymsdk.checks.loading import LOAD_CHECK
 from gymsdk.checks.report import Check, Finding, NotApplicable, Report, Result
 from gymsdk.checks.subject import Subject, TooSlow
@@ -43,7 +54,7 @@ SLOW_EPISODE_SECONDS = 0.25
 
 T = TypeVar("T")
 
-FAMILIES = (packaging, loading, determinism, oracle, floor, leaks, isolation, resources, interfaces)
+FAMILIES = (packaging, loading, determinism, oracle, floor, execution, leaks, isolation, resources, interfaces)
 
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
 """Every check, in the order in which they run."""

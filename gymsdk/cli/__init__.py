@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gymsdk.cli import process
+from gymsdk.cli import output, process
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.compare import compare
@@ -18,6 +18,7 @@ from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
 from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.output import echo
 from gymsdk.cli.play import play
 from gymsdk.cli.policy import app as policy
 from gymsdk.cli.process import limit_exit_time
@@ -75,7 +76,7 @@ def _print_version(*, asked: bool) -> None:
     if asked:
         from gymsdk import __version__
 
-        typer.echo(f"gymsdk {__version__}")
+        echo(f"gymsdk {__version__}")
         raise typer.Exit
 
 
@@ -98,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments of the command. Without them, the process's own arguments are used, and the process
             exits within a time limit even if an environment's threads are still running.
     """
+    if arguments is None:
+        output.reserve_until_exit()
     try:
         app(arguments, prog_name="gymsdk")
     except GymsdkError as error:

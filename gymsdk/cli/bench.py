@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -173,20 +173,18 @@ def _parse_rates(text: str) -> tuple[float, ...]:
 
 async def _print_measurements(plan: BenchPlan, *, json: bool) -> Sequence[BenchResult]:
     """Print the result of each environment as soon as it is measured, and return all results."""
-    from contextlib import aclosing, redirect_stdout
+    from contextlib import aclosing
 
     from gymsdk.bench.load import measure
     from gymsdk.bench.table import format_factors, format_table
     from gymsdk.cli.progress import show_warnings
 
-    out = sys.stdout
     found: list[BenchResult] = []
-    with show_warnings(), redirect_stdout(sys.stderr):
+    with show_warnings():
         async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
             async for each in results:
                 found.append(each)
-                typer.echo(each.model_dump_json() if json else format_table(each), file=out)
-                out.flush()
+                echo(each.model_dump_json() if json else format_table(each))
     if len(plan.shapes) > 1 and not json:
-        typer.echo(format_factors(found))
+        echo(format_factors(found))
     return found

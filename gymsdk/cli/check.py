@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
@@ -85,9 +84,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
 
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
     environment_settings = options.parse_settings([name], settings)[name]
-    # The output of an environment's code must not mix with the results, which may be JSON for a program.
-    with redirect_stdout(sys.stderr):
-        subject = _build_subject(name, environment_settings, tasks, split=split, seed=seed, limit=limit, budget=budget)
+    subject = _build_subject(name, environment_settings, tasks, split=split, seed=seed, limit=limit, budget=budget)
     if not _run_checks(subject, chosen, json=json):
         raise typer.Exit(1)
 
@@ -97,10 +94,10 @@ def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
         from gymsdk import jsonl
 
         listed = [{"id": each.id, "requirement": each.requirement, "why": each.why, "fix": each.fix} for each in checks]
-        typer.echo(jsonl.dump_document(listed), nl=False)
+        echo(jsonl.dump_document(listed), nl=False)
         return
     for each in checks:
-        typer.echo(f"{each.id:<32}  {each.requirement}")
+        echo(f"{each.id:<32}  {each.requirement}")
 
 
 def _build_subject(
@@ -124,32 +121,30 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
     from gymsdk.checks.run import CheckRun, build_report
     from gymsdk.cli.process import Stopped, run_until_signal
 
-    out = sys.stdout
     if not json and subject.entry:
         entry = subject.entry
-        typer.secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True, file=out)
+        secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True)
     try:
-        with redirect_stdout(sys.stderr):
-            results = run_until_signal(_collect_results(CheckRun(subject), checks, None if json else out))
+        results = run_until_signal(_collect_results(CheckRun(subject), checks, prints=not json))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     checked = build_report(subject, results)
-    typer.echo(checked.model_dump_json(indent=2) if json else f"\n{format_counts(results)}", file=out)
+    echo(checked.model_dump_json(indent=2) if json else f"\n{format_counts(results)}")
     return checked.passed
 
 
-async def _collect_results(run: CheckRun, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
+async def _collect_results(run: CheckRun, checks: Sequence[Check], *, prints: bool) -> list[Result]:
     results = []
     async for result in run.iter_results(checks):
         results.append(result)
-        if out is not None:
-            _print_result(result, out)
+        if prints:
+            _print_result(result)
     return results
 
 
-def _print_result(result: Result, out: TextIO) -> None:
+def _print_result(result: Result) -> None:
     from gymsdk.checks.report import format_details, format_summary
 
     mark, _, text = format_summary(result).partition(" ")
-    typer.secho(mark, fg=STATUS_COLORS[result.status], nl=False, file=out)
-    typer.echo("\n".join([f" {text}", *format_details(result)]), file=out)
+    secho(mark, fg=STATUS_COLORS[result.status], nl=False)
+    echo("\n".join([f" {text}", *format_details(result)]))

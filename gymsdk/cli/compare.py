@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 
 if TYPE_CHECKING:
     from gymsdk.runs.compare import Comparison, Difference, TaskPair
@@ -43,10 +44,10 @@ def compare(
     with runs.read(first) as a, runs.read(second) as b:
         comparison = a.compare(b, seed=seed)
     if json:
-        typer.echo(jsonl.dump_document(to_json(comparison)), nl=False)
+        echo(jsonl.dump_document(to_json(comparison)), nl=False)
     else:
         for line in _format_comparison(comparison, (str(first), str(second)), limit):
-            typer.echo(line)
+            echo(line)
     for warning in comparison.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if comparison.overall is None:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
-from gymsdk.errors import UsageError
+from gymsdk.cli.output import echo
+from gymsdk.errors import UnknownEnvironment, UsageError, format_name
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
 
@@ -65,9 +68,11 @@ def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Pat
         # Validate the settings first: a mistyped setting gets its own error message.
         configuration.load_config(files, overrides)
     if len(names) > 1:
-        raise UsageError(f"a file serves one environment, and settings are KEY=VALUE; {' '.join(names)} is neither")
+        raise UsageError(
+            f"a file serves one environment, and settings are KEY=VALUE; {' '.join(map(format_name, names))} is neither"
+        )
     if overrides or files:
-        other = overrides[0] if overrides else f"--config {files[0]}"
+        other = format_name(overrides[0].partition("=")[0]) if overrides else f"--config {files[0]}"
         raise UsageError(
             f"{names[0]!r} names an environment to write a file for and must stand alone; leave out {other}, "
             f"or leave out {names[0]} to show the settings"
@@ -93,29 +98,47 @@ def _print_deployment(deployment: Deployment, *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
-        typer.echo(jsonl.dump_document(show.dump_settings(deployment)), nl=False)
+        echo(jsonl.dump_document(show.dump_settings(deployment)), nl=False)
         return
-    typer.echo("\n".join(show.format_yaml_lines(deployment)))
+    echo("\n".join(show.format_yaml_lines(deployment)))
     for line in filter(None, (deployment.ignored_keys_note, *deployment.notes)):
         typer.echo(line, err=True)
 
 
 def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
-    """Return the names of secret settings by server, for the environments that are installed."""
-    from gymsdk.config.model import ResourcesServerConfig
-    from gymsdk.errors import GymsdkError
-    from gymsdk.plugins import registry
+    """Return the names of secret settings by server, for the environments that are installed.
 
-    secrets: dict[str, set[str]] = {}
+    A wrong setting counts as secret, because a user may have written a secret in its place.
+    """
+    from gymsdk.config.model import ResourcesServerConfig
+    from gymsdk.deploy import plan
+
+    secrets = plan.find_wrong_settings(deployment)
     for block in deployment.servers:
         if not isinstance(block.part, ResourcesServerConfig):
             continue
+        right = {key: value for key, value in block.settings.items() if key not in secrets[block.name]}
+        fields = _read_config_fields(block.part.environment, {}, right)
+        if fields is None:
+            secrets[block.name] |= block.settings.keys()
+        else:
+            secrets[block.name] |= {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+    return secrets
+
+
+def _read_config_fields(name: str, *attempts: dict[str, Any]) -> dict[str, FieldInfo] | None:
+    """Return the settings of an environment, which may need some to load; `None` if no attempt loads it."""
+    from gymsdk.errors import GymsdkError
+    from gymsdk.plugins import registry
+
+    for settings in attempts:
         try:
-            fields = type(registry.load(block.part.environment).config).model_fields
+            return type(registry.load(name, **settings).config).model_fields
+        except UnknownEnvironment:
+            return {}
         except GymsdkError:
             continue
-        secrets[block.name] = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
-    return secrets
+    return None
 
 
 def _write_starter_file(name: str, output: Path | None) -> None:
@@ -124,7 +147,7 @@ def _write_starter_file(name: str, output: Path | None) -> None:
 
     text = show.build_starter_file(name, _list_default_settings(registry.load(name)))
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
         return
     try:
         with output.open("x", encoding="utf-8") as file:
@@ -133,7 +156,7 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         raise UsageError(f"{output} already exists; choose another --output") from None
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
-    typer.echo(f"Wrote {output}: gymsdk serve --config {output}")
+    echo(f"Wrote {output}: gymsdk serve --config {output}")
 
 
 def _list_default_settings(environment: Environment) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import logging
 import os
 import secrets
 import socket
-import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, redirect_stdout
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
 from gymsdk.deploy import child, plan
 from gymsdk.deploy.programs import Program, run_programs, split_programs
-from gymsdk.errors import UsageError
+from gymsdk.errors import UsageError, format_name
 from gymsdk.models import registry
 from gymsdk.types import Model
 from gymsdk.workers.offload import get_worker_count
@@ -120,7 +119,7 @@ def list_warnings(deployment: Deployment, setting_pairs: Sequence[str]) -> list[
 
     keys = [pair.partition("=")[0] for pair in setting_pairs]
     exposed = [
-        format_exposure_warning(f"--set {key}", "a file of --config")
+        format_exposure_warning(f"--set {format_name(key)}", "a file of --config")
         for key in keys
         if is_secret((key.rpartition(".")[2],))
     ]
@@ -171,8 +170,7 @@ def serve_until_stopped(
 
     warnings = nullcontext() if deployment.logs.takes_stderr else show_warnings()
     try:
-        # The output of an environment's code must not mix with the JSON line for programs.
-        with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile), redirect_stdout(sys.stderr):
+        with warnings, log_to(deployment.logs), profile_to_directory(deployment.profile):
             if deployment.is_child:
                 from gymsdk.deploy.process import use_offload
 

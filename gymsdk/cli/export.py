@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.interpreter import build_module_command
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
@@ -140,7 +142,7 @@ def export(  # noqa: PLR0913  # each is an option of the command
         for each in _send(
             [Path(folder) for folder in folders], last, export_options, follow=follow, beside=with_parent
         ):
-            typer.echo(_format_sent(each, json=json), err=with_parent)
+            echo(_format_sent(each, json=json), err=with_parent)
         return
     if content is not None or follow or project != "gymsdk":
         raise UsageError(
@@ -165,7 +167,7 @@ def _write_files(runs: list[Path], files: dict[str, Path | None], selection: Sel
             reports[str(path)] = report
     if json:
         content = {name: report.to_json() for name, report in reports.items()}
-        typer.echo(jsonl.dump_document(content), nl=False)
+        echo(jsonl.dump_document(content), nl=False)
     else:
         for name, report in reports.items():
             typer.echo("\n".join(_format_report(name, report)), err=True)
@@ -236,7 +238,7 @@ def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
 
     def start() -> None:
         nonlocal process
-        command = [sys.executable, "-m", "gymsdk", "export", str(folder), service, "--follow", "--with-parent"]
+        command = build_module_command("gymsdk", "export", str(folder), service, "--follow", "--with-parent")
         # What the SDK prints must not mix with the metrics on standard output. Ctrl-C stops the run, not the export.
         process = subprocess.Popen(  # noqa: S603  # our own command
             command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True

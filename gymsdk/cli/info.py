@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.plugins import registry
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def info(
     if json:
         from gymsdk import jsonl
 
-        typer.echo(jsonl.dump_document(description), nl=False)
+        echo(jsonl.dump_document(description), nl=False)
         return
-    typer.echo("\n".join(_format_lines(description)))
+    echo("\n".join(_format_lines(description)))
 
 
 def _describe_environment(name: str, environment: Environment) -> dict[str, Any]:

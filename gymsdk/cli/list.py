@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import BrokenEnvironment, UsageError
 from gymsdk.plugins import registry
 
@@ -30,7 +31,7 @@ def list_(
     if json:
         _print_json(entries, errors)
     elif not entries:
-        typer.echo("No environment is installed. Install one, for example with `pip install gym-env-math`.")
+        echo("No environment is installed. Install one, for example with `pip install gym-env-math`.")
     else:
         _print_table(entries, errors)
     if broken:
@@ -54,7 +55,7 @@ def _print_table(entries: list[registry.Entry], errors: dict[str, str | None]) -
     for entry in entries:
         error = errors[entry.name]
         text = f"broken: {error}" if error else entry.summary
-        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {text}".rstrip())
+        echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {text}".rstrip())
 
 
 def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
@@ -63,4 +64,4 @@ def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) ->
     from gymsdk import jsonl
 
     listed = [asdict(entry) | {"error": errors[entry.name]} for entry in entries]
-    typer.echo(jsonl.dump_document(listed), nl=False)
+    echo(jsonl.dump_document(listed), nl=False)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import GymsdkError, UsageError
 
 DISTRIBUTION_PREFIX = "gym-env-"
@@ -159,6 +160,8 @@ def _write_package(context: dict[str, Any], output: Path) -> None:
                 extra_context=context,
                 output_dir=str(output),
                 default_config=cookiecutter_config,
+                # The hook repeats the checks of `new`, in a script that would import from the temporary folder.
+                accept_hooks=False,
             )
         except OSError as error:
             raise UsageError(f"cannot write to {output} ({error}); choose another folder with --output") from None
@@ -179,13 +182,13 @@ def _find_template() -> Path:
 
 def _print(name: EnvironmentName, folder: Path) -> None:
     install = shlex.quote(f"./{folder}[dev]" if not folder.is_absolute() else f"{folder}[dev]")
-    typer.echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
+    echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
     commands = [
         f"pip install -e {install}",
         f"gymsdk check {name.name}",
         f"gymsdk play {name.name} --model scripted/oracle",
     ]
-    typer.echo("\n  ".join(["\nNext:", *commands]))
+    echo("\n  ".join(["\nNext:", *commands]))
 
 
 def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
@@ -199,4 +202,4 @@ def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
         "folder": str(folder),
         "files": files,
     }
-    typer.echo(jsonl.dump_document(document), nl=False)
+    echo(jsonl.dump_document(document), nl=False)

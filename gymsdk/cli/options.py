@@ -12,7 +12,8 @@ import typer
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
-from gymsdk.errors import UsageError, format_suggestion
+from gymsdk.cli.output import reserve_stdout
+from gymsdk.errors import UsageError, format_name, format_suggestion
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
 
@@ -42,6 +43,11 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and each panel of options."""
         _write_panels(self.get_params(ctx), ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what its environments print goes to standard error."""
+        with reserve_stdout():
+            return super().invoke(ctx)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # the signature of click
         """Write the examples."""
@@ -443,8 +449,8 @@ def parse_settings(names: Sequence[str], pairs: Iterable[str]) -> dict[str, dict
         name = next((name for name in names if path.startswith(f"{name}.")), names[0] if len(settings) == 1 else None)
         if name is None or not equals or not path:
             form = "KEY=VALUE" if len(settings) == 1 else f"NAME.KEY=VALUE with NAME one of {', '.join(settings)}"
-            raise UsageError(f"--set {pair}: write it as {form}")
-        settings[name][path.removeprefix(f"{name}.")] = _parse_value(pair, value)
+            raise UsageError(f"--set {format_name(path)}: write it as {form}")
+        settings[name][path.removeprefix(f"{name}.")] = _parse_value(path, value)
     return settings
 
 
@@ -454,14 +460,14 @@ def _parse_json(text: str) -> Any:
     return jsonl.parse_json(text, strict=True)
 
 
-def _parse_value(pair: str, text: str) -> Any:
+def _parse_value(path: str, text: str) -> Any:
     """Return lists, objects and null parsed as JSON; other values stay text, which pydantic converts."""
     if text[:1] in {"[", "{"} or text == "null":
         try:
             return _parse_json(text)
         except ValueError as error:
             raise UsageError(
-                f"--set {pair}: the value is not valid JSON ({error}); check its brackets and quotes"
+                f"--set {format_name(path)}: the value is not valid JSON ({error}); check its brackets and quotes"
             ) from None
     return text
 
@@ -478,9 +484,9 @@ def parse_pins(pairs: Iterable[str]) -> dict[str, Any]:
 def _parse_pin(pair: str) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not equals or not key:
-        raise UsageError(f"--pin {pair}: write it as KEY=VALUE, as in --pin temperature=1.0")
+        raise UsageError(f"--pin {format_name(key)}: write it as KEY=VALUE, as in --pin temperature=1.0")
     if key in RESERVED_REQUEST_KEYS:
-        raise UsageError(f"--pin {pair}: every request sets {key!r} itself; leave it out")
+        raise UsageError(f"--pin {format_name(key)}: every request sets {key!r} itself; leave it out")
     try:
         return key, _parse_json(value)
     except ValueError:
@@ -518,11 +524,13 @@ def parse_sampling(
 def _parse_param(pair: str) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not equals or not key:
-        raise UsageError(f"--param {pair}: write it as KEY=JSON, as in --param seed=7")
+        raise UsageError(f"--param {format_name(key)}: write it as KEY=JSON, as in --param seed=7")
     if key in RESERVED_REQUEST_KEYS:
-        raise UsageError(f"--param {pair}: the host sets {key!r} itself; leave it out")
+        raise UsageError(f"--param {format_name(key)}: the host sets {key!r} itself; leave it out")
     try:
         return key, _parse_json(value)
     except ValueError:
-        quoted = f"{key}='\"{value}\"'"
-        raise UsageError(f"--param {pair}: the value is not valid JSON; put text in quotes, as in {quoted}") from None
+        name = format_name(key)
+        raise UsageError(
+            f"--param {name}: the value is not valid JSON; put text in quotes, as in {name}='\"TEXT\"'"
+        ) from None

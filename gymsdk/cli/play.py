@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
 
 if TYPE_CHECKING:
@@ -175,14 +176,14 @@ def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, r
 
 def _print_rollout(rollout: Rollout, *, json: bool) -> None:
     if json:
-        typer.echo(rollout.model_dump_json(indent=2))
+        echo(rollout.model_dump_json(indent=2))
     elif rollout.failure:
         failure = rollout.failure
-        typer.secho(f"{rollout.outcome} in {failure.stage} ({failure.kind}): {failure.message}", fg="red")
+        secho(f"{rollout.outcome} in {failure.stage} ({failure.kind}): {failure.message}", fg="red")
     else:
-        typer.secho(f"reward {rollout.reward:g}", bold=True, nl=False)
+        secho(f"reward {rollout.reward:g}", bold=True, nl=False)
         turns = "1 turn" if rollout.turns == 1 else f"{rollout.turns} turns"
-        typer.echo(f" (ended: {rollout.ended}; {turns}; {rollout.timing.total:.0f} ms)")
+        echo(f" (ended: {rollout.ended}; {turns}; {rollout.timing.total:.0f} ms)")
         fields = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"}) if rollout.verdict else {}
         for key, value in {**rollout.components, **fields}.items():
-            typer.echo(f"  {key}: {value:g}" if isinstance(value, float) else f"  {key}: {value}")
+            echo(f"  {key}: {value:g}" if isinstance(value, float) else f"  {key}: {value}")

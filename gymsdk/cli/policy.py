@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         "template": chat_template,
         "pairs": pairs,
     }
-    announce = _Announcer(policy_options, name, out=sys.stdout, json=json)
+    announce = _Announcer(policy_options, name, json=json)
     _serve(policy_options, endpoint, announce, {"host": host, "port": port, "insecure": insecure})
 
 
@@ -299,17 +299,15 @@ async def _build_policy(policy_options: _PolicyOptions) -> AsyncIterator[Model]:
 class _Announcer:
     """Prints the address of the endpoint once it is ready, and sets *ready*."""
 
-    def __init__(self, policy_options: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
+    def __init__(self, policy_options: _PolicyOptions, name: str, *, json: bool) -> None:
         self.ready = False
         self._policy_options = policy_options
         self._name = name
-        self._out = out
         self._json = json
 
     def __call__(self, url: str) -> None:
         line = orjson.dumps({"url": url, "pid": os.getpid(), "model": self._name}).decode()
-        typer.echo(line if self._json else self._format_text(url), file=self._out)
-        self._out.flush()
+        echo(line if self._json else self._format_text(url))
         self.ready = True
 
     def _format_text(self, url: str) -> str:
@@ -325,14 +323,11 @@ class _Announcer:
 def _serve(
     policy_options: _PolicyOptions, endpoint: dict[str, Any], announce: _Announcer, address: dict[str, Any]
 ) -> None:
-    from contextlib import redirect_stdout
-
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
 
     try:
-        # The output of an environment's code must not mix with the JSON line for programs.
-        with show_warnings(), redirect_stdout(sys.stderr):
+        with show_warnings():
             run_until_signal(_serve_policy(policy_options, endpoint, announce, address))
     except Stopped as stop:
         # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.

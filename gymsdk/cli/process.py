@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import fcntl
 import logging
 import os
 import shutil
@@ -24,6 +23,7 @@ from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
+from gymsdk import locks
 from gymsdk.concurrency import create_event_loop
 from gymsdk.errors import GymsdkError, describe_exception
 from gymsdk.sockets import raise_open_file_limit
@@ -298,14 +298,14 @@ def open_scratch_folder() -> Iterator[Path]:
     for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
         if (lock := _lock_folder(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
+            locks.close_folder(lock)
     folder, lock = _create_locked_folder()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
-            os.close(lock)
+            locks.close_folder(lock)
 
 
 def _create_locked_folder() -> tuple[Path, int | None]:
@@ -329,14 +329,14 @@ def _lock_folder(path: Path, *, wait: bool = False) -> int | None:
         The descriptor; `None` if the folder is not this user's, has been removed, or cannot be locked.
     """
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = locks.open_folder(path, follow_links=False)
     except OSError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock(lock, wait=wait)
         if os.fstat(lock).st_uid == os.geteuid() and os.path.samestat(os.fstat(lock), path.lstat()):
             return lock
     except OSError:
         pass
-    os.close(lock)
+    locks.close_folder(lock)
     return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     run = Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace)
     run_rollouts(run)
     result = _profile_run(plan, folder, plot=plot)
-    typer.echo(
+    echo(
         result.model_dump_json(indent=2)
         if json
         else "\n".join([*_format_profile(result), *_list_output_paths(folder, plot=plot)])

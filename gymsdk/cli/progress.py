@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from gymsdk.cli.process import Stopped, run_until_signal
+from gymsdk.config.show import redact_words
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunProgress, name_dated_folder
 from gymsdk.rollouts.jobs import PlayedJob
@@ -72,10 +73,8 @@ def run_rollouts(
             f"  {format_resume_command(sys.argv[1:], folder)}"
         )
         try:
-            # The output of an environment's code must not mix with the metrics, which may be JSON for a program.
-            with redirect_stdout(sys.stderr):
-                work = execute(run, watch) if replicas is None else _execute_on_replicas(run, replicas, watch)
-                return run_until_signal(work, last_words=f"{words}\n")
+            work = execute(run, watch) if replicas is None else _execute_on_replicas(run, replicas, watch)
+            return run_until_signal(work, last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
     if folder.exists():
@@ -99,7 +98,7 @@ def format_resume_command(words: Sequence[str], folder: Path) -> str:
     kept = [word for word in words if word not in {"--overwrite", "--resume"}]
     names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
     folder_option = [] if names_output else ["--output", str(folder)]
-    return shlex.join([*describe_program(), *kept, *folder_option, "--resume"])
+    return shlex.join([*describe_program(), *redact_words(kept), *folder_option, "--resume"])
 
 
 def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
@@ -115,11 +116,11 @@ def _print_comparison(replays: list[Replayed], *, json: bool) -> None:
             }
             for each in replays
         ]
-        typer.echo(jsonl.dump_document(content), nl=False)
+        echo(jsonl.dump_document(content), nl=False)
     else:
         for each in different:
-            typer.echo(_describe(each))
-        typer.echo(f"{len(replays) - len(different)} of {len(replays)} rollouts are equal: items and reward")
+            echo(_describe(each))
+        echo(f"{len(replays) - len(different)} of {len(replays)} rollouts are equal: items and reward")
     if different:
         raise typer.Exit(1)
 
@@ -139,7 +140,7 @@ def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
     rewards = [each.rollout.reward for each in replays]
     if json:
         content = {"folder": str(folder), "rewards": rewards, "stored_reward": replays[0].stored.reward}
-        typer.echo(jsonl.dump_document(content), nl=False)
+        echo(jsonl.dump_document(content), nl=False)
     else:
         for number, each in enumerate(replays):
             failure = each.rollout.failure
@@ -148,7 +149,7 @@ def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
                 if failure
                 else f"reward {each.rollout.reward:g}, {format_count(each.rollout.turns, 'turn')}"
             )
-            typer.echo(f"{each.stored.task}:{number}  {result}")
-        typer.echo(f"stored reward {replays[0].stored.reward}; the branch is in {folder}")
+            echo(f"{each.stored.task}:{number}  {result}")
+        echo(f"stored reward {replays[0].stored.reward}; the branch is in {folder}")
     if any(each.rollout.failure for each in replays):
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import Failed, GymsdkError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def restart(
         )
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    typer.echo(f"{name} restarted; it answers again after {seconds:.1f} s")
+    echo(f"{name} restarted; it answers again after {seconds:.1f} s")
 
 
 async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: float) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,13 +148,10 @@ def _check_output(run: StoredRun, output: Path, *, overwrite: bool) -> None:
 
 
 def _report_progress(work: Any) -> None:
-    from contextlib import redirect_stdout
-    from sys import stderr
-
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
 
-    with show_warnings(), redirect_stdout(stderr):
+    with show_warnings():
         try:
             run_until_signal(work)
         except Stopped as stop:
@@ -218,7 +216,7 @@ def _print(results: _Results, *, json: bool) -> None:
     from gymsdk import jsonl
 
     if not json:
-        typer.echo("\n".join(_format_results(results)))
+        echo("\n".join(_format_results(results)))
         return
     document = {
         "rollouts": results.rollouts,
@@ -227,7 +225,7 @@ def _print(results: _Results, *, json: bool) -> None:
         "unscored": results.unscored,
         "not_stateless": results.unsure,
     }
-    typer.echo(jsonl.dump_document(document), nl=False)
+    echo(jsonl.dump_document(document), nl=False)
 
 
 def _format_results(results: _Results) -> Iterator[str]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
-from gymsdk.errors import UsageError
+from gymsdk.errors import UsageError, format_name
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
@@ -303,8 +304,9 @@ def _check_head_options(
     if tasks is None and not names:
         raise UsageError("--head: name the environments to play, or pass a file of rows with --tasks")
     if tasks is not None and settings:
+        name = format_name(settings[0].partition("=")[0])
         raise UsageError(
-            f"--set {settings[0]}: running servers have their settings already, and the rows come from {tasks};"
+            f"--set {name}: running servers have their settings already, and the rows come from {tasks};"
             " leave out --set, and pass it to `gymsdk serve`"
         )
 
@@ -315,13 +317,13 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
 
     if json:
         for piece in _iter_json(folder):
-            typer.echo(piece, nl=False)
+            echo(piece, nl=False)
         return
-    typer.echo(format_metrics_table(metrics))
+    echo(format_metrics_table(metrics))
     if plays_default:
-        typer.echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
+        echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
     for path in filter(is_nonempty_file, (folder / name for name in FILES)):
-        typer.echo(path)
+        echo(path)
     failed = sum(sum(each["failures"].values()) for each in metrics)
     retry_hint = f"the same command with --output {folder} --resume plays them again"
     raised = sum(each["failures_raised"] for each in metrics)

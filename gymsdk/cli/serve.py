@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +13,7 @@ import orjson
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ class Announcer:
         self.tries = tries and not json
         self.ray = ""
         self._json = json
-        # `sys.stdout` is redirected later, so that the output of an environment's code goes elsewhere.
-        self._out = sys.stdout
 
     async def __call__(
         self,
@@ -75,8 +73,7 @@ class Announcer:
             urls = {each.name: each.url for each in services}
             for environment in environments:
                 lines += ["", *await build_curl_lines(environment, urls, folder)]
-        typer.echo("\n".join(lines), file=self._out)
-        self._out.flush()
+        echo("\n".join(lines))
         self.ready = True
 
 

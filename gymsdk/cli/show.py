@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo, get_output
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,18 +97,18 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
     rows = stored.queries.list_rows(chosen, sort=sort, descending=descending, limit=limit)
     if json:
         content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
-        typer.echo(jsonl.dump_document(content), nl=False)
+        echo(jsonl.dump_document(content), nl=False)
         return
     for line in _format_summary(stored, summary, is_chosen=bool(where or search)):
-        typer.echo(line)
+        echo(line)
     for failure in failures:
-        typer.echo(f"failed at {failure['stage'] or '?'}: {failure['kind']}, {failure['count']} times")
-        typer.echo(f"  {clean(failure['message'])[:300]}")
+        echo(f"failed at {failure['stage'] or '?'}: {failure['kind']}, {failure['count']} times")
+        echo(f"  {clean(failure['message'])[:300]}")
     if rows:
-        typer.echo()
-        console = Console(highlight=False)
+        echo()
+        console = Console(file=get_output(), highlight=False)
         console.print(_build_table(rows))
-        typer.echo(f"gymsdk show {stored.source.path} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript")
+        echo(f"gymsdk show {stored.source.path} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript")
     for bad in stored.queries.list_bad_lines():
         typer.echo(f"{bad['file']}: {bad['count']} lines are not rollouts ({bad['message']})", err=True)
 
@@ -158,9 +159,9 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
         raise UsageError(f"{stored.source.path} has no rollout {name!r}; `gymsdk show {stored.source.path}` lists some")
     line = stored.queries.read_line(row["id"])
     if json:
-        typer.echo(jsonl.dump_document(line), nl=False)
+        echo(jsonl.dump_document(line), nl=False)
         return
-    console = Console(highlight=False)
+    console = Console(file=get_output(), highlight=False)
     for part in _render_rollout(line, row, stored.queries.get_figures(row["id"])):
         console.print(part)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo, get_output
 from gymsdk.cli.serve import SERVER_LABELS
 from gymsdk.errors import Failed
 
@@ -72,21 +72,21 @@ class _StatusPrinter:
         finally:
             await client.aclose()
         self.code = 0 if result.is_healthy else 1
-        typer.echo(_format_json(result) if self._json else format_status(result))
+        echo(_format_json(result) if self._json else format_status(result))
 
     async def watch(self) -> None:
         import asyncio
 
         while True:
-            if sys.stdout.isatty() and not self._json:
-                typer.echo(CLEAR_SCREEN, nl=False)
+            if get_output().isatty() and not self._json:
+                echo(CLEAR_SCREEN, nl=False)
             try:
                 await self.print_once()
             except Failed as error:
                 # The head may be back in a moment, so keep watching.
                 self.code = 1
                 typer.echo(f"Error: {error}", err=True)
-            sys.stdout.flush()
+            get_output().flush()
             await asyncio.sleep(REFRESH_SECONDS)
 
 

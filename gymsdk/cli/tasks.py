@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
-from gymsdk.errors import BadConfig, BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError, format_suggestion
+from gymsdk.cli.output import echo, get_output
+from gymsdk.errors import (
+    BadConfig,
+    BrokenEnvironment,
+    GymsdkError,
+    UnknownEnvironment,
+    UsageError,
+    format_name,
+    format_suggestion,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -254,31 +262,27 @@ def _write_rows(  # the command's options
     overwrite: bool,
     json: bool,
 ) -> None:
-    from contextlib import redirect_stdout
-
     from gymsdk import jsonl
     from gymsdk.cli.process import run_in_new_loop
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import AtomicRowWriter, add_tools, interleave_splits
 
     parsed = options.parse_settings(names, settings)
-    # The output of an environment's code must not mix with the rows.
-    out, silent = sys.stdout.buffer, redirect_stdout(sys.stderr)
-    with silent:
-        loaded = {name: registry.load(name, **each) for name, each in parsed.items()}
-        rows_to_write = add_tools(
-            loaded, interleave_splits(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed
-        )
-        if limit is None:
-            typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; pass another number with -n N", err=True)
-        if output is None:
-            run_in_new_loop(_iter_rows(rows_to_write, lambda row: out.write(jsonl.dump_row(row))))
-            out.flush()
-            return
-        with AtomicRowWriter(output, overwrite=overwrite) as sheet:
-            run_in_new_loop(_iter_rows(rows_to_write, sheet.add))
+    out = get_output().buffer
+    loaded = {name: registry.load(name, **each) for name, each in parsed.items()}
+    rows_to_write = add_tools(
+        loaded, interleave_splits(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed
+    )
+    if limit is None:
+        typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; pass another number with -n N", err=True)
+    if output is None:
+        run_in_new_loop(_iter_rows(rows_to_write, lambda row: out.write(jsonl.dump_row(row))))
+        out.flush()
+        return
+    with AtomicRowWriter(output, overwrite=overwrite) as sheet:
+        run_in_new_loop(_iter_rows(rows_to_write, sheet.add))
     summary = {"output": str(output), "rows": sheet.count, "environments": names}
-    typer.echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
+    echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
 
 
 async def _iter_rows(rows: AsyncIterator[Row], write: Callable[[Row], object]) -> None:
@@ -320,7 +324,8 @@ def _check_dataset(files: list[Path], name: str | None, others: dict[str, object
 
 
 def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, object]]:
-    raise UsageError(f"--set {settings[0]}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
+    name = format_name(settings[0].partition("=")[0])
+    raise UsageError(f"--set {name}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
 
 
 def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
@@ -329,9 +334,9 @@ def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
     if json:
         bad = [{"line": number, "reason": reason} for number, reason in report.bad]
         document = {"file": str(path), "good": report.good.total(), "bad": bad, "environments": dict(report.good)}
-        typer.echo(jsonl.dump_document(document), nl=False)
+        echo(jsonl.dump_document(document), nl=False)
         return
     for number, reason in report.bad:
-        typer.echo(f"{path}:{number}: {reason}")
+        echo(f"{path}:{number}: {reason}")
     by_name = "".join(f", {count:,} of {name}" for name, count in report.good.items())
-    typer.echo(f"{report.good.total():,} rows are valid{by_name}; {len(report.bad):,} are not")
+    echo(f"{report.good.total():,} rows are valid{by_name}; {len(report.bad):,} are not")

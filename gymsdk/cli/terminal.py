@@ -6,9 +6,8 @@ import os
 import sys
 from functools import partial
 
-import typer
-
 from gymsdk import responses
+from gymsdk.cli.output import echo, secho
 from gymsdk.errors import Failed
 from gymsdk.responses import is_policy_item
 from gymsdk.threads import ThreadPool
@@ -48,7 +47,7 @@ class HumanPolicy:
         self._to_stderr = to_stderr
         self._seen = 0
         self._keyboard = Keyboard()
-        self._print = partial(typer.echo, err=to_stderr)
+        self._print = partial(echo, err=to_stderr)
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002  # the protocol
         """Print new items of the conversation, then read a reply or a tool call."""
@@ -122,13 +121,11 @@ def print_item(item: Item, *, to_stderr: bool = False) -> None:
     """Print one item of a conversation, to standard error if *to_stderr* is set."""
     kind = item.get("type", "message")
     if kind == "function_call":
-        typer.secho(f"call {item['name']} {item['arguments']}", fg="cyan", err=to_stderr)
+        secho(f"call {item['name']} {item['arguments']}", fg="cyan", err=to_stderr)
     elif kind == "function_call_output":
-        typer.secho(f"output {extract_text(item['output'])}", fg="yellow", err=to_stderr)
+        secho(f"output {extract_text(item['output'])}", fg="yellow", err=to_stderr)
     elif kind == "reasoning":
-        typer.secho(
-            "".join(extract_text(part.get("text")) for part in item.get("summary", [])), dim=True, err=to_stderr
-        )
+        secho("".join(extract_text(part.get("text")) for part in item.get("summary", [])), dim=True, err=to_stderr)
     else:
-        typer.secho(f"{item.get('role', '')}: ", bold=True, nl=False, err=to_stderr)
-        typer.echo(extract_text(item.get("content")), err=to_stderr)
+        secho(f"{item.get('role', '')}: ", bold=True, nl=False, err=to_stderr)
+        echo(extract_text(item.get("content")), err=to_stderr)

@@ -9,6 +9,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 
@@ -109,7 +110,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
             report = run_until_signal(_check(environment, token_model, selected, seed, budget))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    typer.echo(report.model_dump_json(indent=2) if json else "\n".join(_format_report(report)))
+    echo(report.model_dump_json(indent=2) if json else "\n".join(_format_report(report)))
     if report.broken or report.failures or not report.calls:
         raise typer.Exit(1)
 

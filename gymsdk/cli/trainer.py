@@ -8,6 +8,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def check(
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     if json:
-        typer.echo(jsonl.dump_document([result.model_dump() for result in results]), nl=False)
+        echo(jsonl.dump_document([result.model_dump() for result in results]), nl=False)
     failed = [result for result in results if result.outcome == "failed"]
     if not json:
         skipped = sum(result.outcome == "skipped" for result in results)
-        typer.echo(f"\n{len(results) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped")
+        echo(f"\n{len(results) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped")
     if failed:
         raise typer.Exit(1)
 
@@ -92,9 +93,9 @@ async def _check(stack: TrainerStack, *, prints: bool) -> list[CheckResult]:
     async for result in check_trainer(stack):
         if prints:
             if not results or results[-1].component != result.component:
-                typer.echo(f"{result.component}. {COMPONENTS[result.component - 1]}")
+                echo(f"{result.component}. {COMPONENTS[result.component - 1]}")
             outcome = typer.style(f"{result.outcome:<8}", fg=COLORS[result.outcome])
             detail = f": {result.detail}" if result.detail else ""
-            typer.echo(f"   {outcome} {result.name}{detail}")
+            echo(f"   {outcome} {result.name}{detail}")
         results.append(result)
     return results

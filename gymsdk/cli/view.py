@@ -15,8 +15,10 @@ from typing import Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.output import echo
 from gymsdk.cli.show import Search, Where
 from gymsdk.errors import UsageError
+from gymsdk.interpreter import build_module_command
 
 VIEWER, EXPORT = "Viewer", "Export"
 
@@ -118,7 +120,7 @@ def view(  # noqa: PLR0913  # each is an option of the command
     app = create_app(library, SecretStr(token), player=player, decode=decode)
     with _bind(port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"
-        typer.echo(url)
+        echo(url)
         if browser:
             webbrowser.open(url)
         ViewerServer(app, library).run(sockets=[listening])
@@ -132,7 +134,7 @@ def _export(runs: list[Path], target: Path, where: list[str], search: str, sampl
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     page = target if target.is_file() else target / "index.html"
-    typer.echo(f"{page}: {count} rollouts, {size / 1e6:.1f} MB")
+    echo(f"{page}: {count} rollouts, {size / 1e6:.1f} MB")
 
 
 @contextmanager
@@ -147,7 +149,7 @@ def run_viewer(folder: Path) -> Iterator[Callable[[], None]]:
     def start() -> None:
         nonlocal process
         is_seen = sys.stderr.isatty()
-        command = [sys.executable, "-m", "gymsdk", "view", str(folder), "--with-parent"]
+        command = build_module_command("gymsdk", "view", str(folder), "--with-parent")
         command += [] if is_seen else ["--no-browser"]
         # The address must not mix with the metrics on standard output. Ctrl-C stops the run, but not the viewer.
         process = subprocess.Popen(  # noqa: S603  # our own command

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gymsdk.config.yaml import KeyPath, Node, Problems, format_key_path, to_plain
-from gymsdk.errors import format_error_detail
+from gymsdk.errors import list_setting_errors
 
 TOKEN_CAPTURE_KEY = "token_id_capture"  # noqa: S105 - the name of a setting, not a secret
 """NeMo Gym's key for the capture of token ids, at the top of a configuration and of an agent."""
@@ -251,11 +251,9 @@ def validate_fields(
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        # A message must not contain the value, which may be a key.
-        for detail in error.errors(include_input=False, include_url=False, include_context=False):
-            field, *deeper = map(str, detail["loc"] or ("",))
+        for location, message in list_setting_errors(error):
+            field, *deeper = location or ("",)
             full_path = (*path, *keys.get(field, field).split("."), *deeper)
-            message = format_error_detail(detail)
             place = root.place_of(full_path)
             problems.add(place, f"{format_key_path(full_path)}: {message[:1].lower()}{message[1:]}")
         return None

@@ -11,7 +11,7 @@ from enum import Enum
 from gymsdk.config import yaml
 from gymsdk.config.model import SERVER_KINDS, find_kind, normalize_keys
 from gymsdk.config.yaml import COMMAND_LINE, HANDED_OVER, KeyPath, Node, Place, Problems, format_key_path, merge_nodes
-from gymsdk.errors import BadConfig, format_suggestion
+from gymsdk.errors import BadConfig, format_name, format_suggestion
 from gymsdk.models.options import ENVIRONMENT_VARIABLES
 
 OVERRIDE_PATTERN = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>[^=\s+~]+?)(?:=(?P<value>.*))?", re.DOTALL)
@@ -41,11 +41,15 @@ def _parse_override(word: str, problems: Problems) -> Override | None:
     match = OVERRIDE_PATTERN.fullmatch(word.strip())
     if match is None or (match["value"] is None and match["sign"] != "~"):
         name = word.partition("=")[0]
-        problems.add(COMMAND_LINE, f"{name!r} is not a setting; write it as key=value, as in head_server.port=8000")
+        problems.add(
+            COMMAND_LINE, f"{format_name(name)!r} is not a setting; write it as key=value, as in head_server.port=8000"
+        )
         return None
     path = tuple(match["key"].split("."))
     if not all(path):
-        problems.add(COMMAND_LINE, f"{match['key']!r} has an empty part; write it as in head_server.port=8000")
+        problems.add(
+            COMMAND_LINE, f"{format_name(match['key'])!r} has an empty part; write it as in head_server.port=8000"
+        )
         return None
     if match["sign"] == "~":
         return Override(path, None)
@@ -53,7 +57,8 @@ def _parse_override(word: str, problems: Problems) -> Override | None:
         return Override(path, _parse_value(match["value"]))
     except BadConfig:
         problems.add(
-            COMMAND_LINE, f"the value of {match['key']} is not valid YAML; check its brackets, or put it in quotes"
+            COMMAND_LINE,
+            f"the value of {format_name(match['key'])} is not valid YAML; check its brackets, or put it in quotes",
         )
         return None
 
@@ -106,7 +111,7 @@ def _delete(root: Node, path: KeyPath, problems: Problems) -> Node:
     parent = root.get(*path[:-1])
     if parent is None or path[-1] not in parent.children:
         hint = format_suggestion(path[-1], parent.children if parent else root.children)
-        problems.add(COMMAND_LINE, f"there is no {format_key_path(path)} to delete{hint}")
+        problems.add(COMMAND_LINE, f"there is no {format_name(format_key_path(path))} to delete{hint}")
         return root
     return root.without_path(path)
 

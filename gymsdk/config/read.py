@@ -48,7 +48,7 @@ from gymsdk.config.yaml import (
     merge_nodes,
     remove_deleted,
 )
-from gymsdk.errors import format_suggestion
+from gymsdk.errors import format_name, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.models.options import ENV_FILES, ENVIRONMENT_VARIABLES
 
@@ -360,7 +360,7 @@ def _remove_unknown_keys(root: Node, problems: Problems) -> tuple[Node, dict[str
             servers = [each for each in root.children if each not in unknown] if node.place == COMMAND_LINE else []
             problems.add(node.place, _describe_unknown_key(key, node, servers))
         else:
-            problems.warn(node.place, f"{key} is not known to gymsdk and is ignored")
+            problems.warn(node.place, f"{format_name(key)} is not known to gymsdk and is ignored")
     return root.without(*unknown), ignored
 
 
@@ -394,5 +394,5 @@ def _describe_unknown_key(key: str, node: Node, servers: Iterable[str]) -> str:
         return f"{key} has no kind of server{hint}"
     known = (*fields.TOP_LEVEL_KEYS, *fields.IGNORED_TOP_LEVEL_KEYS, *servers)
     form = "a server is written NAME: {KIND: {IMPLEMENTATION: {…}}}" if node.is_mapping else ""
-    hint = format_suggestion(key, known, form) or "; leave it out, or refer to it with ${" + key + "}"
-    return f"there is no setting {key!r}{hint}"
+    hint = format_suggestion(key, known, form) or "; leave it out, or refer to it with ${" + format_name(key) + "}"
+    return f"there is no setting {format_name(key)!r}{hint}"

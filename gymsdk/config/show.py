@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.servers import get_endpoint_keys
 from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place, format_key_path, redact_secrets, to_plain
-from gymsdk.http.tls import redact_url
+from gymsdk.http.tls import mask_url, redact_url
 
 SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization")
 """Text in keys, without underscores, that marks their values as secret."""
@@ -180,11 +180,15 @@ def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacte
 
 def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
     """Return *deployment* with further settings redacted: the *fields* of each server, by the server's name."""
-    settings = [
-        each.model_copy(update={"value": REDACTED}) if {*each.path[1:]} & {*fields.get(each.path[0], ())} else each
-        for each in deployment.settings
-    ]
-    return deployment.model_copy(update={"settings": tuple(settings)})
+    settings: dict[KeyPath, Setting] = {}
+    for each in deployment.settings:
+        names = fields.get(each.path[0], ())
+        depth = next((depth for depth, key in enumerate(each.path) if depth and key in names), None)
+        # The keys below a secret setting are not shown either: a user may have mixed up a key and its value.
+        path = each.path if depth is None else each.path[: depth + 1]
+        redacted = each if depth is None else each.model_copy(update={"path": path, "value": REDACTED})
+        settings.setdefault(path, redacted)
+    return deployment.model_copy(update={"settings": tuple(settings.values())})
 
 
 def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
@@ -276,6 +280,49 @@ def _redact(path: KeyPath, value: Any, secrets: set[str], redacted: set[KeyPath]
     if isinstance(value, list):
         return [_redact((*path, str(index)), each, secrets, redacted) for index, each in enumerate(value)]
     return redact_url(redact_secrets(value, secrets)) if isinstance(value, str) else value
+
+
+def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the *settings* of an environment with texts redacted that are secret by a key, and credentials in URLs.
+
+    Numbers are kept: a resume compares them, and a key such as `key_count` only looks secret.
+    """
+    # `is_secret` expects the keys of a server above those of its settings.
+    return {key: _redact_texts((*[""] * SETTINGS_DEPTH, key), value) for key, value in settings.items()}
+
+
+def _redact_texts(path: KeyPath, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _redact_texts((*path, str(key)), each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_redact_texts((*path, str(index)), each) for index, each in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    return REDACTED if value and is_secret(path) else mask_url(value)
+
+
+def redact_words(words: Iterable[str]) -> list[str]:
+    """Return the arguments of a command with secrets redacted: settings by their keys, and credentials in URLs."""
+    return [_redact_word(word) for word in words]
+
+
+def _redact_word(word: str) -> str:
+    head, equals, value = word.partition("=")
+    if head.startswith("--") and "=" in value:
+        # As in --set=KEY=VALUE.
+        return f"{head}={_redact_word(value)}"
+    key = head.lstrip("-+~")
+    if not equals or not key:
+        return mask_url(word)
+    if is_secret((*[""] * SETTINGS_DEPTH, *key.split("."))):
+        return f"{head}={REDACTED}"
+    try:
+        parsed = json.loads(value) if value[:1] in {"[", "{"} else value
+    except (ValueError, RecursionError):
+        # Hydra's form of a mapping is YAML; which part of it is secret is not known.
+        return f"{head}={REDACTED}"
+    redacted = redact_settings({key: parsed})[key]
+    return f"{head}={redacted if isinstance(redacted, str) else value if redacted == parsed else json.dumps(redacted)}"
 
 
 def _count_shared_keys(first: KeyPath, second: KeyPath) -> int:

@@ -113,6 +113,18 @@ def get_object(body: Item, key: str, where: str = "") -> Item:
     raise build_invalid_field(_join_path(where, key), "an object")
 
 
+def get_integer(body: Item, key: str, where: str = "") -> int | None:
+    """Return the integer under *key* of *body*, `None` if it is missing or null.
+
+    Raises:
+        InvalidRequest: The value is not an integer.
+    """
+    value = body.get(key)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise build_invalid_field(_join_path(where, key), "an integer")
+
+
 def check_objects(value: Any, where: str) -> list[Item]:
     """Return *value*, the field at the path *where*, if it is a list of objects.
 

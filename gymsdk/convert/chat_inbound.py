@@ -200,9 +200,9 @@ def build_error_frames(error: ApiError) -> bytes:
 
 def _translate_fields(body: Item) -> Item:
     """Return the fields that Responses has under another name or in another form."""
-    limit, effort = body.get("max_completion_tokens"), body.get("reasoning_effort")
+    limit, effort = api.get_integer(body, "max_completion_tokens"), body.get("reasoning_effort")
     return {
-        "max_output_tokens": body.get("max_tokens") if limit is None else limit,
+        "max_output_tokens": api.get_integer(body, "max_tokens") if limit is None else limit,
         "reasoning": {"effort": effort} if effort else None,
         "text": _parse_text_format(body),
         "tools": parse_tools(body["tools"]) if body.get("tools") else None,

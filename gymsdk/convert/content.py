@@ -93,8 +93,9 @@ def split_content(content: object) -> tuple[list[str], str]:
 
 def join_reasoning(items: Iterable[Item]) -> str:
     """Return the reasoning texts of *items* as one text; servers put them under `summary` or under `content`."""
-    part_lists = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
-    return "\n".join(text for parts in part_lists for part in parts if (text := read_text(part.get("text"))))
+    contents = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
+    texts = ([each] if isinstance(each, str) else [read_text(part.get("text")) for part in each] for each in contents)
+    return "\n".join(text for each in texts for text in each if text)
 
 
 def split_think_blocks(text: str, *, separated: bool = False) -> tuple[list[str], str]:

@@ -26,7 +26,7 @@ from gymsdk.convert.api import (
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
-from gymsdk.types import Item, extract_text, is_object_list, is_reply
+from gymsdk.types import Item, extract_text, find_invalid_param, is_object_list, is_reply
 from gymsdk.usage import fill_usage_details, normalize_usage
 
 EncodedFields: TypeAlias = dict[str, bytes]
@@ -161,17 +161,11 @@ RESPONSES_PATH = "responses"
 
 USAGE_DETAIL_FIELDS = ("input_tokens_details", "output_tokens_details")
 
-OBJECT_FIELDS = ("metadata", "reasoning", "stream_options", "text")
-"""The fields of a request that must be objects."""
-
 STREAM_FIELDS = ("stream", "stream_options")
 
 REQUIRED_RESPONSE_FIELDS = frozenset(
     {"created_at", "id", "model", "object", "parallel_tool_calls", "status", "tool_choice", "tools"}
 )
-ITEM_CONTENT_FIELDS = {"reasoning": "summary", "function_call_output": "output"}
-"""By type of item, the field that must be a list of objects if it is present; an output may also be a string."""
-
 ID_PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 
 MAX_REMEMBERED_IDS = 65_536
@@ -315,19 +309,13 @@ def parse_request(body: Item) -> Item:
     Raises:
         InvalidRequest: The body is invalid, or asks for background processing.
     """
-    input_items = body.get("input")
-    if not isinstance(input_items, str) and not _are_items(input_items):
-        raise InvalidRequest("'input' must be a string or a list of items", "input")
-    if body.get("tools") is not None and not is_object_list(body["tools"]):
-        raise InvalidRequest("'tools' must be a list of tools", "tools")
-    if not isinstance(body.get("instructions"), str | None):
-        raise InvalidRequest("'instructions' must be a string", "instructions")
-    if not isinstance(body.get("include"), list | None):
-        raise InvalidRequest("'include' must be a list", "include")
-    for key in OBJECT_FIELDS:
-        api.get_object(body, key)
-    if text_format := api.get_object(api.get_object(body, "text"), "format", "text"):
-        api.get_text(text_format, "type", "text.format")
+    if body.get("input") is None:
+        raise api.build_invalid_field("input", "a string or a list of items")
+    if invalid := find_invalid_param(body):
+        field, expected = invalid
+        # Clients know the parameter, not the path in its list.
+        name = field.partition(".")[0]
+        raise InvalidRequest(f"{field} must be {expected}", name if name in {"input", "tools"} else field)
     if body.get("background"):
         raise InvalidRequest("this server does not support 'background'; leave it out", "background")
     known = chat.drop_unknown_fields(body, chat.RESPONSES_FIELDS, where="Responses")
@@ -354,16 +342,6 @@ def _complete_item(item: Item) -> Item:
     if isinstance(content, str):
         added["content"] = [{"type": "output_text", "text": content, "annotations": []}]
     return item | added
-
-
-def _are_items(value: object) -> bool:
-    return isinstance(value, list) and responses.is_response({"output": value}) and all(map(_has_valid_content, value))
-
-
-def _has_valid_content(item: Item) -> bool:
-    key = ITEM_CONTENT_FIELDS.get(item.get("type", "message"))
-    content = item.get(key) if key else None
-    return content is None or is_object_list(content) or (key == "output" and isinstance(content, str))
 
 
 RESPONSES_API = InboundApi(

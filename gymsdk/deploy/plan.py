@@ -284,6 +284,19 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
     problems.raise_if_any()
 
 
+def find_wrong_settings(deployment: Deployment) -> dict[str, set[str]]:
+    """Return the names of the settings that an environment rejects, by server; all if it does not say which."""
+    from gymsdk.plugins.registry import installed
+
+    environments = installed()
+    players = {each.name: each.part for each in deployment.servers if isinstance(each.part, ModelServerConfig)}
+    return {
+        block.name: {key for way, _ in _find_errors(block, environments, players) for key in way[:1] or block.settings}
+        for block in deployment.servers
+        if isinstance(block.part, ResourcesServerConfig)
+    }
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raise `UsageError` if one of *names* is a file instead of an environment."""
     if file := next((name for name in names if re.fullmatch(r".*\.ya?ml", name)), None):

@@ -48,7 +48,9 @@ def build_command(command: Sequence[str], *, seconds: float, status: int) -> lis
         status: The descriptor on which the guard reports the program's process ID, or the negative `errno` if the
             program cannot be started.
     """
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(status), str(seconds), *command]
+    from gymsdk.interpreter import build_isolated_command  # the guard itself imports the standard library only
+
+    return build_isolated_command(__file__, str(os.getpid()), str(status), str(seconds), *command)
 
 
 def watch_parent(file: int = 0) -> None:

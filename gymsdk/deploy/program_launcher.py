@@ -1,6 +1,6 @@
 """`python -m gymsdk.deploy.program_launcher` becomes a program whose environment variables may hold secrets.
 
-It reads a line of JSON from standard input: `python`, `program` and `variables`, and runs the program in its folder.
+It reads a line of JSON from standard input: `command`, `folder` and `variables`, and runs the command in the folder.
 The command line of a process is visible to all users of a machine; standard input is not.
 """
 
@@ -18,9 +18,9 @@ def main() -> None:
     while not line.endswith(b"\n") and (part := os.read(sys.stdin.fileno(), 65_536)):
         line += part
     launch = json.loads(line)
-    os.chdir(os.path.dirname(launch["program"]))  # noqa: PTH120 - its folder, also of a link
+    os.chdir(launch["folder"])
     os.environ.update(launch["variables"])
-    os.execv(launch["python"], [launch["python"], launch["program"]])  # noqa: S606 - our own command
+    os.execv(launch["command"][0], launch["command"])  # noqa: S606 - our own command
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from gymsdk.deploy.node import Node
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
+from gymsdk.interpreter import build_module_command, build_program_command, get_python
 from gymsdk.plugins.registry import installed
 from gymsdk.servers.instances import Headers
 from gymsdk.servers.listener import bind_socket
@@ -102,22 +103,21 @@ def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, .
 def find_program(block: ServerConfig) -> Path | None:
     """Return the file that the *block* of a resources server names, `None` if there is none.
 
-    A relative `entrypoint` is looked up in the folder of the server: `resources_servers/NAME` of the working folder,
-    the folder of the configuration file or the one above it, and `resources_servers/NAME` of an installed NeMo Gym.
+    A relative `entrypoint` is looked up in the folder of the server: the folder of the configuration file or the one
+    above it, `resources_servers/NAME` of the working folder, and `resources_servers/NAME` of an installed NeMo Gym.
     """
     if block.entrypoint is None:
         return None
     written = Path(block.entrypoint).expanduser()
     if written.is_absolute():
         return written if written.is_file() else None
-    relative = Path(RESOURCES, block.implementation)
-    folders = [Path.cwd() / relative]
     source = Path(block.place.source)
-    if source.is_file():
-        folders += [source.resolve().parent, source.resolve().parent.parent]
+    # The user names the configuration file, and may not know the files of the working folder.
+    folders = [source.resolve().parent, source.resolve().parent.parent] if source.is_file() else []
+    folders.append(Path.cwd() / RESOURCES / block.implementation)
     spec = find_spec(RESOURCES)
     folders += [Path(each) / block.implementation for each in (spec.submodule_search_locations if spec else None) or ()]
-    return next((each / written for each in folders if (each / written).is_file()), None)
+    return next(((each / written).absolute() for each in folders if (each / written).is_file()), None)
 
 
 @asynccontextmanager
@@ -163,7 +163,7 @@ class RunningProgram:
     def __post_init__(self) -> None:
         spec = ProcessSpec(
             self.service.name,
-            [sys.executable, "-m", "gymsdk.deploy.program_launcher"],
+            build_module_command("gymsdk.deploy.program_launcher"),
             stdin_line=json.dumps(self.launch).encode() + b"\n",
             max_start_attempts=MAX_START_ATTEMPTS,
         )
@@ -233,8 +233,7 @@ async def _prepare(program: Program, deployment: Deployment, head_url: str) -> R
         "PYTHONPATH": str(program.folder),
     }
     launch = {
-        "python": str(python),
-        "program": str(program.path),
+        "command": build_program_command(str(python), str(program.path)),
         "folder": str(program.folder),
         "variables": variables,
     }
@@ -261,21 +260,21 @@ def choose_python(program: Program) -> Path:
         UsageError: There is no such interpreter, or the requirements cannot be installed.
     """
     if (named := program.block.written.get(PYTHON_KEY)) is not None:
-        path = Path(str(named)).expanduser()
+        path = Path(str(named)).expanduser().absolute()
         if not path.is_file():
             raise UsageError(f"{program.block.name}: there is no interpreter {path}; correct the setting python")
         return path
     if (own := program.folder / ".venv" / "bin" / "python").is_file():
         return own
     requirements = program.folder / "requirements.txt"
-    return _install(program, requirements) if requirements.is_file() else Path(sys.executable)
+    return _install(program, requirements) if requirements.is_file() else Path(get_python())
 
 
 def _install(program: Program, requirements: Path) -> Path:
     """Return the interpreter of an environment with *requirements*, which is made unless it exists."""
     text = rewrite_requirements(requirements)
     key = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gymsdk" / "programs"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "gymsdk" / "programs"
     folder = cache / f"{program.block.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
     if done.exists():
@@ -287,13 +286,13 @@ def _install(program: Program, requirements: Path) -> Path:
     sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
     if uv := shutil.which("uv"):
         commands = [
-            [uv, "venv", "--python", sys.executable, str(folder)],
+            [uv, "venv", "--python", get_python(), str(folder)],
             [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
         ]
     else:
         commands = [
-            [sys.executable, "-m", "venv", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "-r", str(listed)],
+            build_module_command("venv", str(folder)),
+            build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
         ]
     for command in commands:
         _run(command, program)
@@ -315,7 +314,14 @@ def rewrite_requirements(requirements: Path) -> str:
 def _run(command: Sequence[str], program: Program) -> None:
     try:
         done = subprocess.run(  # noqa: S603 - our own command
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INSTALL_SECONDS, check=False
+            command,
+            # Relative paths of requirements, and the settings of uv, are those of the program.
+            cwd=program.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise UsageError(f"{program.block.name}: {' '.join(command)} took longer than {INSTALL_SECONDS:g} s") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
+from gymsdk.interpreter import build_module_command
 from gymsdk.servers.auth import Security
 from gymsdk.servers.listener import bind_socket, socket_host, socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID, Service, build_url, check_status
@@ -145,7 +145,7 @@ def build_spec(name: str, only: str, sock: socket.socket, child: Deployment, fil
         child: The deployment that the process receives on standard input.
         files: Further descriptors that the process inherits.
     """
-    command = [sys.executable, "-m", "gymsdk", "serve", "--only", only, "--fd", str(sock.fileno())]
+    command = build_module_command("gymsdk", "serve", "--only", only, "--fd", str(sock.fileno()))
     return ProcessSpec(name, command, sock, child.dump_for_child(), files=files, max_start_attempts=MAX_START_ATTEMPTS)
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from gymsdk.deploy import process_guard
@@ -53,6 +53,7 @@ class ProcessSpec:
         is_restarted: Whether the supervisor restarts the process after an exit; called at each exit.
         max_start_attempts: After how many exits before it is ready the supervisor gives up; `None` means never.
         files: Further descriptors that the process inherits under the same numbers.
+        variables: Further environment variables. They must not be secrets, which other users of the machine could read.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ProcessSpec:
     is_restarted: Callable[[], bool] = lambda: True
     max_start_attempts: int | None = None
     files: Sequence[int] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class _StartFailed(Exception):
@@ -295,6 +297,7 @@ async def _start_process(spec: ProcessSpec, seconds: float) -> tuple[asyncio.sub
                 inherited.append(reported)
             process = await asyncio.create_subprocess_exec(
                 *command,
+                env={**os.environ, **spec.variables},
                 stdin=child_stdin,
                 stdout=child_output,
                 stderr=child_output,

@@ -21,6 +21,7 @@ from gymsdk.deploy.vllm_command import Launch
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.http.tls import get_reachable_host
+from gymsdk.interpreter import SAFE_PATH
 from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.reports import Exit
 
@@ -188,7 +189,9 @@ async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
     host = get_reachable_host(vllm_command.get_host(flags))
     at = await _choose_port(launch, host)
     ready = asyncio.Event()
-    spec = ProcessSpec(NAME, vllm_command.build_command(launch, path, at), is_restarted=ready.is_set)
+    # The processes that vLLM starts would import from the working folder.
+    command = vllm_command.build_command(launch, path, at)
+    spec = ProcessSpec(NAME, command, is_restarted=ready.is_set, variables=SAFE_PATH)
     supervisor = Supervisor([spec], seconds=launch.ending, out=log_tail)
     engine = Engine(
         launch.name, _build_url(host, at), _get_api_key(), asyncio.ensure_future(supervisor.run()), supervisor

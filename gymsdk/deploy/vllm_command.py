@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import is_loopback
+from gymsdk.interpreter import get_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Launch(BaseModel):
 
 def find_program() -> str:
     """Return the path of `vllm`, beside this Python or on the PATH; raises `UsageError` if there is none."""
-    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
+    places = os.pathsep.join([os.path.dirname(get_python()), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
     program = shutil.which(PROGRAM, path=places)
     if program is None:
         raise UsageError(

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from gymsdk import errors, jsonl
 from gymsdk.concurrency import DEFAULT_STAGE_SECONDS
 from gymsdk.environment import Environment
-from gymsdk.errors import BadConfig, BadRow, UnknownSplit, UsageError, format_suggestion
+from gymsdk.errors import BadConfig, BadRow, UnknownSplit, UsageError, describe_value, format_suggestion
 from gymsdk.gym.codecs import Codec, build_codec
 from gymsdk.plugins import registry
 from gymsdk.tokens.tokenizer import Tokenizer
@@ -405,7 +405,9 @@ def build_budget(*, turns: int, tools: int, seconds: float) -> Budget:
 def merge_settings(settings: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the settings given as a dict and by keyword; raises `BadConfig` if one setting is given twice."""
     if settings is not None and not _has_string_keys(settings):
-        raise BadConfig(f"`settings` must be a dict of the environment's settings by name, got {settings!r}")
+        raise BadConfig(
+            f"`settings` must be a dict of the environment's settings by name, got {describe_value(settings)}"
+        )
     if twice := sorted((settings or {}).keys() & config.keys()):
         raise BadConfig(f"the setting {twice[0]!r} is given twice; give it in `settings` or as an argument, not both")
     return {**(settings or {}), **config}

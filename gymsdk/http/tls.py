@@ -106,6 +106,11 @@ def redact_url(text: str) -> str:
     return re.sub(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*", "", text) if "://" in text else text
 
 
+def mask_url(text: str) -> str:
+    """Return *text* with `***` for the credentials and the queries of URLs in it."""
+    return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))
+
+
 def split_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
     """Return the distinct addresses in one or several comma-separated texts, in order."""
     texts = [addresses] if isinstance(addresses, str) else addresses

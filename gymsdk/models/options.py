@@ -177,9 +177,10 @@ def resolve_endpoint(name: str, options: ModelOptions) -> ModelOptions:
         settings = read_policy_variables() if options.base_url else load_policy_settings()
     base_url = options.base_url or settings.policy_base_url
     if not base_url:
+        shown = format_model_name(name)
         raise BadModelOption(
-            f"{name} needs a base URL: give base_url (--base-url http://HOST:PORT/v1), write "
-            f"{name}@http://HOST:PORT/v1, or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
+            f"{shown} needs a base URL: give base_url (--base-url http://HOST:PORT/v1), write "
+            f"{shown}@http://HOST:PORT/v1, or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
         )
     key = options.api_key or settings.policy_api_key
     return validate_options(name, dict(options) | {"base_url": base_url, "api_key": key})
@@ -208,14 +209,19 @@ def validate_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
     try:
         return ModelOptions.model_validate(options)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
+        location, message = errors.list_setting_errors(error)[0]
         # An error without a place is about two options, of which the token interface is one.
-        option = str(first["loc"][0]) if first["loc"] else "token_interface"
+        option = location[0] if location else "token_interface"
         hint = "" if option in ModelOptions.model_fields else format_suggestion(option, ModelOptions.model_fields)
-        message = errors.format_error_detail(first)
-        bad_option = BadModelOption(f"option {option!r} of {name}: {message}{hint}")
+        bad_option = BadModelOption(f"option {option!r} of {format_model_name(name)}: {message}{hint}")
         bad_option.setting_errors = (((option,), message),)
         raise bad_option from None
+
+
+def format_model_name(name: str) -> str:
+    """Return the *name* of a model for a message, without what may be an address with a key in it."""
+    before, at, after = name.partition("@")
+    return f"{before}@…" if at and (":" in after or "/" in after) else name
 
 
 def find_references(text: str) -> list[str] | None:
@@ -285,7 +291,7 @@ def _read_policy_keys(path: Path) -> dict[str, str]:
         where = f" at line {mark.line + 1}" if mark else ""
         raise BadModelOption(f"{path} is not valid YAML{where}; correct it") from None
     except OmegaConfBaseException as error:
-        raise BadModelOption(f"{path} has a value that does not resolve: {str(error).splitlines()[0]}") from error
+        raise BadModelOption(f"{path} has a value that does not resolve ({type(error).__name__})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadModelOption(f"{path} cannot be read: {error}") from error
 

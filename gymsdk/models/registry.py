@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from gymsdk import responses
 from gymsdk.concurrency import get_deadline, pause_deadline
-from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_suggestion
+from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_name, format_suggestion
 from gymsdk.http.tls import split_addresses
 from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, PROVIDERS, read_policy_variables, validate_options
 from gymsdk.responses import Api
@@ -65,7 +65,8 @@ def model(
     provider, _, rest = name.partition("/")
     if provider not in PROVIDERS:
         known = ", ".join(f"{each}/NAME" for each in PROVIDERS)
-        raise UnknownModel(f"no model named {name!r}{format_suggestion(provider, PROVIDERS)} (known: {known})")
+        hint = format_suggestion(provider, PROVIDERS)
+        raise UnknownModel(f"no model named {format_name(name)!r}{hint} (known: {known})")
     if provider == "scripted" and (base_url or api):
         raise BadModelOption(f"{name} runs in this process and has no address; name a model to query, as in vllm/NAME")
     if provider == "scripted" and (unused := next((each for each in REQUEST_OPTION_HINTS if options.get(each)), None)):

@@ -110,7 +110,7 @@ async def play_random(request: Item, episode: Episode | None) -> list[Item]:
     """Call a random tool with random arguments, or answer with a word or a number; deterministic by seed and turn."""
     turn = _count_turns(get_input_items(request))
     rng = random.Random(f"random:{_get_seed(request, episode)}:{turn}")
-    tools = request.get("tools") or []
+    tools = [tool for tool in request.get("tools") or [] if isinstance(tool.get("name"), str)]
     if tools and rng.random() < TOOL_CALL_PROBABILITY:
         tool = rng.choice(tools)
         arguments = _generate_value(tool.get("parameters") or {}, rng)
@@ -131,12 +131,17 @@ def _generate_value(schema: object, rng: random.Random) -> Any:
         return "blue"
     kind = schema.get("type")
     kind = rng.choice(kind) if isinstance(kind, list) and kind else kind
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
-    if schema.get("anyOf"):
-        return _generate_value(rng.choice(schema["anyOf"]), rng)
+    # A client's schema may have values of any types.
+    for keyword in ("enum", "anyOf"):
+        if isinstance(choices := schema.get(keyword), list) and choices:
+            chosen = rng.choice(choices)
+            return chosen if keyword == "enum" else _generate_value(chosen, rng)
     if kind == "object" or "properties" in schema:
-        return {key: _generate_value(each, rng) for key, each in (schema.get("properties") or {}).items()}
+        properties = schema.get("properties")
+        return {
+            key: _generate_value(each, rng)
+            for key, each in (properties.items() if isinstance(properties, dict) else ())
+        }
     if kind == "array":
         return [_generate_value(schema.get("items"), rng) for _ in range(rng.randint(0, 3))]
     scalars = {

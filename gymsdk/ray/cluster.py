@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import ray
+from ray.job_config import JobConfig
 
 from gymsdk.errors import GymsdkError, UsageError
 
@@ -31,6 +32,13 @@ CLIENT_SERVER_FAILURE, CLIENT_ATTEMPTS = "Starting Ray client server failed", 3
 """Ray's message if the process that it starts for a client hangs, and the number of attempts to connect."""
 
 VERSION_PATTERN = re.compile(r"Ray: (?P<ray>\S+).*?Python: (?P<python>[\d.]+)", re.DOTALL)
+
+
+class _JobConfig(JobConfig):
+    """A job whose workers do not search the working folder of this process, which Ray puts first on their path."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -143,9 +151,13 @@ def _initialize(address: str) -> str | None:
     """Connect this process, and return the address of the cluster's dashboard, if it has one."""
     if address not in {LOCAL, AUTO}:
         _check_reachable(address)
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "configure_logging": False}
+    if not address.startswith("ray://"):
+        # The job of a client has the working folder of its client server.
+        options["job_config"] = _JobConfig()
     for attempt in range(CLIENT_ATTEMPTS):
         try:
-            context = ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+            context = ray.init(address=address, **options)
         except (RuntimeError, ConnectionError, ValueError, OSError) as error:
             if CLIENT_SERVER_FAILURE in str(error) and attempt + 1 < CLIENT_ATTEMPTS:
                 continue

@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import EpisodeError, Failed, GymsdkError, WorkerLost
+from gymsdk.interpreter import get_search_path
 from gymsdk.ray.cluster import join, list_nodes
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.workers.offload import Work
@@ -213,7 +214,8 @@ class _Dispatcher:
         deadline = START_SECONDS + sum(call.timeout for call in calls)
         # Soft: if the node is lost or full, Ray chooses another one.
         placement = NodeAffinitySchedulingStrategy(node, soft=True)
-        reference = run_calls.options(num_cpus=self._cpus, scheduling_strategy=placement).remote(calls, tuple(sys.path))
+        remote = run_calls.options(num_cpus=self._cpus, scheduling_strategy=placement)
+        reference = remote.remote(calls, get_search_path())
         try:
             results: list[TimedResult] = await asyncio.wait_for(asyncio.wrap_future(reference.future()), deadline)
         except TimeoutError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import time
@@ -15,7 +14,7 @@ from typing import IO, Any, Self
 
 from pydantic import ConfigDict
 
-from gymsdk import jsonl, responses
+from gymsdk import jsonl, locks, responses
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import BadOutput, GymsdkError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -277,7 +276,7 @@ class RunFolder:
             # Before the unlock: the next process that gets the lock notices that the folder is gone, and creates it.
             if self.path in self._created:
                 _remove_if_empty(self.path)
-            os.close(self._locked)
+            locks.close_folder(self._locked)
             self._locked = None
         for parent in self._created:
             if parent != self.path:
@@ -468,20 +467,20 @@ def _create_and_lock(path: Path) -> int:
             continue
         mkdir_error = None
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = locks.open_folder(path)
         except FileNotFoundError:
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock(descriptor)
             if _is_same_folder(path, descriptor):
                 return descriptor
         except BlockingIOError:
-            os.close(descriptor)
+            locks.close_folder(descriptor)
             raise BadOutput(f"another run is writing to {path}; wait for it or choose another --output") from None
         except OSError:
-            os.close(descriptor)
+            locks.close_folder(descriptor)
             raise
-        os.close(descriptor)
+        locks.close_folder(descriptor)
     reason = mkdir_error.strerror if mkdir_error else "it is removed as soon as it is created"
     raise BadOutput(f"cannot write to {path}: {reason}; choose another --output")
 
@@ -507,14 +506,14 @@ def _remove_if_empty(folder: Path) -> None:
 def _lock_and_remove_if_empty(folder: Path) -> None:
     """Remove *folder* unless it contains files or a run holds its lock."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = locks.open_folder(folder)
     except OSError:
         # The folder does not exist: it was never created, or another process has removed it.
         return
     with suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock(descriptor)
         _remove_if_empty(folder)
-    os.close(descriptor)
+    locks.close_folder(descriptor)
 
 
 @contextmanager

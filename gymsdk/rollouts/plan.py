@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 import shlex
 import sys
 import time
@@ -16,8 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from gymsdk.config.show import REDACTED, redact_settings, redact_words
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
+from gymsdk.http.tls import mask_url
 from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api, TokenInterface
 from gymsdk.rollouts.tasks import get_default_split
@@ -95,8 +96,10 @@ def _describe_environment(environment: Environment, settings: Mapping[str, Any])
     return {
         "version": environment.version,
         "fingerprint": compute_fingerprint(environment.plugin),
-        "settings": {key: _dump_setting(value, settings.get(key)) for key, value in values.items()}
-        | {key: str(settings[key]) for key in model_keys & settings.keys()},
+        "settings": redact_settings(
+            {key: _dump_setting(value, settings.get(key)) for key, value in values.items()}
+            | {key: str(settings[key]) for key in model_keys & settings.keys()}
+        ),
     }
 
 
@@ -139,7 +142,12 @@ def _digest_tasks(path: Path) -> str:
 
 def list_differences(stored: Row, requested: Row) -> list[str]:
     """Return one phrase for each setting in which *requested* differs from the *stored* run."""
-    before, now = dict(_flatten(stored)), dict(_flatten(requested))
+    # Version 0.1 did not redact all secrets in a stored run.
+    environments = stored.get("environments") or {}
+    redacted = {
+        name: each | {"settings": redact_settings(each.get("settings", {}))} for name, each in environments.items()
+    }
+    before, now = dict(_flatten(stored | {"environments": redacted})), dict(_flatten(requested))
     changed_source = bool(stored.get("tasks")) != bool(requested.get("tasks"))
     return [
         _describe_difference(path, before.get(path), now.get(path))
@@ -230,13 +238,13 @@ def _digest_files(files: Mapping[str, Path]) -> str:
 def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     """Return when, where and with which command the run starts, and the address of its model; without secrets."""
     address = plan.base_url or load_policy_settings().policy_base_url
-    secrets = _collect_secrets(environments)
+    secrets = [*_collect_secrets([each.config for each in environments])]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join([*describe_program(), *(_redact(secrets, word) for word in sys.argv[1:])]),
+        "command": shlex.join([*describe_program(), *redact_words(_redact(secrets, word) for word in sys.argv[1:])]),
         "folder": str(Path.cwd()),
-        "base_url": _redact_urls(address) if address and _uses_address(plan) else None,
-        "head": plan.head and _redact_urls(plan.head),
+        "base_url": mask_url(address) if address and _uses_address(plan) else None,
+        "head": plan.head and mask_url(plan.head),
     }
 
 
@@ -259,17 +267,19 @@ def describe_host() -> Row:
     }
 
 
-def _collect_secrets(environments: Iterable[Environment]) -> list[str]:
-    values = [value for each in environments for value in vars(each.config).values()]
-    return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+def _collect_secrets(value: object) -> Iterator[str]:
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        yield from _collect_secrets([*vars(value).values()])
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _collect_secrets(each)
+    elif isinstance(value, dict):
+        yield from _collect_secrets([*value.values()])
 
 
 def _redact(secrets: Iterable[str], text: str) -> str:
     for secret in filter(None, secrets):
-        text = text.replace(secret, "***")
-    return _redact_urls(text)
-
-
-def _redact_urls(text: str) -> str:
-    # A URL may hold credentials: http://USER:PASSWORD@HOST, or a key in its query.
-    return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))
+        text = text.replace(secret, REDACTED)
+    return mask_url(text)

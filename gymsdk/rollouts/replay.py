@@ -21,7 +21,7 @@ from gymsdk.responses import build_message, build_response, is_policy_item, iter
 from gymsdk.rollouts.folder import RunFolder, build_failed_line, build_scored_line, get_key, strip_results
 from gymsdk.rollouts.jobs import build_input_row
 from gymsdk.rollouts.plan import Plan, build_settings, describe_start
-from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row
+from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field
 
 DIVERGED = "replay_diverged"
 """The kind of failure of a replay in which the environment answered differently."""
@@ -267,6 +267,8 @@ def parse_turn(data: bytes, *, where: str) -> list[Item]:
     items = [value] if isinstance(value, dict) else value
     if not isinstance(items, list) or not items or not all(isinstance(each, dict) for each in items):
         raise UsageError(f"{where}: expected the items of a turn: an object, or a list of objects")
+    if invalid := find_invalid_field(items, "items"):
+        raise UsageError("{}: `{}` must be {}".format(where, *invalid))
     if any(not is_policy_item(each) for each in items):
         raise UsageError(
             f"{where}: a turn has replies, reasoning and tool calls only; the outputs of tools come from the"

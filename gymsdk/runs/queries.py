@@ -51,6 +51,19 @@ HISTOGRAM_BINS = 20
 MAX_FACET_VALUES = 50
 """The number of values of a facet that are listed."""
 
+MAX_VALUES = 1000
+"""The largest number of values of one condition."""
+
+MAX_CONDITIONS = 100
+"""The largest number of conditions of one filter."""
+
+MAX_SEARCH_CHARS = 1000
+"""The longest text that is searched."""
+
+MAX_SQLITE_INTEGER = 2**63 - 1
+
+_ROLLOUT_NAME = re.compile(r"#(?P<id>\d{1,18})|(?P<task>\d{1,18})(:(?P<repeat>\d{1,18})?)?")
+
 _CONDITION = re.compile(r"\s*([\w:/.-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 
 
@@ -91,14 +104,43 @@ def check_condition(condition: Sequence[Any]) -> Condition:
     ):
         names = ", ".join(sorted({*FIELDS, "tool", "tool_error", "lens"}))
         raise UsageError(f"there is no field {field!r}; the fields: {names}, {FIGURE}NAME")
-    if operator not in OPERATORS:
+    if not isinstance(operator, str) or operator not in OPERATORS:
         raise UsageError(f"there is no operator {operator!r}; the operators: {', '.join(OPERATORS)}")
-    if field == "lens" and (operator != "=" or value not in LENSES):
+    if field == "lens" and (operator != "=" or not isinstance(value, str) or value not in LENSES):
         raise UsageError(f"a condition on `lens` is lens=NAME, with one of: {', '.join(LENSES)}")
     values = value if operator == "in" and isinstance(value, list) else [value]
-    if not all(each is None or isinstance(each, (str, int, float)) for each in values):
-        raise UsageError(f"the value of {field!r} must be text or a number, or a list of them with the operator `in`")
+    if len(values) > MAX_VALUES:
+        raise UsageError(f"a condition on {field!r} has {len(values):,} values; at most {MAX_VALUES:,} are possible")
+    if not all(map(_is_value, values)):
+        raise UsageError(
+            f"the value of {field!r} must be text or a number of at most 64 bits, or a list of them with the operator"
+            " `in`"
+        )
+    check_text(field)
     return field, operator, value
+
+
+def _is_value(value: object) -> bool:
+    """Return whether SQLite can compare a column with the value."""
+    if isinstance(value, int):
+        return abs(value) <= MAX_SQLITE_INTEGER
+    return value is None or isinstance(value, float) or (isinstance(value, str) and is_unicode(value))
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether *text* has no unpaired surrogates, which JSON may contain, and SQLite does not store."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def check_text(text: str) -> str:
+    """Return *text* if it has no unpaired surrogates.
+
+    Raises:
+        UsageError: It has.
+    """
+    if not is_unicode(text):
+        raise UsageError(f"{text[:80]!r} has an unpaired surrogate, which no text of a run contains")
+    return text
 
 
 class RunQueries:
@@ -318,14 +360,12 @@ class RunQueries:
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return the row of the rollout `TASK:REPEAT` or with the id `#ID`, or `None`."""
-        if name.startswith("#") and name[1:].isdecimal():
-            condition = ("id", "=", int(name[1:]))
-            rows = self.list_rows(Filter((condition,)), limit=1)
-        else:
-            task, _, repeat = name.partition(":")
-            if not (task.isdecimal() and (repeat or "0").isdecimal()):
-                return None
-            rows = self.list_rows(Filter((("task", "=", int(task)), ("repeat", "=", int(repeat or 0)))), limit=1)
+        found = _ROLLOUT_NAME.fullmatch(name)
+        if found is None:
+            return None
+        numbers = {field: int(number) for field, number in found.groupdict("0").items()}
+        wanted = ("id",) if name.startswith("#") else ("task", "repeat")
+        rows = self.list_rows(Filter(tuple((field, "=", numbers[field]) for field in wanted)), limit=1)
         return rows[0] if rows else None
 
     def read_line(self, rollout: int) -> dict[str, Any]:
@@ -439,6 +479,11 @@ class RunQueries:
 
     def _build_condition(self, chosen: Filter) -> tuple[str, tuple[Any, ...]]:
         """Return an SQL condition on the table `rollout r`, and its values."""
+        if len(chosen.where) > MAX_CONDITIONS:
+            raise UsageError(f"a filter has {len(chosen.where):,} conditions; at most {MAX_CONDITIONS} are possible")
+        if len(chosen.search) > MAX_SEARCH_CHARS:
+            raise UsageError(f"the text to search has more than {MAX_SEARCH_CHARS:,} characters")
+        check_text(chosen.search)
         parts, values = ["1"], []
         for each in chosen.where:
             part, used = self._build_part(*check_condition(each))
@@ -470,7 +515,7 @@ class RunQueries:
 
     def _build_sort_key(self, sort: str) -> tuple[str, tuple[Any, ...]]:
         if sort.startswith(FIGURE):
-            name = sort.removeprefix(FIGURE)
+            name = check_text(sort.removeprefix(FIGURE))
             return "(SELECT f.value FROM figure f WHERE f.rollout = r.id AND f.name = ?)", (name,)
         if sort not in FIELDS:
             raise UsageError(f"there is no field {sort!r} to sort by; the fields: {', '.join(sorted(FIELDS))}")

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import responses
+from gymsdk import responses, tools
 from gymsdk.config.model import DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
@@ -40,6 +40,7 @@ from gymsdk.servers.requests import (
     play_without_nulls,
 )
 from gymsdk.servers.routing import ServerApp
+from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.servers.workers import Ownership
 from gymsdk.tokens.history import mask_untrainable
@@ -60,6 +61,7 @@ from gymsdk.types import (
     Task,
     Transcript,
     Verdict,
+    find_invalid_param,
 )
 from gymsdk.usage import fill_usage_details
 
@@ -285,7 +287,9 @@ class CallerSession:
         """Call a tool; a plain reply ends the episode."""
         if isinstance(action, Message):
             return Step(done=True)
-        assert self._connection is not None, "without a connection no tool is offered"
+        if self._connection is None:
+            # A model may call a tool although the request offers none.
+            return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, {})))
         return await call_tool(self._connection, action, episode.tools, deadline=episode.deadline)
 
     async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - the caller judges the episode
@@ -310,10 +314,11 @@ async def answer_request(runs: RunService, request: Item, connection: SessionCon
         RequestRejected: The request is invalid.
     """
     body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
-    try:
-        task = Task.model_validate({"responses_create_params": body})
-    except ValueError:
-        raise RequestRejected(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
+    if body.get("input") is None:
+        raise RequestRejected(422, "`input` must be a string or a list of items")
+    if invalid := find_invalid_param(body):
+        raise RequestRejected(422, "`{}` must be {}".format(*invalid))
+    task = Task.model_validate({"responses_create_params": body})
     async with runs.slots:
         environment = CallerSession(runs.environment.name, connection)
         rollout = await play(
@@ -433,6 +438,8 @@ class AgentEndpoints:
         content = await read_json_object(request)
         cookies = client.parse_cookies(request.headers.get("cookie"))
         session = self.sessions.find_by_token(cookies.get(self._cookie))
+        if session is not None and session.client is not None:
+            session.client.confirm(request.scope)
         connection = session.connection if session else await self._open_connection(content, cookies)
         result = await cancel_if_client_leaves(
             request, answer_request(self._runs, content, connection, id=rollout_id_of(request.scope) or "")
@@ -446,15 +453,21 @@ class AgentEndpoints:
         """Open an agent session; a repeated request returns the same session."""
         content = await read_json_object(request)
         request_body = parse_body(OpenAgentSession, content)
+        check_rollout_path(request_body.episode_id, request.scope)
         if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
             return forwarded
-        session = self.sessions.open(request_body, agent_sessions.connect_to_tools(request_body, self._auth_headers))
+        await self.sessions.check_repeat(request_body, request, self._get_token(request))
+        connection = agent_sessions.connect_to_tools(request_body, self._auth_headers)
+        session = self.sessions.open(request_body, connection, SessionClient(request, request_body.episode_id))
         return self._with_token(json_response({"agent_session_id": request_body.agent_session_id}), session)
 
     async def close(self, request: Request) -> Response:
         """Close an agent session; an unknown session counts as closed from then on."""
         content = await read_json_object(request)
         request_body = parse_body(CloseAgentSession, content)
+        check_rollout_path(request_body.episode_id, request.scope)
+        own = self.sessions.find_by_token(self._get_token(request))
+        check_cookie_id(own.opening.agent_session_id if own else None, request_body.agent_session_id)
         if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
             return forwarded
         cookies = self.sessions.close(request_body)
@@ -494,6 +507,9 @@ class AgentEndpoints:
             )
         connection = self._resources.open_connection(cookies) if self._resources else None
         return connection if connection is None or isinstance(connection, SessionConnection) else await connection
+
+    def _get_token(self, request: Request) -> str | None:
+        return client.parse_cookies(request.headers.get("cookie")).get(self._cookie)
 
     def _with_token(self, response: Response, session: AgentSession) -> Response:
         return _set_cookies(response, {self._cookie: session.token})

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
@@ -20,6 +21,7 @@ from gymsdk.http.connections import check_headers
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import Claims
 from gymsdk.servers.requests import EpisodeId, TaskId
+from gymsdk.servers.session_clients import ClosedIds, SessionClient, check_episode
 from gymsdk.servers.tool_calls import SessionConnection
 
 RETRY_AFTER_SECONDS = 5.0
@@ -90,12 +92,14 @@ class AgentSession:
         opening: The body of the request that opened the session.
         connection: The connection to the tools of the session, if it has tools.
         token: The secret in the client's cookie.
+        client: The client that opened the session, if known.
         last_used: When the session was last used, on the clock of `AgentSessions`.
     """
 
     opening: OpenAgentSession
     connection: SessionConnection | None
     token: str
+    client: SessionClient | None = None
     last_used: float = 0.0
 
 
@@ -126,36 +130,54 @@ class AgentSessions:
         self._clock = clock
         self._open: OrderedDict[str, AgentSession] = OrderedDict()
         self._ids: dict[str, str] = {}
-        self._closed: OrderedDict[str, Cookies | None] = OrderedDict()
+        self._closed = ClosedIds(MAX_CLOSED_SESSIONS)
 
     def __len__(self) -> int:
         """Return the number of open sessions."""
         return len(self._open)
 
-    def open(self, opening: OpenAgentSession, connection: SessionConnection | None) -> AgentSession:
-        """Open a session; a repeated request returns the same session.
+    def open(
+        self, opening: OpenAgentSession, connection: SessionConnection | None, client: SessionClient | None = None
+    ) -> AgentSession:
+        """Open a session; the same *opening* returns the same session, see `check_repeat`.
 
         Raises:
             RequestRejected: The id was used before, or there are too many sessions.
         """
         self.sweep()
-        existing = self._open.get(self._ids.get(opening.agent_session_id, ""))
+        name = opening.agent_session_id
+        existing = self._find_by_id(name)
         if existing is not None and existing.opening == opening:
             return existing
-        if existing is not None or opening.agent_session_id in self._closed:
-            raise RequestRejected(
-                409, f"an agent session {opening.agent_session_id!r} exists or existed; choose another id"
-            )
+        if existing is not None or not self._closed.may_open(name, opening.episode_id):
+            raise _build_id_error(name)
         if len(self._open) >= self._max_sessions:
             raise ServerOverloaded(
                 f"all {self._max_sessions} agent sessions are in use; close some", retry_after=RETRY_AFTER_SECONDS
             )
-        session = AgentSession(opening, connection, self._prefix + secrets.token_urlsafe(24), self._clock())
+        session = AgentSession(opening, connection, self._prefix + secrets.token_urlsafe(24), client, self._clock())
         self._open[session.token] = session
-        self._ids[opening.agent_session_id] = session.token
+        self._ids[name] = session.token
         if self._claims is not None:
-            self._claims.hold(opening.agent_session_id)
+            self._claims.hold(name)
         return session
+
+    async def check_repeat(self, opening: OpenAgentSession, request: Request, token: str | None) -> None:
+        """Check that a request which opens a session that is open already comes from the client of that session.
+
+        Args:
+            opening: The body of the request.
+            request: The request.
+            token: The token in the request's cookie.
+
+        Raises:
+            RequestRejected: Another client has opened the session.
+        """
+        existing = self._find_by_id(opening.agent_session_id)
+        if existing is None or existing.client is None or existing.opening != opening:
+            return
+        if not await existing.client.accept_retry(request, has_cookie=token == existing.token):
+            raise _build_id_error(opening.agent_session_id)
 
     def find_by_token(self, token: str | None) -> AgentSession | None:
         """Return the session with this token and mark it as used, or return `None`."""
@@ -174,17 +196,17 @@ class AgentSessions:
         Raises:
             RequestRejected: The session belongs to another episode.
         """
-        name = closing.agent_session_id
-        session = self._open.get(self._ids.get(name, ""))
-        if session is not None and session.opening.episode_id != closing.episode_id:
-            raise RequestRejected(409, f"agent session {name!r} belongs to another episode")
-        if session is not None:
-            self._remove(session)
-        cookies = dict(session.connection.cookies) if session is not None and session.connection else None
-        self._closed.setdefault(name, cookies)
-        if len(self._closed) > MAX_CLOSED_SESSIONS:
-            self._closed.popitem(last=False)
-        return self._closed[name]
+        name, episode = closing.agent_session_id, closing.episode_id
+        session = self._find_by_id(name)
+        if session is None:
+            cookies: Cookies | None = self._closed.find_reply(name, episode)
+            self._closed.fence(name, episode)
+            return cookies
+        check_episode(name, session.opening.episode_id, episode)
+        self._remove(session)
+        cookies = dict(session.connection.cookies) if session.connection else None
+        self._closed.add(name, episode, cookies)
+        return cookies
 
     @asynccontextmanager
     async def sweep_periodically(self) -> AsyncIterator[None]:
@@ -206,11 +228,18 @@ class AgentSessions:
         while self._open and (oldest := next(iter(self._open.values()))).last_used <= limit:
             self._remove(oldest)
 
+    def _find_by_id(self, name: str) -> AgentSession | None:
+        return self._open.get(self._ids.get(name, ""))
+
     def _remove(self, session: AgentSession) -> None:
         del self._open[session.token]
         del self._ids[session.opening.agent_session_id]
         if self._claims is not None:
             self._claims.let_go(session.opening.agent_session_id, is_kept=True)
+
+
+def _build_id_error(name: str) -> RequestRejected:
+    return RequestRejected(409, f"an agent session {name!r} exists or existed; choose another id")
 
 
 def connect_to_tools(

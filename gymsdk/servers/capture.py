@@ -7,7 +7,6 @@ whose path asks for it, to train on rollouts.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from gymsdk import jsonl, responses, tracing
 from gymsdk.errors import EpisodeError, Failed
+from gymsdk.locks import hold_lock
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
 from gymsdk.tokens.history import compute_digest, find_history
@@ -93,9 +93,8 @@ class CapturingModel:
     def _append(self, rollout: str, exchange: Item) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / f"{rollout}.capture.jsonl").open("ab") as file:
-                # Several servers may write the same rollout's file.
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            # Several servers may write the same rollout's file.
+            with (self._folder / f"{rollout}.capture.jsonl").open("ab") as file, hold_lock(file):
                 file.write(jsonl.dump_row(exchange))
         except (OSError, ValueError, TypeError) as error:
             log.warning("a model call of rollout %s was not captured in %s: %s", rollout, self._folder, error)

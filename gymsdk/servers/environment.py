@@ -25,6 +25,7 @@ from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
+from gymsdk.servers.session_clients import check_rollout_path
 from gymsdk.servers.workers import Ownership
 from gymsdk.types import Budget, Failure, Item, Model, Playable, Rollout, Row
 
@@ -273,7 +274,7 @@ class EnvironmentEndpoints:
         reply: Reply = EpisodeReply(episode) if episode else FlatReply(content)
         try:
             row_request = (
-                self._parse_episode_request(episode)
+                self._parse_episode_request(episode, request)
                 if episode
                 else self._parse_flat_row(content, rollout_id_of(request.scope))
             )
@@ -294,15 +295,19 @@ class EnvironmentEndpoints:
         request = parse_row_request(row, self._runs.environment, rollout=rollout)
         return replace(request, id=observed_rollout_id(row) or request.id)
 
-    def _parse_episode_request(self, episode: EpisodeRequest) -> RowRequest:
-        request = parse_row_request(
-            episode_request_to_row(episode), self._runs.environment, rollout=episode.episode_id.key
-        )
+    def _parse_episode_request(self, episode: EpisodeRequest, request: Request) -> RowRequest:
+        ids = episode.episode_id
+        check_rollout_path(ids, request.scope)
+        row_request = parse_row_request(episode_request_to_row(episode), self._runs.environment, rollout=ids.key)
+        if not ids.includes(row_request.id):
+            raise RequestRejected(
+                422, f"`task_input` names the rollout {row_request.id!r}, and `episode_id` {ids.key!r}"
+            )
         seconds = agent_timeout(episode)
         if seconds is None:
-            return request
-        budget: Budget = request.budget or self._runs.budget
-        return replace(request, budget=budget.model_copy(update={"seconds": seconds}))
+            return row_request
+        budget: Budget = row_request.budget or self._runs.budget
+        return replace(row_request, budget=budget.model_copy(update={"seconds": seconds}))
 
 
 def _rejection_to_failure(error: RequestRejected) -> Failure:

@@ -24,6 +24,7 @@ from gymsdk.plugins import calls
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.requests import RowRequest, limit_budget, parse_task, play_without_nulls
+from gymsdk.servers.session_clients import SessionClient
 from gymsdk.servers.sessions import Session, SessionOrigin, SessionStore, find_session, is_judged
 from gymsdk.types import Budget, EndReason, Episode, Item, Row, Transcript
 
@@ -74,6 +75,7 @@ class EpisodeService:
         kind: SessionKind,
         *,
         name: str | None = None,
+        client: SessionClient | None = None,
         previous: Session | None = None,
         has_prompt: bool = True,
     ) -> Session:
@@ -83,6 +85,7 @@ class EpisodeService:
             request: The row and its options.
             kind: How the session will be played.
             name: The client's own id of the session.
+            client: The client, if it chose the id.
             previous: The client's previous session; it stays open for a verdict.
             has_prompt: Whether the row includes the prompt.
 
@@ -90,14 +93,14 @@ class EpisodeService:
             RequestRejected: The store is full, or the name was used before.
             BadRow: The row does not fit the environment.
         """
-        await self.sessions.check_capacity(name)
+        await self.sessions.check_capacity(name, client)
         request.identity.compute()
         runner = EpisodeRunner(self.environment, self._limit_budget(request, kind))
         await play_without_nulls(
             request.row, lambda row: runner.open(row, seed=request.seed, id=request.id, repeat=request.repeat)
         )
         try:
-            session = await self.sessions.open(runner, name=name)
+            session = await self.sessions.open(runner, name=name, client=client)
         except BaseException:
             await runner.close()
             raise

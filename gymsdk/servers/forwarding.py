@@ -18,11 +18,16 @@ from gymsdk.servers.auth import parse_instance_id, tokens_in_request
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.limits import body_budget
-from gymsdk.servers.middleware import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, Send, json_response
+from gymsdk.servers.middleware import (
+    FORWARDED_HEADER,
+    ROLLOUT_PREFIX_PATTERN,
+    App,
+    Receive,
+    Scope,
+    Send,
+    json_response,
+)
 from gymsdk.servers.tool_calls import TOKEN_HEADER
-
-FORWARDED_HEADER = "x-gymsdk-forwarded"
-"""Header that marks a forwarded request, so that it is not forwarded again."""
 
 SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})
 """POST paths that belong to no session."""

@@ -100,7 +100,7 @@ class TurnEndpoints:
         return json_response({})
 
     def _find_session(self, request: Request) -> Session | None:
-        return self._episodes.sessions.find_by_token(request.scope["state"]["token"])
+        return self._episodes.sessions.find_by_request(request.scope)
 
 
 async def _play_turn(session: Session, response: Item, step_id: str | None) -> Item:

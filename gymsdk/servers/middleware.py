@@ -31,6 +31,9 @@ from gymsdk.types import Item
 CONNECTION_KEY = "gymsdk.connection"
 """Key of the request scope under which the listener stores the client's connection."""
 
+FORWARDED_HEADER = "x-gymsdk-forwarded"
+"""Header that marks a forwarded request, so that it is not forwarded again."""
+
 REJECTED_ROUTE = "refused"
 """Route label of requests that were rejected before routing."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, TypeVar, cast, get_args
@@ -22,12 +22,22 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response, is_response
+from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response
 from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import ID_PATTERN
-from gymsdk.types import Budget, EndReason, Item, Playable, Row, Task, extract_text
+from gymsdk.types import (
+    Budget,
+    EndReason,
+    Item,
+    Playable,
+    Row,
+    Task,
+    extract_text,
+    find_invalid_field,
+    find_invalid_param,
+)
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
@@ -67,6 +77,10 @@ class EpisodeId(BaseModel):
     def key(self) -> str:
         """The rollout id, with the attempt as a suffix from the second attempt on."""
         return f"{self.rollout_id}-a{self.attempt}" if self.attempt else self.rollout_id
+
+    def includes(self, rollout: str) -> bool:
+        """Return whether a rollout id of a path or a row names this episode, with or without its attempt."""
+        return rollout in (self.rollout_id, self.key)
 
 
 class TaskId(BaseModel):
@@ -259,6 +273,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
 
     Raises:
         RequestRejected: The rollout id or the budget is invalid.
+        BadRow: A field of the prompt is invalid.
     """
     options = body.get("gymsdk")
     own: Item = options if isinstance(options, dict) else {}
@@ -267,6 +282,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     row = strip_results(fields, keep=declared.keys() - {"gymsdk"})
     if "responses_create_params" in row:
         row |= _copy_without_nulls({"responses_create_params": row["responses_create_params"]})
+        _check_params(row["responses_create_params"])
     seed = _first_integer(own.get("seed"))
     rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
     tracing.set_rollout_id(rollout_id)
@@ -283,6 +299,12 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     )
 
 
+def _check_params(params: object) -> None:
+    """Check the prompt of a row before it is compared with the prompts of sessions."""
+    if isinstance(params, dict) and (invalid := find_invalid_param(params)):
+        raise BadRow("`responses_create_params.{}` must be {}".format(*invalid))
+
+
 def parse_response(body: Row) -> Item:
     """Return the Response object in `body`, without nulls.
 
@@ -291,18 +313,20 @@ def parse_response(body: Row) -> Item:
     """
     response = body.get("response")
     parsed: Item = {**response, "output": to_canonical(response.get("output"))} if isinstance(response, dict) else {}
-    if not is_response(parsed) or not all(map(_is_complete_item, parsed["output"])):
+    output = parsed.get("output")
+    if not isinstance(output, list):
         raise RequestRejected(422, "`response` must be a Response object whose `output` is a list of items")
+    if invalid := find_invalid_field(output, "response.output") or _find_missing_content(output):
+        message = "`response` must be a Response object; `{}` must be {}".format(*invalid)
+        raise RequestRejected(422, message)
     return parsed
 
 
-def _is_complete_item(item: Item) -> bool:
-    """Return whether an item has its required fields: an incomplete item would be graded as silence of the policy."""
-    if item.get("type") == "function_call":
-        return isinstance(item.get("name"), str) and isinstance(item.get("call_id", ""), str)
-    if item.get("type", "message") == "message":
-        return "content" in item
-    return isinstance(item.get("call_id", ""), str)
+def _find_missing_content(output: Sequence[Item]) -> tuple[str, str] | None:
+    """Return the path of the first message without content: such a message would be graded as silence of the policy."""
+    numbers = (number for number, item in enumerate(output) if item.get("type", "message") == "message")
+    missing = next((number for number in numbers if "content" not in output[number]), None)
+    return None if missing is None else (f"response.output.{missing}.content", "text or a list of parts")
 
 
 def infer_end_reason(body: Row, response: Item) -> EndReason:

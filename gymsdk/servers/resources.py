@@ -38,6 +38,7 @@ from gymsdk.servers.requests import (
     parse_row_request,
 )
 from gymsdk.servers.routing import ServerApp
+from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
 from gymsdk.servers.workers import Ownership
 from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
@@ -179,6 +180,7 @@ class ResourcesEndpoints:
         content = await read_json_object(request)
         if "resources_session_id" in content:
             seed = parse_body(SeedRequest, content)
+            check_rollout_path(seed.episode_id, request.scope)
             forwarded = await self._forward_to_owner(request, seed.resources_session_id, content)
             return forwarded or await self._open_typed(request, seed)
         row_request = self._parse_request(request, content)
@@ -189,14 +191,16 @@ class ResourcesEndpoints:
     async def close(self, request: Request) -> Response:
         """Close the session that the body names, or else the session of the cookie; closing it twice is no error."""
         content = await read_json_object(request)
-        if "resources_session_id" not in content:
-            session, trusted = self._find_session(request), tool_calls.CLIENT_HEADER in request.headers
-        else:
-            name = parse_body(CloseRequest, content).resources_session_id
+        session, trusted = self._find_session(request), tool_calls.CLIENT_HEADER in request.headers
+        if "resources_session_id" in content:
+            closing = parse_body(CloseRequest, content)
+            name, episode = closing.resources_session_id, closing.episode_id
+            if episode is not None:
+                check_rollout_path(episode, request.scope)
+            check_cookie_id(session.name if session else None, name)
             if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
                 return forwarded
-            self._sessions.block_name(name)
-            session, trusted = self._sessions.find_by_name(name), True
+            session, trusted = self._sessions.find_to_close(name, episode), True
         if session is not None:
             await self.episodes.leave_session(session, trusted=trusted)
             if session.runner.close_error is not None:
@@ -257,25 +261,33 @@ class ResourcesEndpoints:
             request, {**empty_prompt, **seed.task_data, ROLLOUT_ID_FIELD: seed.episode_id.rollout_id}
         )
         existing = self._sessions.find_by_name(seed.resources_session_id)
-        if existing is not None and existing.extras.get("seed") == seed and not _is_played(existing):
-            # Nothing was played in this session, so the repeated request gets the same session.
+        if existing is not None and await self._is_retry(request, seed, existing):
             return existing
         # NeMo Gym may send the prompt to the agent alone; then only the row in `/verify` contains it.
         session = await self.episodes.open_session(
             row_request,
             "typed",
             name=seed.resources_session_id,
+            client=SessionClient(request, seed.episode_id),
             previous=self._find_session(request),
             has_prompt="responses_create_params" in seed.task_data,
         )
         session.extras["seed"] = seed
         return session
 
+    async def _is_retry(self, request: Request, seed: SeedRequest, session: Session) -> bool:
+        """Return whether a seed repeats the one that opened a session in which nothing was played."""
+        if session.client is None or session.extras.get("seed") != seed or _is_played(session):
+            return False
+        return await session.client.accept_retry(
+            request, has_cookie=request.scope["state"]["token"] == session.token
+        ) and self._sessions.is_open(session)
+
     def _parse_request(self, request: Request, row: Row) -> RowRequest:
         return parse_row_request(row, self._environment, rollout=request.scope["state"].get("rollout_id"))
 
     def _find_session(self, request: Request) -> Session | None:
-        return self._sessions.find_by_token(request.scope["state"]["token"])
+        return self._sessions.find_by_request(request.scope)
 
     def _build_tool_access(self, session: Session, key: str) -> Item:
         return {key: tool_calls.build_access(self._name, self._sessions.issue_key(session))} if self._with_mcp else {}

@@ -22,8 +22,9 @@ from gymsdk.memory import EpisodeCounter
 from gymsdk.models import recordings
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import Claims
-from gymsdk.servers.middleware import RESERVED_PATHS
-from gymsdk.servers.requests import RowIdentity, RowRequest, parse_task, to_canonical
+from gymsdk.servers.middleware import RESERVED_PATHS, Scope
+from gymsdk.servers.requests import EpisodeId, RowIdentity, RowRequest, parse_task, to_canonical
+from gymsdk.servers.session_clients import ClosedIds, SessionClient, check_episode
 from gymsdk.tools import InvalidArguments
 from gymsdk.types import Episode, Item, ToolCall
 
@@ -36,7 +37,7 @@ LEFT_SESSION_SECONDS = 600.0
 CLOSE_GRACE_SECONDS = 1.0
 """Seconds that a sweep waits for the sessions that it closes; slower sessions close in the background."""
 
-MAX_BLOCKED_NAMES = 100_000
+MAX_CLOSED_NAMES = 100_000
 """How many names of closed sessions are remembered; a session with such a name is not opened again."""
 
 
@@ -48,6 +49,7 @@ class Session:
         token: The secret in the client's cookie.
         runner: The running episode.
         name: The client's own id of the session, if it has one.
+        client: The client that opened the session under its own id, if it has one.
         key: A second secret that only allows tool calls, if one was issued.
         last_used: When the session was last used, on the store's clock.
         left: Whether the client left the session; it then closes soon, or when another session needs its place.
@@ -59,6 +61,7 @@ class Session:
     token: str
     runner: EpisodeRunner
     name: str | None = None
+    client: SessionClient | None = None
     key: str | None = None
     last_used: float = 0.0
     left: bool = False
@@ -95,7 +98,7 @@ class SessionStore:
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._named: dict[str, Session] = {}
         self._keyed: dict[str, Session] = {}
-        self._blocked_names: OrderedDict[str, None] = OrderedDict()
+        self._closed_names = ClosedIds(MAX_CLOSED_NAMES)
         self._closing: set[asyncio.Task[None]] = set()
         self._counter = EpisodeCounter()
         self._left: dict[Session, None] = {}
@@ -104,14 +107,16 @@ class SessionStore:
         """Return the number of open sessions."""
         return len(self._open)
 
-    async def open(self, runner: EpisodeRunner, *, name: str | None = None) -> Session:
+    async def open(
+        self, runner: EpisodeRunner, *, name: str | None = None, client: SessionClient | None = None
+    ) -> Session:
         """Store an open episode under a new token.
 
         Raises:
             RequestRejected: The store is full, or the name was used before.
         """
-        await self.check_capacity(name)
-        session = Session(self._new_token(), runner, name, last_used=self._clock())
+        await self.check_capacity(name, client)
+        session = Session(self._new_token(), runner, name, client, last_used=self._clock())
         self._open[session.token] = session
         self._counter.begin()
         if name is not None:
@@ -120,13 +125,14 @@ class SessionStore:
                 self._claims.hold(name)
         return session
 
-    async def check_capacity(self, name: str | None = None) -> None:
+    async def check_capacity(self, name: str | None = None, client: SessionClient | None = None) -> None:
         """Check that another session can be opened, under `name` if given.
 
         Raises:
             RequestRejected: The store is full, or the name was used before.
         """
-        if name is not None and (name in self._blocked_names or name in self._named):
+        episode = client.episode if client else None
+        if name is not None and (name in self._named or not self._closed_names.may_open(name, episode)):
             raise RequestRejected(409, f"a session {name!r} exists or existed; choose another id")
         if len(self._open) >= self._max_sessions:
             await self.sweep()
@@ -146,6 +152,14 @@ class SessionStore:
             self._open.move_to_end(session.token)
         return session
 
+    def find_by_request(self, scope: Scope) -> Session | None:
+        """Return the session of a request's cookie and mark it as used, or `None`.
+
+        Raises:
+            RequestRejected: The path of the request names another rollout than the session's.
+        """
+        return _confirm(self.find_by_token(scope["state"]["token"]), scope)
+
     def is_open(self, session: Session) -> bool:
         """Return whether the session is open, without marking it as used."""
         return session.token in self._open
@@ -161,10 +175,29 @@ class SessionStore:
             self._keyed[session.key] = session
         return session.key
 
-    def find_by_key(self, key: str | None) -> Session | None:
-        """Return the open session with this key and mark it as used, or `None`."""
+    def find_by_key(self, key: str | None, scope: Scope | None = None) -> Session | None:
+        """Return the open session with this key and mark it as used, or `None`.
+
+        Raises:
+            RequestRejected: The path of the request of *scope* names another rollout than the session's.
+        """
         session = self._keyed.get(key or "")
-        return None if session is None else self.find_by_token(session.token)
+        found = None if session is None else self.find_by_token(session.token)
+        return found if scope is None else _confirm(found, scope)
+
+    def find_to_close(self, name: str, episode: EpisodeId | None) -> Session | None:
+        """Return the session to close by the client's id, and keep that id from being opened again.
+
+        Raises:
+            RequestRejected: The id belongs to another episode.
+        """
+        session = self._named.get(name)
+        if session is None:
+            self._closed_names.find_reply(name, episode)
+            self._closed_names.fence(name, episode)
+        elif session.client is not None:
+            check_episode(name, session.client.episode, episode)
+        return session
 
     def _new_token(self) -> str:
         secret = secrets.token_urlsafe(24)
@@ -184,7 +217,7 @@ class SessionStore:
         self._left.pop(session, None)
         if session.name is not None:
             self._named.pop(session.name, None)
-            self.block_name(session.name)
+            self._closed_names.add(session.name, session.client.episode if session.client else None)
             if self._claims is not None:
                 self._claims.let_go(session.name, is_kept=True)
         if session.key is not None:
@@ -207,12 +240,6 @@ class SessionStore:
         if self.is_open(session):
             self._left[session] = None
 
-    def block_name(self, name: str) -> None:
-        """Prevent a session with this name from being opened again."""
-        self._blocked_names[name] = None
-        if len(self._blocked_names) > MAX_BLOCKED_NAMES:
-            self._blocked_names.popitem(last=False)
-
     async def sweep(self) -> None:
         """Close expired sessions, except sessions with a call under way."""
         now, shortest_ttl = self._clock(), min(LEFT_SESSION_SECONDS, self._ttl)
@@ -232,6 +259,12 @@ class SessionStore:
         closing = [task for session in sessions if (task := self._begin_close(session)) is not None]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_GRACE_SECONDS)
+
+
+def _confirm(session: Session | None, scope: Scope) -> Session | None:
+    if session is not None and session.client is not None:
+        session.client.confirm(scope)
+    return session
 
 
 OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."
@@ -454,6 +487,8 @@ def _describe_difference(session: Session, request: RowRequest, environment: Env
     """
     origin: SessionOrigin = session.extras["origin"]
     opened, requested = origin.identity, request.identity
+    if session.client is not None and request.id and not session.client.episode.includes(request.id):
+        return "the rollout id differs"
     for name, value in opened.fields.items():
         if name not in requested.fields or requested.fields[name] != value:
             return f"the field {name!r} differs"

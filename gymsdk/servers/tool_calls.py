@@ -87,7 +87,7 @@ def _callable_names(names: Iterable[str]) -> list[str]:
 
 
 async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> Response:
-    session = episodes.sessions.find_by_token(request.scope["state"]["token"])
+    session = episodes.sessions.find_by_request(request.scope)
     if name in RESERVED_PATHS or not _is_offered_tool(name, episodes, session):
         if session is not None:
             session.calls.append(ToolCall(name=name, arguments=""))
@@ -212,7 +212,7 @@ async def call_tool(
             json.loads(action.arguments)
         except (ValueError, RecursionError) as error:
             return Step(output=tools.format_error_output(f"Invalid tool call arguments: {error}"))
-    path = "/" + quote(action.name, safe="")
+    path = "/" + quote(action.name, safe="", errors="replace")
     answer = await connection.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
     if (failure := parse_failure(answer)) is not None:
         raise failure
@@ -330,7 +330,7 @@ class McpEndpoint:
         message = await read_json_object(request)
         if "id" not in message:
             return Response(status_code=202)
-        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER))
+        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER), request.scope)
         envelope = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return json_response(envelope | {"result": await self._handle_message(message, session)})

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import SecretStr
+from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
 from gymsdk.errors import Failed
@@ -18,11 +19,11 @@ from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
 from gymsdk.servers.app import BODY_LIMIT_KEY, build_rejection, read_body
 from gymsdk.servers.auth import FORWARDED_KEY
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.forwarding import FORWARDED_HEADER, build_failure_response, forward_request
+from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
+from gymsdk.servers.forwarding import build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
 from gymsdk.servers.limits import KEEP_SECONDS, release_body
-from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
+from gymsdk.servers.middleware import FORWARDED_HEADER, App, Receive, Scope, Send, json_response
 from gymsdk.servers.reports import Instance, Kind
 from gymsdk.servers.shared_memory import SharedMemory
 from gymsdk.types import Item
@@ -268,11 +269,13 @@ class WorkerMiddleware:
         return answer.text if answer.ok else ""
 
     async def _answer_pause(self, request: Request) -> Response:
-        """Return the response to a pause. The middleware is outside the application and handles rejections itself."""
+        """Return the response to a pause. The middleware is outside the application and handles exceptions itself."""
         try:
             return await self._pause_all(request)
         except RequestRejected as rejected:
             return build_rejection(rejected)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
             release_body(request.scope)
 

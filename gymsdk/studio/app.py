@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -23,7 +23,15 @@ from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.pages import LOOPBACK_NAMES
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, Filter, RunQueries, check_condition
+from gymsdk.runs.queries import (
+    MAX_HITS,
+    MAX_PHRASE_HITS,
+    MAX_ROWS,
+    MAX_SQLITE_INTEGER,
+    Filter,
+    RunQueries,
+    check_condition,
+)
 from gymsdk.runs.records import get_opening, get_output
 from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
@@ -46,6 +54,9 @@ EVENT_SECONDS = 15.0
 
 ROLLOUT_KEYS = ("responses_create_params", "response")
 """The keys of a line with items, which are sent apart from the rest."""
+
+MAX_FIGURES = 500
+"""The largest number of figures that one request asks for."""
 
 MAX_TOKENS = 2000
 """The number of tokens of an answer, unless the request asks for fewer or more."""
@@ -160,7 +171,7 @@ class StudioApi:
         """Return a page of the chosen rollouts, and their number."""
         run, chosen = self._get_run(request), _parse_filter(request)
         query = request.query_params
-        offset, limit = _parse_integer(query.get("offset"), 0), _parse_integer(query.get("limit"), 100)
+        offset, limit = _parse_integer(request, "offset"), _parse_integer(request, "limit", 100)
         sort, descending = query.get("sort") or "id", query.get("desc") in {"1", "true"}
         total = run.compute(f"count {chosen}", lambda queries: queries.count(chosen))
         with run.use() as queries:
@@ -177,7 +188,7 @@ class StudioApi:
 
     def list_tasks(self, request: Request) -> Any:
         """Return the tasks with their rewards, the hardest first."""
-        offset, limit = (_parse_integer(request.query_params.get(name), 0) for name in ("offset", "limit"))
+        offset, limit = (_parse_integer(request, name) for name in ("offset", "limit"))
         groups = self._compute(request, "tasks", RunQueries.list_groups)
         return {"total": len(groups), "offset": offset, "tasks": groups[offset : offset + (limit or MAX_ROWS)]}
 
@@ -212,8 +223,7 @@ class StudioApi:
     def list_items(self, request: Request) -> Row:
         """Return further items of a rollout's conversation."""
         _, line, _ = self._read_rollout(request)
-        start = _parse_integer(request.query_params.get("from"), 0)
-        count = _parse_integer(request.query_params.get("n"), 0)
+        start, count = (_parse_integer(request, name) for name in ("from", "n"))
         items, total = _cut_items(_list_items(line), start, count or None)
         return {"from": start, "items": items, "total_items": total}
 
@@ -222,7 +232,7 @@ class StudioApi:
         if self._decode is None:
             raise HTTPException(404, "this viewer has no tokenizer; start it with `gymsdk view --tokenizer NAME`")
         _, line, _ = self._read_rollout(request)
-        number, start, count = (_parse_integer(request.query_params.get(name), 0) for name in ("item", "from", "n"))
+        number, start, count = (_parse_integer(request, name) for name in ("item", "from", "n"))
         items = _list_items(line)
         ids = items[number].get("generation_token_ids") if number < len(items) else None
         if not ids:
@@ -367,31 +377,39 @@ def _is_cut(queries: RunQueries, chosen: Filter) -> bool:
 
 
 def _parse_filter(request: Request) -> Filter:
-    text = request.query_params.get("where") or "[]"
-    try:
-        conditions = jsonl.parse_json(text)
-    except ValueError as error:
-        raise UsageError(f"`where` is not JSON: {error}") from None
+    conditions = _parse_json(request.query_params.get("where") or "[]", "where")
     if not isinstance(conditions, list) or not all(isinstance(each, list) for each in conditions):
         raise UsageError("`where` must be a list of conditions, each a list of a field, an operator and a value")
     return Filter(tuple(check_condition(each) for each in conditions), request.query_params.get("q") or "")
 
 
 def _parse_names(text: str | None) -> list[str]:
-    try:
-        names = jsonl.parse_json(text or "[]")
-    except ValueError as error:
-        raise UsageError(f"`figures` is not JSON: {error}") from None
+    names = _parse_json(text or "[]", "figures")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError("`figures` must be a list of names")
+    if len(names) > MAX_FIGURES:
+        raise UsageError(f"`figures` has {len(names):,} names; at most {MAX_FIGURES} are possible")
     return names
 
 
-def _parse_integer(text: str | None, default: int) -> int:
+def _parse_json(text: str, name: str) -> Any:
+    """Return the JSON value of the query parameter *name*, without unpaired surrogates."""
     try:
-        return max(0, int(text)) if text else default
+        return jsonl.parse_json(text, strict=True)
+    except ValueError as error:
+        raise UsageError(f"`{name}` is not JSON: {error}") from None
+
+
+def _parse_integer(request: Request, name: str, default: int = 0) -> int:
+    """Return the query parameter *name*; a negative number counts as 0."""
+    text = request.query_params.get(name) or ""
+    try:
+        number = max(0, int(text)) if text else default
     except ValueError:
-        raise UsageError(f"{text!r} is not a whole number") from None
+        raise UsageError(f"`{name}` must be a whole number, got {text[:80]!r}") from None
+    if number > MAX_SQLITE_INTEGER:
+        raise UsageError(f"`{name}` must be a whole number of at most 64 bits, got {text[:80]!r}")
+    return number
 
 
 def _list_items(line: Row) -> list[Item]:
@@ -416,10 +434,13 @@ def _without(value: Row, *keys: str) -> Row:
 
 async def _read_json(request: Request) -> Row:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise HTTPException(400, "the client disconnected before the end of the body") from None
     try:
         value = jsonl.parse_json(body)
     except ValueError as error:

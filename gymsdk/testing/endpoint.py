@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from gymsdk.convert import anthropic, chat_inbound
@@ -124,6 +126,13 @@ CLIENT_CLOSED_STATUS = 499
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+INVALID_HTTP = (HttpProcessingError, web.RequestPayloadError)
+"""The errors of aiohttp for requests that break the protocol."""
+
+log = logging.getLogger("gymsdk.endpoint")
+# aiohttp logs a traceback for each request that is not HTTP, or whose body is not in its encoding.
+log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], INVALID_HTTP)))
+
 
 def build_app(
     model: Model,
@@ -205,7 +214,7 @@ async def serve(
     raise_open_file_limit()
     at = _bind(host, port)
     application.middlewares.insert(0, _check_pages(PageCheck(allowed_hosts(host))))
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+    runner = web.AppRunner(application, access_log=None, logger=log, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None, "the runner has been set up"
     acceptor = Acceptor(at, runner.server)
@@ -314,13 +323,13 @@ async def _count_running(answer: Handler, engine: Engine, request: web.Request) 
 async def _handle(
     request: web.Request, *, face: InboundApi, engine: Engine, drawn: Iterator[Fate]
 ) -> web.StreamResponse:
-    fate, sent = next(drawn), await request.read()
+    fate = next(drawn)
     if fate.delay:
         await asyncio.sleep(fate.delay)
     if fate.status:
         return build_error_response(face, ApiError(fate.status, "this policy fails on purpose"))
     try:
-        body = await _parse_body(sent)
+        body = await _read_object(request)
         answer = await engine.answer(face, body, fate)
     except InvalidRequest as error:
         return build_error_response(face, ApiError(400, str(error), param=error.param))
@@ -340,7 +349,7 @@ async def _handle_tokens(
     if fate.status:
         return build_error_response(chat_inbound.CHAT_API, ApiError(fate.status, "this policy fails on purpose"))
     try:
-        answer = await answer_tokens(await _parse_body(await request.read()), fate)
+        answer = await answer_tokens(await _read_object(request), fate)
     except InvalidRequest as error:
         return build_error_response(chat_inbound.CHAT_API, ApiError(400, str(error), param=error.param))
     except Failed as error:
@@ -350,7 +359,7 @@ async def _handle_tokens(
 
 async def _count_message_tokens(request: web.Request, *, engine: Engine) -> web.Response:
     try:
-        body = await _parse_body(await request.read())
+        body = await _read_object(request)
         parsed = anthropic.MESSAGES_API.parse_request(body)
         _, size = build_prompt(anthropic.MESSAGES_API, body, parsed, engine.tokenizer)
         return build_json_response(anthropic.format_token_count(size))
@@ -409,9 +418,11 @@ def _describe_bind_error(host: str, error: OSError) -> str:
     return f"{host!r} is not an address of this machine ({error.strerror or error}); listen on 127.0.0.1"
 
 
-async def _parse_body(body: bytes) -> Item:
+async def _read_object(request: web.Request) -> Item:
     try:
-        parsed = await bodies.loads_async(body, strict=True)
+        parsed = await bodies.loads_async(await request.read(), strict=True)
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("the body cannot be read: its encoding is invalid, or it is incomplete") from error
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(parsed, dict):

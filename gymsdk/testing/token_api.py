@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from gymsdk import responses
-from gymsdk.convert import chat_inbound, content
+from gymsdk.convert import api, chat_inbound, content
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX
 from gymsdk.errors import UsageError
@@ -85,7 +85,7 @@ async def _detokenize(engine: Engine, body: Item, _: Fate) -> Item:
 async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the completion of a token prompt."""
     ids = _check_ids(body.get("prompt"), "prompt")
-    limit = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
+    limit = api.get_integer(body, "max_tokens") or DEFAULT_COMPLETION_TOKENS
     generated = await _continue_prompt(engine, ids, limit, fate)
     token_ids = generated.get_token_ids()
     choice: Item = {
@@ -134,8 +134,9 @@ async def _render(engine: Engine, body: Item, _: Fate) -> Item:
 async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the ids that the policy generates after the ids of the prompt."""
     ids = _check_ids(body.get("token_ids"), "token_ids")
-    parameters = body.get("sampling_params") or {}
-    generated = await _continue_prompt(engine, ids, parameters.get("max_tokens"), fate)
+    parameters = api.get_object(body, "sampling_params")
+    limit = api.get_integer(parameters, "max_tokens", "sampling_params")
+    generated = await _continue_prompt(engine, ids, limit, fate)
     token_ids = generated.get_token_ids()
     choice: Item = {
         "index": 0,
@@ -163,19 +164,24 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
 
     As vLLM with a parser, it keeps the texts of special tokens, and refuses an empty list of ids.
     """
-    answer, request = body["generate_response"], body.get("chat_request") or {}
-    choice = answer["choices"][0]
-    if not choice["token_ids"]:
+    answer, request = api.get_object(body, "generate_response"), api.get_object(body, "chat_request")
+    choices = api.check_objects(answer.get("choices"), "generate_response.choices")
+    if not choices:
+        raise api.build_invalid_field("generate_response.choices", "a list with a choice")
+    choice = choices[0]
+    ids = _check_ids(choice.get("token_ids"), "generate_response.choices.0.token_ids")
+    if not ids:
         raise InvalidRequest("choice 0 has empty or null token_ids", "generate_response")
-    text = engine.tokenizer.decode(choice["token_ids"])
-    opened = engine.tokenizer.decode(body.get("prompt_token_ids") or []).rstrip().endswith(THINK_START)
+    text = _decode(engine, ids)
+    prompt_ids = _check_ids(body.get("prompt_token_ids") or [], "prompt_token_ids")
+    opened = _decode(engine, prompt_ids).rstrip().endswith(THINK_START)
     parsed = parse_output(text, thinking=opened)
     written, reasoning = parsed.text, parsed.reasoning
     if not request.get("tools"):
         # Without tools, vLLM parses no calls: they remain in the text.
         reasoning, written = content.split_think_blocks(f"{THINK_START}{text}" if opened else text)
     message: Item = {"role": "assistant", "content": written or None, "reasoning": "\n".join(reasoning)}
-    finish_reason = choice["finish_reason"]
+    finish_reason = choice.get("finish_reason")
     if parsed.calls and request.get("tools"):
         message["tool_calls"] = [
             {
@@ -195,7 +201,7 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
     }
 
 
-async def _continue_prompt(engine: Engine, ids: list[int], limit: Any, fate: Fate) -> Generation:
+async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fate: Fate) -> Generation:
     """Return what the policy generates after the prompt *ids*, which are parsed back into a conversation."""
     max_tokens = engine.compute_max_tokens(limit, len(ids))
     try:
@@ -240,9 +246,9 @@ def _check_ids(ids: object, field: str) -> list[int]:
     return ids
 
 
-def _decode(engine: Engine, ids: list[int]) -> str:
+def _decode(engine: Engine, ids: list[int], *, skip_special_tokens: bool = False) -> str:
     try:
-        return engine.tokenizer.decode(ids)
+        return engine.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
     except UsageError as error:
         raise InvalidRequest(str(error), "tokens") from error
 

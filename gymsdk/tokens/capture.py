@@ -15,7 +15,6 @@ The names, the fields and the meaning of the files are those of `nemo_gym.token_
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import tempfile
@@ -33,6 +32,7 @@ import orjson
 
 from gymsdk.convert.tokens import ENGINE_FIELDS
 from gymsdk.errors import Failed, UsageError
+from gymsdk.locks import hold_lock
 from gymsdk.responses import TOKEN_FIELDS
 from gymsdk.types import Item
 
@@ -198,8 +198,7 @@ class TokenCaptureFolder:
 
     @contextmanager
     def _lock(self, rollout: str) -> Iterator[None]:
-        with self._path(rollout, "lock").open("a+b") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        with self._path(rollout, "lock").open("a+b") as file, hold_lock(file):
             yield
 
     def _read_state(self, rollout: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
 from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import BudgetSpent, Failed, WorkerLost
+from gymsdk.interpreter import build_code_command
 from gymsdk.threads import CrossLoopSemaphore, ThreadPool
 from gymsdk.tracing import count_worker_cpu
 from gymsdk.workers.offload import InlineExecutor, Work, find_work, list_work, set_default_executor
@@ -555,11 +556,10 @@ class ForkServer:
     def _start(self) -> socket.socket:
         host_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host_end.settimeout(FORK_SECONDS)
-        entry = f"from {__name__} import run_fork_server; run_fork_server({server_end.fileno()})"
-        code = f"import sys; sys.path[:] = {sys.path!r}; {entry}"
+        code = f"from {__name__} import run_fork_server; run_fork_server({server_end.fileno()})"
         with server_end:
             self._server = subprocess.Popen(  # noqa: S603 - this interpreter
-                [sys.executable, "-c", code], pass_fds=[server_end.fileno()], stdin=subprocess.DEVNULL
+                build_code_command(code), pass_fds=[server_end.fileno()], stdin=subprocess.DEVNULL
             )
         self._control = host_end
         return host_end

@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -60,6 +61,21 @@ async def test_vllm_responds_inside_the_context_and_its_output_is_relayed(fake: 
     assert fake.argv[-2:] == ["--dtype", "auto"]
     assert out.getvalue().splitlines()[1] == "vllm | start 1"
     assert "'hermes'" in out.getvalue().splitlines()[0]
+
+
+async def test_the_processes_of_vllm_do_not_import_from_the_working_folder(
+    fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working_folder = tmp_path / "download"
+    working_folder.mkdir()
+    (working_folder / "pickle.py").write_text("origin = 'the working folder'")
+    monkeypatch.chdir(working_folder)
+    # As `multiprocessing` starts a child.
+    command = "[sys.executable, '-c', 'import pickle; print(pickle.__file__)']"
+    fake.set_startup_code(f"subprocess.run({command}, stdout=(folder / 'found').open('w'), check=True)")
+    async with vllm():
+        pass
+    assert (tmp_path / "found").read_text().strip() == pickle.__file__
 
 
 async def test_exit_ends_all_processes_even_an_engine_outside_the_process_group(fake: FakeVllm) -> None:

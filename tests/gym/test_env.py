@@ -121,7 +121,7 @@ def test_invalid_reset_options_are_rejected_and_the_episode_continues(
         ({"environment": "math", "splt": "x"}, BadConfig, "splt"),
         ({"environment": "math", "split": "x"}, UnknownSplit, "'x'"),
         ({"environment": "math", "split": 3}, UsageError, "got 3; the splits are train"),
-        ({"environment": "math", "settings": [1]}, BadConfig, r"`settings` must be a dict .* got \[1\]"),
+        ({"environment": "math", "settings": [1]}, BadConfig, r"`settings` must be a dict .* got a list"),
         ({"environment": "math", "settings": {1: 2}}, BadConfig, "`settings` must be a dict"),
         ({"environment": "math", "turns": "2"}, UsageError, "turns must be a number, got '2'"),
         ({"environment": "math", "tools": True}, UsageError, "tools must be a number, got True"),

@@ -40,7 +40,7 @@ def test_scripted_policies_are_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("opena/gpt-5", "openai"), ("vlm/x", "vllm"), ("script/null", "scripted")]
+    ("name", "nearest"), [("opena/model", "openai"), ("vlm/x", "vllm"), ("script/null", "scripted")]
 )
 def test_an_unknown_provider_is_answered_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UnknownModel, match=f"'{name}'; did you mean '{nearest}'"):

@@ -151,6 +151,27 @@ def test_an_installed_environment_replaces_a_program_without_a_folder(folder: Pa
         assert [each.path for each in found] == expected
 
 
+def test_the_program_beside_the_configuration_file_has_precedence_over_that_of_the_working_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = folder / "elsewhere"
+    shutil.copytree(folder / "resources_servers", elsewhere / "resources_servers")
+    monkeypatch.chdir(elsewhere)
+    block = load_config([get_config(folder)], []).servers[0]
+    assert programs.find_program(block) == folder / "resources_servers" / "counting" / "app.py"
+    (folder / "resources_servers" / "counting" / "app.py").unlink()
+    assert programs.find_program(block) == elsewhere / "resources_servers" / "counting" / "app.py"
+
+
+def test_a_relative_interpreter_is_that_of_the_working_folder(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    block = load_config([get_config(folder)], []).servers[0]
+    block = block.model_copy(update={"written": {"python": "bin/python"}})
+    program = programs.Program(block, folder / "resources_servers" / "counting" / "app.py")
+    assert programs.choose_python(program) == folder / "bin" / "python"
+
+
 def test_the_interpreter_is_the_named_one_or_that_of_the_folder(folder: Path) -> None:
     _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
     assert programs.choose_python(program) == Path(sys.executable)

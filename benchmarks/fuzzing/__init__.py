@@ -1,0 +1,1 @@
+"""What `fuzz.py` consists of: mutations of requests, the servers with their valid requests, and the client."""
