@@ -14,7 +14,7 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.gym import slot
-from gymsdk.gym.config import EnvConfig, build_budget
+from gymsdk.gym.config import EnvConfig, EpisodeStart, build_budget
 from gymsdk.gym.env import close_on_finalize
 from gymsdk.gym.slot import Slots
 from gymsdk.plugins.registry import load
@@ -273,12 +273,13 @@ class LocalPlayer:
     def __call__(self, numbers: Sequence[int], trainer: GRPOTrainer) -> list[Sample]:
         """Play one episode of each task in *numbers*."""
         slots = self._get_slots(len(numbers), trainer)
+        sampler = slots.config.sampler
         starts = {
-            index: slots.choose_episode(index, self._compute_seed(number), {"task": number})
+            index: EpisodeStart(*sampler.find(number), self._compute_seed(number))
             for index, number in enumerate(numbers)
         }
-        opened = slot.run(slots.play({}, starts))
-        samples = [Sample([int(each) for each in opened[index][0]]) for index in range(len(numbers))]
+        opened = slot.run(slots.open(starts))
+        samples = [Sample(opened[index]) for index in range(len(numbers))]
         self._end_long_episodes(slots, samples, trainer)
         while _is_any_playing(slots, len(numbers), trainer):
             self._play_turn(slots, samples, trainer)
@@ -301,14 +302,14 @@ class LocalPlayer:
             samples[index].add_policy_tokens(generated[position], None if logprobs is None else logprobs[position])
             actions[index] = generated[position]
         for index, (observation, *_) in slot.run(slots.play(slots.parse_actions(actions), {})).items():
-            samples[index].add_environment_tokens([int(each) for each in observation])
+            samples[index].add_environment_tokens(observation)
 
     def _end_long_episodes(self, slots: Slots, samples: Sequence[Sample], trainer: GRPOTrainer) -> None:
         """End the episodes whose next turn might not fit into the context."""
         limit = self._tokens or get_context(trainer)
         longest = limit - trainer.args.max_completion_length
         for index, sample in enumerate(samples):
-            if slots.slots[index].is_playing and len(sample.ids) > longest:
+            if slots.slots[index].is_playing and sample.length > longest:
                 slot.run(slots.slots[index].end())
 
     def _get_slots(self, count: int, trainer: GRPOTrainer) -> Slots:

@@ -42,6 +42,11 @@ class Sample:
         """All tokens."""
         return [*self.prompt_ids, *self.completion_ids]
 
+    @property
+    def length(self) -> int:
+        """The number of all tokens."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
     def add_environment_tokens(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not generate."""
         self._add(ids, 0, [0.0] * len(ids))
