@@ -40,7 +40,7 @@ TEMPLATE = (
     "{% endif %}{% for message in messages %}{% if message.role == 'system' %}"
     "{% elif message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response>"
     "<|im_end|>\n{% else %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>\n{\"name\": {{ call.function.name | tojson }}, "
+    '{% for call in message.tool_calls or [] %}<tool_call>\n{"name": {{ call.function.name | tojson }}, '
     '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}'
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -118,7 +118,7 @@ class Trainer:
         self.accelerator = SimpleNamespace(num_processes=1)
         self.args = SimpleNamespace(max_completion_length=512)
         self.state = SimpleNamespace(global_step=0)
-        self._turns = [[tokenizer.encode(text) + [tokenizer.eos_token_id] for text in turn] for turn in case.turns]
+        self._turns = [[[*tokenizer.encode(text), tokenizer.eos_token_id] for text in turn] for turn in case.turns]
         self.turn = 0
 
     def _generate_single_turn(

@@ -178,8 +178,39 @@ THINKING_CHECK_TOKENS = 16
 MAX_TOOLSETS = 256
 """How many lists of tools are kept; environments may offer each task other tools."""
 
+MAX_RENDERINGS = 64
+"""How many renderings are kept for each list of tools."""
+
 MAX_PROMPTS = 64
 """How many prompts are kept. The episodes of a group open one after another; a prompt may have 100,000 tokens."""
+
+
+class RenderingCache:
+    """A tokenizer that keeps its last renderings: the episodes of a group often get the same tool outputs.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._renderings: OrderedDict[bytes, object] = OrderedDict()
+
+    def apply_chat_template(
+        self, messages: list[Item], /, *, tools: list[Item] | None = None, add_generation_prompt: bool = False
+    ) -> object:
+        """Return the ids of a conversation. All calls of one cache must have the same tools."""
+        key = dump_json([messages, add_generation_prompt], default=repr)
+
+        def render() -> object:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt
+            )
+
+        return _get_or_build(self._renderings, key, render, limit=MAX_RENDERINGS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 class Toolset:
@@ -193,7 +224,7 @@ class Toolset:
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Item], special_tokens: frozenset[str]) -> None:
         body = chat.build_body({"input": [], "tools": list(tools)})
         self.offered: list[Item] = _escape_markers(body.get("tools", []), special_tokens)
-        self.bridge = Bridge(tokenizer, self.offered)
+        self.bridge = Bridge(RenderingCache(tokenizer), self.offered)
         self._eos = tokenizers.get_eos_id(tokenizer)
 
     @cached_property

@@ -200,7 +200,6 @@ class Slot:
         self.environment = environment
         self.codec = codec
         self.rollout: Rollout | None = None
-        self._tools: list[Item] = []
         self._budget = budget
         self._runner: EpisodeRunner | None = None
         self._turn = 0
@@ -220,25 +219,35 @@ class Slot:
         """Close the previous episode, open one of *task* and return the first observation."""
         await self.close()
         self._runner = runner = EpisodeRunner(self.environment, self._budget)
-        self._turn, self._closed, self.rollout, self._tools = 0, False, None, []
+        self._turn, self._closed, self.rollout = 0, False, None
         try:
             return await self._open(runner, task, seed, id)
         except EpisodeError as error:
-            error.stage = error.stage or "reset"
-            runner.result = error
-            return self._encode_nothing()
+            return self._fail_open(runner, error)
         except BaseException:
             await self.close()
             raise
 
     async def reset(self, task: Task, *, seed: int, id: str = "") -> tuple[Any, Info]:
-        """Open an episode like `open`; `info` holds the tools, the seed and the task ID, and the failure if it fails."""
+        """Open an episode like `open`; `info` holds the tools, the seed, the task ID, and a failure if there is one."""
         observation = await self.open(task, seed=seed, id=id)
-        runner = self._runner
-        if runner is None or runner.result is None:
-            return observation, {"tools": copy_json(self._tools), "seed": seed, "task_id": id}
         info: Info = {"tools": [], "seed": seed, "task_id": id}
-        return observation, info | {"failure": _dump_failure(runner.build_rollout())}
+        runner = self._runner
+        if runner is not None and runner.episode is not None and runner.result is None:
+            try:
+                tools = chat.build_body({"input": [], "tools": runner.episode.tools}).get("tools", [])
+                info["tools"] = copy_json(tools)
+            except EpisodeError as error:
+                observation = self._fail_open(runner, error)
+        if runner is not None and runner.result is not None:
+            info["failure"] = _dump_failure(runner.build_rollout())
+        return observation, info
+
+    def _fail_open(self, runner: EpisodeRunner, error: EpisodeError) -> Any:
+        """Record that the episode cannot be opened; return its observation."""
+        error.stage = error.stage or "reset"
+        runner.result = error
+        return self._encode_nothing()
 
     def parse_action(self, action: Any) -> list[Item]:
         """Parse an *action* into output items; raises `ResetNeeded`, or `UsageError` if the action is invalid."""
@@ -297,11 +306,8 @@ class Slot:
     async def _open(self, runner: EpisodeRunner, task: Task, seed: int, id: str) -> Any:
         episode = await runner.open(task, seed=seed, id=id)
         runner.pause_deadline()
-        tools = chat.build_body({"input": [], "tools": episode.tools}).get("tools", [])
         with _convert_codec_errors():
-            observation = self.codec.encode_opening(episode.transcript.opening, episode.tools)
-        self._tools = tools
-        return observation
+            return self.codec.encode_opening(episode.transcript.opening, episode.tools)
 
     def _encode_nothing(self) -> Any:
         """Return the observation of an episode that cannot be opened: an empty prompt if the codec can express it."""
