@@ -102,7 +102,8 @@ def main() -> None:
     print(f"{options.steps} steps of {options.episodes} episodes, 16 of each task; CPU time in ms per episode\n")
     columns = ["before", "after", "  ratio  samples"] if options.checkout else ["CPU"]
     print(f"{'case':<22}{'turns':>6}{'reward':>8}{columns[0]:>9}{''.join(f'{each:>9}' for each in columns[1:])}")
-    if not all([measure(case, options) for case in options.case or CASES]):
+    results = [measure(case, options) for case in options.case or CASES]
+    if not all(results):
         sys.exit(1)
 
 
