@@ -78,7 +78,8 @@ def _create_tokenizer(words: list[str], template: str) -> Any:
     tokens = dict.fromkeys((*SPECIAL, *PRINTABLE, "\n", *MARKERS, *words))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     # The linter takes names of tokens for passwords.
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=" ", continuing_subword_prefix=""))  # noqa: S106
+    pieces = models.WordPiece(vocabulary, unk_token=" ", continuing_subword_prefix="", max_input_chars_per_word=10_000)  # noqa: S106
+    tokenizer = Tokenizer(pieces)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS.pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
