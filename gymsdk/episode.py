@@ -266,7 +266,7 @@ def _build_not_run_output(action: Action) -> Item:
 class _OpenArguments:
     """The arguments of `EpisodeRunner.open`."""
 
-    row: Row
+    row: Row | Task
     id: str
     seed: int
     repeat: int
@@ -369,7 +369,7 @@ class EpisodeRunner:
             UsageError: The row does not fit the environment.
             EpisodeError: The reset failed.
         """
-        self._arguments = _OpenArguments(row.row() if isinstance(row, Task) else row, id, seed, repeat)
+        self._arguments = _OpenArguments(row, id, seed, repeat)
         self._started = time.time()
         with self.time_stage("reset"):
             deadline = self._compute_deadline()
@@ -440,7 +440,7 @@ class EpisodeRunner:
         return Rollout(
             id=self._arguments.id,
             environment=self.environment.name,
-            row=self._arguments.row,
+            row=self._get_row(self._arguments.row),
             seed=self._arguments.seed,
             repeat=self._arguments.repeat,
             outcome=_classify_outcome(self.result),
@@ -464,6 +464,12 @@ class EpisodeRunner:
             ),
             calls=self._model_calls,
         )
+
+    def _get_row(self, given: Row | Task) -> Row:
+        """Return the *given* row or task as a row; the environment may have done this for the episode."""
+        if self.episode is not None and self.episode.task is given:
+            return self.episode.row
+        return given.row() if isinstance(given, Task) else given
 
     def _record_turn_time(self, step_started: float) -> None:
         """Add the times of the turn whose step began at *step_started* and has just ended."""

@@ -63,11 +63,87 @@ def test_a_policy_that_does_not_learn_stays_where_it_is(settings: dict[str, str]
     assert max(line["gap"] for line in curve) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digitz"], "no environment named 'digitz'; did you mean 'digits'?"),
+        (["math", "famlies=sets"], "environment 'math' has no setting 'famlies'; did you mean 'families'?"),
+        (["math", "max_difficulty=9"], "environment 'math': setting 'max_difficulty' is wrong"),
+        (["math", "sets"], "'sets' is no setting of the environment; write it as KEY=VALUE"),
+        (["tool_call", "kinds=[1"], "the value of 'kinds=[1' is not valid JSON"),
+    ],
+)
 @pytest.mark.slow
-def test_tools_need_vllm(settings: dict[str, str]) -> None:
-    trained = train(settings, "--environment", "tool_call")
+def test_wrong_environments_and_settings_are_explained_in_one_line(
+    words: list[str], message: str, settings: dict[str, str]
+) -> None:
+    trained = train(settings, "--environment", *words)
     assert trained.returncode == 2
-    assert "--vllm-python" in trained.stderr
+    assert trained.stderr.startswith(f"train.py: error: {message}")
+    assert trained.stderr.count("\n") == 1
+
+
+UNSOLVED = """
+from typing import Literal
+
+from gymsdk import Message, Reset, Step, Task, Transcript, Verdict, hookimpl
+
+
+async def count(word: str) -> int:
+    \"\"\"Count the letters of a word.\"\"\"
+    return len(word)
+
+
+@hookimpl
+def tools():
+    return [count]
+
+
+@hookimpl
+def tasks(split: Literal["training"]):
+    for word in ("one", "three"):
+        yield Task.ask(f"How many letters has {word}? Zürich")
+
+
+@hookimpl
+def verify(transcript: Transcript) -> Verdict:
+    return Verdict(reward=float("3" in transcript.reply))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+def test_an_environment_without_a_solution_and_with_few_tasks_is_played(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    packages = tmp_path / "packages"
+    metadata = packages / "gym_env_letters-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gym-env-letters\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[gymsdk.environments]\nletters = gym_env_letters\n")
+    (packages / "gym_env_letters.py").write_text(UNSOLVED)
+    curve = read_curve(settings, tmp_path, "--steps", "2", "--environment", "letters")
+    assert max(line["gap"] for line in curve) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["math", "families=fractions", "max_difficulty=1"],
+        ["multineedle", "distractors=10", "needles=1", "spread=0"],
+        ["tool_call"],
+    ],
+)
+def test_other_environments_are_played_with_exact_tokens(
+    words: list[str], settings: dict[str, str], tmp_path: Path
+) -> None:
+    curve = read_curve(settings, tmp_path, "--steps", "2", "--environment", *words)
+    assert len(curve) == 2
+    assert max(line["gap"] for line in curve) < 1e-4
+    if words[0] == "tool_call":
+        assert compute_mean(curve) > 0.0, "the warm-up has taught the form of the calls"
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import httpx
 from engines import OwnEngine, VllmEngine
+from exercises import Exercise
+from models import format_settings
 
 START_SECONDS = 300.0
 
@@ -27,8 +29,8 @@ class Servers(NamedTuple):
 
 
 @contextmanager
-def deploy(environment: str, engine: OwnEngine | VllmEngine, log: Path) -> Iterator[Servers]:
-    """Run *engine*, which writes its output to *log*, and the servers of *environment* while the context is open."""
+def deploy(exercise: Exercise, engine: OwnEngine | VllmEngine, log: Path) -> Iterator[Servers]:
+    """Run *engine*, which writes its output to *log*, and the servers of *exercise* while the context is open."""
     with ExitStack() as stack:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -42,7 +44,9 @@ def deploy(environment: str, engine: OwnEngine | VllmEngine, log: Path) -> Itera
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url, generation_server, log)
         model = ["--model", "vllm/policy", "--base-url", f"{url}/v1", "--token-ids", *engine.model_options]
-        command = [sys.executable, "-P", "-m", "gymsdk", "serve", environment, *model, "--port", "0", "--json"]
+        settings = format_settings(exercise.settings)
+        command = [sys.executable, "-P", "-m", "gymsdk", "serve", exercise.environment, *settings, *model]
+        command += ["--port", "0", "--json"]
         servers = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(servers.terminate)
         assert servers.stdout is not None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 import torch
-from exercises import Exercise
-from models import CONTEXT, PAD, LogProbabilities, build_warm_model
+from exercises import EXERCISES, Exercise
+from models import PAD, LogProbabilities, WarmModel, build_warm_model
 from policy import create_policy
 from torch import nn
 
@@ -19,7 +19,13 @@ HERE = Path(__file__).resolve().parent
 
 
 class OwnEngine:
-    """The generation server of this folder, which keeps the ids of messages as NeMo RL's does."""
+    """The generation server of this folder, which keeps the ids of messages as NeMo RL's does.
+
+    Args:
+        policy: The policy.
+        arguments: The arguments with which the generation server loads the same policy.
+        max_reply_tokens: The largest number of tokens of a reply.
+    """
 
     pad = PAD
     """The id that fills the end of short rows."""
@@ -27,15 +33,16 @@ class OwnEngine:
     model_options = ("--token-interface", "nemo-rl")
     """The options of `gymsdk serve` for this engine."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, policy: nn.Module, arguments: Sequence[str], max_reply_tokens: int) -> None:
+        self.policy = policy
+        self.max_reply_tokens = max_reply_tokens
+        self._arguments = arguments
         self.environment: dict[str, str] = {}
         """Further environment variables of the engine's process."""
-        self.policy: nn.Module = create_policy(seed)
 
     def build_command(self, port: int) -> list[str]:
         """Return the command that serves the policy."""
-        return [sys.executable, str(HERE / "generation_server.py"), "--port", str(port), "--seed", str(self._seed)]
+        return [sys.executable, str(HERE / "generation_server.py"), "--port", str(port), *self._arguments]
 
     def push_weights(self, url: str) -> None:
         """Send the weights of the trainer's policy to the engine at *url*."""
@@ -49,21 +56,19 @@ class VllmEngine:
 
     Args:
         python: The interpreter of an environment with vLLM.
-        folder: A folder for the model's files.
-        model: The model of transformers, after its warm-up.
-        tokenizer: Its tokenizer.
+        folder: The folder with the model's files.
+        warm: The model after its warm-up.
     """
 
     pad = PAD
     model_options: tuple[str, ...] = ()
 
-    def __init__(self, python: str, folder: Path, model: Any, tokenizer: Any) -> None:
+    def __init__(self, python: str, folder: Path, warm: WarmModel) -> None:
         self._python = python
         self._folder = folder
-        self._model = model
-        self.policy: nn.Module = LogProbabilities(model)
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
+        self._model = warm.model
+        self.policy: nn.Module = LogProbabilities(warm.model)
+        self.max_reply_tokens = warm.max_reply_tokens
         self.environment = {
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(HERE),
@@ -75,8 +80,9 @@ class VllmEngine:
         """Return the command that serves the policy."""
         server = ["-m", "vllm.entrypoints.openai.api_server", "--port", str(port), "--host", "127.0.0.1"]
         model = ["--model", str(self._folder), "--served-model-name", "policy", "--generation-config", "vllm"]
+        context = str(self._model.config.max_position_embeddings)
         # On the CPU, vLLM 0.32 fails if a request with a seed has a prompt in chunks.
-        limits = ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--no-enable-chunked-prefill"]
+        limits = ["--dtype", "float32", "--max-model-len", context, "--no-enable-chunked-prefill"]
         updates = ["--worker-extension-cls", "weights.WeightUpdates"]
         return [self._python, *server, *model, *limits, *updates, "--enforce-eager", "--uvicorn-log-level", "warning"]
 
@@ -88,10 +94,24 @@ class VllmEngine:
         httpx.post(f"{url}/reset_prefix_cache", timeout=60).raise_for_status()
 
 
-def create_engine(python: str | None, exercise: Exercise, folder: Path, seed: int) -> OwnEngine | VllmEngine:
-    """Return vLLM in the environment of *python*, or the generation server of this folder."""
-    if python is None:
-        return OwnEngine(seed)
+def create_engine(
+    python: str | None, exercise: Exercise, split: str, folder: Path, seed: int
+) -> OwnEngine | VllmEngine:
+    """Return vLLM in the environment of *python*, or the generation server of this folder.
+
+    Args:
+        python: The interpreter of an environment with vLLM.
+        exercise: The exercise.
+        split: The split of the tasks of the warm-up.
+        folder: A folder for the model's files.
+        seed: The seed of the random weights.
+    """
+    if python is None and exercise == EXERCISES["digits"]:
+        return OwnEngine(create_policy(seed), ["--seed", str(seed)], exercise.max_reply_tokens or 1)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    model, tokenizer = build_warm_model(exercise, seed)
-    return VllmEngine(python, folder, model, tokenizer)
+    warm = build_warm_model(exercise, split, seed)
+    warm.tokenizer.save_pretrained(folder)
+    warm.model.save_pretrained(folder)
+    if python is not None:
+        return VllmEngine(python, folder, warm)
+    return OwnEngine(LogProbabilities(warm.model), ["--model", str(folder)], warm.max_reply_tokens)

@@ -1,8 +1,10 @@
-"""The two tasks that the policy can learn: repeat digits, or call a tool and report its result."""
+"""How a small model learns in an environment: the settings of the two tasks that it can learn, and of any other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,21 +13,25 @@ class Exercise:
 
     Attributes:
         environment: The name of the environment.
-        settings: The settings of its tasks, as `gymsdk rollout --set` takes them.
-        max_reply_tokens: The largest number of tokens of a reply.
+        settings: The settings of the environment.
+        max_reply_tokens: The largest number of tokens of a reply; `None` for that of the environment's own solution
+            and a quarter more.
         learning_rate: The learning rate of GRPO.
         entropy_bonus: How strongly GRPO keeps the policy from settling on one reply before it has seen better ones.
-        warm_up_steps: The steps of supervised training before GRPO, for a model on vLLM.
+        warm_up_steps: The steps of supervised training before GRPO, for a model of transformers.
         warm_up_right: The share of right replies in that training.
+        shows_instructions: Whether the model reads system messages. They are long, and the same for all tasks of
+            many environments.
     """
 
     environment: str
-    settings: dict[str, str] = field(default_factory=dict)
-    max_reply_tokens: int
-    learning_rate: float
-    entropy_bonus: float
-    warm_up_steps: int
-    warm_up_right: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_reply_tokens: int | None = None
+    learning_rate: float = 1e-3
+    entropy_bonus: float = 0.0
+    warm_up_steps: int = 300
+    warm_up_right: float = 0.5
+    shows_instructions: bool = True
 
 
 EXERCISES = {
@@ -46,5 +52,12 @@ EXERCISES = {
         entropy_bonus=0.0,
         warm_up_steps=400,
         warm_up_right=0.5,
+        shows_instructions=False,
     ),
 }
+
+
+def build_exercise(environment: str, settings: Mapping[str, Any]) -> Exercise:
+    """Return the exercise of any environment; *settings* are added to those of an exercise that is listed above."""
+    exercise = EXERCISES.get(environment) or Exercise(environment=environment)
+    return replace(exercise, settings={**exercise.settings, **settings})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -38,12 +41,32 @@ def create_policy(seed: int) -> Policy:
     return Policy()
 
 
-def encode_message(role: str, text: str) -> list[int]:
-    """Return the ids of one message, as the chat template writes it. Unknown characters are left out."""
-    ids = [VOCABULARY.index(character) for character in text if character in CHARACTERS]
-    return [ASSISTANT if role == "assistant" else USER, *ids, END]
+class DigitModel:
+    """The policy with random weights, as the generation server uses a model.
 
+    Args:
+        seed: The seed of the weights.
+    """
 
-def decode(ids: list[int]) -> str:
-    """Return the text of *ids* without special tokens."""
-    return "".join(VOCABULARY[each] for each in ids if each >= len(SPECIAL))
+    context = CONTEXT
+    end = END
+    prompt_end = (ASSISTANT,)
+
+    def __init__(self, seed: int) -> None:
+        self.policy: nn.Module = create_policy(seed).eval()
+
+    def encode(self, message: dict[str, Any]) -> list[int]:
+        """Return the ids of one message, as the chat template writes it. Unknown characters are left out."""
+        text = message["content"] or ""
+        ids = [VOCABULARY.index(character) for character in text if character in CHARACTERS]
+        return [ASSISTANT if message["role"] == "assistant" else USER, *ids, END]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of *ids* without special tokens."""
+        return "".join(VOCABULARY[each] for each in ids if each >= len(SPECIAL))
+
+    def score(self, prompt: list[int]) -> Generator[torch.Tensor, int, None]:
+        """Yield the log-probabilities of the next token, and receive the token that was chosen."""
+        ids = list(prompt)
+        while True:
+            ids.append((yield self.policy(torch.tensor([ids]))[0, -1]))

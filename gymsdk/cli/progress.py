@@ -24,7 +24,8 @@ from gymsdk.rollouts.folder import RunProgress, name_dated_folder
 from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
 from gymsdk.rollouts.run import Run, execute
-from gymsdk.types import Row
+from gymsdk.rollouts.token_limit import TokenLimitCounter
+from gymsdk.types import Rollout, Row
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -148,6 +149,7 @@ class ProgressReporter:
         self._on_start = on_start
         self._total = 0
         self._progress = RunProgress()
+        self._limit, self._has_warned = TokenLimitCounter("--max-output-tokens"), False
         self._bar = _Bar() if sys.stderr.isatty() else None
         self._next_line_at = time.monotonic() + PROGRESS_SECONDS
 
@@ -187,11 +189,21 @@ class ProgressReporter:
         progress.scored += reward is not None
         progress.earned += reward or 0.0
         progress.failed += reward is None
+        self._count_token_limit(result.rollout)
         if self._bar:
             self._bar.show(progress)
         elif time.monotonic() >= self._next_line_at:
             self._next_line_at = time.monotonic() + PROGRESS_SECONDS
             self.log(self._format_line())
+
+    def _count_token_limit(self, rollout: Rollout) -> None:
+        """Count the rollout, and report once that the token limit ends nearly all rollouts."""
+        if self._has_warned:
+            return
+        self._limit.add_rollout(rollout)
+        if sentence := self._limit.describe():
+            self._has_warned = True
+            self.log(f"warning: {sentence}")
 
     def _format_line(self) -> str:
         progress = self._progress
@@ -249,7 +261,7 @@ def _build_bar() -> Bar:
 
 
 def format_metrics_table(summaries: Sequence[dict[str, Any]]) -> str:
-    """Return the metrics as a table with a column per environment, followed by the failure messages."""
+    """Return the metrics as a table with a column per environment, followed by the failure messages and warnings."""
     columns = [dict(_list_metrics(each)) for each in summaries]
     row_names = dict.fromkeys(name for column in columns for name in column)
     names = sorted(
@@ -293,5 +305,7 @@ def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _list_failures(summary: dict[str, Any]) -> Iterator[str]:
     for kind, message in summary["failure_messages"].items():
         yield f"{kind}: {message}"
+    if summary["token_limit"]:
+        yield summary["token_limit"]
     if summary["complaint"]:
         yield f"no metrics of the environment: {summary['complaint']}"

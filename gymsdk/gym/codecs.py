@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 from gymsdk.convert import chat
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.gym import spaces
 from gymsdk.gym.spaces import Messages, Prose, Turn, Turns, parse_action
+from gymsdk.jsonl import dump_json
 from gymsdk.tokens import chatml
 from gymsdk.tokens import tokenizer as tokenizers
 from gymsdk.tokens.bridge import Bridge, BridgeError, parse_call_arguments
@@ -27,6 +30,9 @@ CodecName: TypeAlias = Literal["chat", "text", "tokens"]
 """The form of observations and actions: chat messages, text, or token IDs."""
 
 CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Codec(Protocol):
@@ -72,8 +78,8 @@ class Codec(Protocol):
         """
 
 
-def build_codec(name: str, tokenizer: Tokenizer | str | None = None) -> Codec:
-    """Return a new codec by *name*; only `tokens` takes a *tokenizer*."""
+def build_codec(name: str, tokenizer: PromptEncoder | Tokenizer | str | None = None) -> Codec:
+    """Return a new codec by *name*; only `tokens` takes a *tokenizer*, or an encoder that its codecs share."""
     if name not in CODEC_NAMES:
         near = format_suggestion(str(name), CODEC_NAMES, f"there are {', '.join(CODEC_NAMES)}")
         raise UsageError(f"Unknown codec {name!r}{near}")
@@ -169,6 +175,135 @@ def _build_turn_end(action: str) -> str:
 THINKING_CHECK_TOKENS = 16
 """How many tokens at the end of a prompt are decoded to see whether it opens the policy's reasoning."""
 
+MAX_TOOLSETS = 256
+"""How many lists of tools are kept; environments may offer each task other tools."""
+
+MAX_RENDERINGS = 64
+"""How many renderings are kept for each list of tools."""
+
+MAX_PROMPTS = 64
+"""How many prompts are kept. The episodes of a group open one after another; a prompt may have 100,000 tokens."""
+
+
+class RenderingCache:
+    """A tokenizer that keeps its last renderings: the episodes of a group often get the same tool outputs.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._renderings: OrderedDict[bytes, object] = OrderedDict()
+
+    def apply_chat_template(
+        self, messages: list[Item], /, *, tools: list[Item] | None = None, add_generation_prompt: bool = False
+    ) -> object:
+        """Return the ids of a conversation. All calls of one cache must have the same tools."""
+        key = dump_json([messages, add_generation_prompt], default=repr)
+
+        def render() -> object:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt
+            )
+
+        return _get_or_build(self._renderings, key, render, limit=MAX_RENDERINGS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+class Toolset:
+    """A list of tools as one tokenizer sees it. Episodes with equal tools share it.
+
+    Attributes:
+        offered: The tools in the format of Chat Completions, with the special tokens in their texts escaped.
+        bridge: Computes the token IDs between two turns.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Item], special_tokens: frozenset[str]) -> None:
+        body = chat.build_body({"input": [], "tools": list(tools)})
+        self.offered: list[Item] = _escape_markers(body.get("tools", []), special_tokens)
+        self.bridge = Bridge(RenderingCache(tokenizer), self.offered)
+        self._eos = tokenizers.get_eos_id(tokenizer)
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int | None]:
+        """The token IDs that end a turn of the policy."""
+        try:
+            return frozenset({self._eos, self.bridge.terminator})
+        except BridgeError:
+            # An episode with a single turn needs no bridge.
+            return frozenset({self._eos})
+
+
+class Prompt(NamedTuple):
+    """The token IDs before the policy's first turn.
+
+    Attributes:
+        ids: The token IDs.
+        thinking: Whether they open the policy's reasoning.
+    """
+
+    ids: list[int]
+    thinking: bool
+
+
+class PromptEncoder:
+    """Renders prompts with one tokenizer, and keeps what the codecs of many slots would compute again.
+
+    All episodes of an environment often have the same tools, and all episodes of a group have the same prompt.
+
+    Args:
+        tokenizer: The tokenizer, the name of a model or a folder, or `None` for the built-in tokenizer of bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | str | None = None) -> None:
+        self.tokenizer = tokenizers.load_tokenizer(tokenizer)
+        self.vocab_size = tokenizers.get_vocab_size(self.tokenizer)
+        self._special_tokens = frozenset(tokenizers.get_special_tokens(self.tokenizer).values())
+        self._toolsets: OrderedDict[bytes, Toolset] = OrderedDict()
+        self._prompts: OrderedDict[tuple[Toolset, bytes], Prompt] = OrderedDict()
+
+    def get_toolset(self, tools: Sequence[Item]) -> Toolset:
+        """Return the toolset for the *tools* of an episode."""
+        return _get_or_build(
+            self._toolsets,
+            dump_json(tools, default=repr),
+            lambda: Toolset(self.tokenizer, tools, self._special_tokens),
+            limit=MAX_TOOLSETS,
+        )
+
+    def encode_prompt(self, opening: Sequence[Item], toolset: Toolset) -> Prompt:
+        """Return the tokens of the *opening* messages and of the start of the policy's turn."""
+        key = toolset, dump_json(opening, default=repr)
+        return _get_or_build(self._prompts, key, lambda: self._render_prompt(opening, toolset), limit=MAX_PROMPTS)
+
+    def prepare_messages(self, messages: Sequence[Item]) -> list[Item]:
+        """Return chat messages as chat templates take them, with the special tokens in their texts escaped."""
+        return [_escape_markers(_build_template_message(message), self._special_tokens) for message in messages]
+
+    def opens_reasoning(self, ids: Sequence[int]) -> bool:
+        """Return whether the prompt *ids* ends with the start of the policy's reasoning."""
+        return self.tokenizer.decode([*ids[-THINKING_CHECK_TOKENS:]]).rstrip().endswith("<think>")
+
+    def _render_prompt(self, opening: Sequence[Item], toolset: Toolset) -> Prompt:
+        messages = self.prepare_messages(chat.build_body({"input": list(opening)})["messages"])
+        ids = tokenizers.render_messages(
+            self.tokenizer, messages, tools=toolset.offered or None, add_generation_prompt=True
+        )
+        return Prompt(ids, self.opens_reasoning(ids))
+
+
+def _get_or_build(cache: OrderedDict[K, V], key: K, build: Callable[[], V], *, limit: int) -> V:
+    """Return the value of *key*; build it if *cache*, which keeps the last *limit* used values, lacks it."""
+    if key not in cache:
+        cache[key] = build()
+        if len(cache) > limit:
+            cache.popitem(last=False)
+    cache.move_to_end(key)
+    return cache[key]
+
 
 class Tokens:
     """The codec of token IDs.
@@ -182,36 +317,37 @@ class Tokens:
     The policy's turn ends at its first end-of-turn token or ChatML marker, and tool calls are in the Hermes format, as
     in `Text`. Special tokens spelled out in messages and tool outputs are escaped with a space after their first
     character, and so are the tags around tool outputs.
+
+    Args:
+        tokenizer: The tokenizer, or an encoder that several codecs share.
     """
 
-    def __init__(self, tokenizer: Tokenizer | str | None = None) -> None:
-        self.tokenizer = tokenizers.load_tokenizer(tokenizer)
-        self._size = tokenizers.get_vocab_size(self.tokenizer)
-        self._special_tokens = frozenset(tokenizers.get_special_tokens(self.tokenizer).values())
-        self._offered: list[Item] = []
-        self._bridge = Bridge(self.tokenizer)
+    def __init__(self, tokenizer: PromptEncoder | Tokenizer | str | None = None) -> None:
+        self._encoder = tokenizer if isinstance(tokenizer, PromptEncoder) else PromptEncoder(tokenizer)
+        self.tokenizer = self._encoder.tokenizer
+        self._toolset = self._encoder.get_toolset([])
         self._generated: list[int] = []
         self._calls: list[Item] = []
         self._thinking = False
-        self.observation_space = spaces.Tokens(self._size)
-        self.action_space = spaces.Tokens(self._size)
+        self.observation_space = spaces.Tokens(self._encoder.vocab_size)
+        self.action_space = spaces.Tokens(self._encoder.vocab_size)
+
+    @property
+    def end_tokens(self) -> frozenset[int | None]:
+        """The token IDs that end a turn of the policy."""
+        return self._toolset.end_tokens
 
     def encode_opening(self, opening: Sequence[Item], tools: Sequence[Item]) -> list[int]:
         """Return the token IDs of the opening messages and of the prompt for the policy's turn."""
-        body = chat.build_body({"input": list(opening), "tools": list(tools)})
-        offered = _escape_markers(body.get("tools", []), self._special_tokens)
-        if offered != self._offered:
-            self._offered, self._bridge = offered, Bridge(self.tokenizer, offered)
+        self._toolset = self._encoder.get_toolset(tools)
         self._generated, self._calls = [], []
-        messages = self._messages(body["messages"])
-        return self._remember_thinking(
-            tokenizers.render_messages(self.tokenizer, messages, tools=offered or None, add_generation_prompt=True)
-        )
+        ids, self._thinking = self._encoder.encode_prompt(opening, self._toolset)
+        return list(ids)
 
     def parse_action(self, action: Any, *, turn: int) -> list[Item]:
         """Parse reasoning, text and tool calls from the token IDs."""
         self._generated = self.action_space.ids(action)
-        ends = self._get_end_tokens()
+        ends = self.end_tokens
         words = [*takewhile(lambda token: token not in ends, self._generated)]
         written = chatml.truncate_at_special_token(self.tokenizer.decode(words))
         items = parse_output(written, thinking=self._thinking).build_items(turn=turn)
@@ -224,23 +360,12 @@ class Tokens:
         """Return the token IDs of the end of the policy's turn, the new messages, and the prompt for the next turn."""
         if over and not items:
             return []
-        messages = self._messages(chat.build_messages({"input": list(items)}))
-        suffix = self._bridge.suffix(self._generated, messages, calls=self._calls, add_generation_prompt=not over)
-        return self._remember_thinking(suffix)
-
-    def _messages(self, messages: list[Item]) -> list[Item]:
-        return [_escape_markers(_build_template_message(message), self._special_tokens) for message in messages]
-
-    def _remember_thinking(self, ids: list[int]) -> list[int]:
-        self._thinking = self.tokenizer.decode(ids[-THINKING_CHECK_TOKENS:]).rstrip().endswith("<think>")
-        return ids
-
-    def _get_end_tokens(self) -> set[int | None]:
-        try:
-            return {tokenizers.get_eos_id(self.tokenizer), self._bridge.terminator}
-        except BridgeError:
-            # An episode with a single turn needs no bridge.
-            return {tokenizers.get_eos_id(self.tokenizer)}
+        messages = self._encoder.prepare_messages(chat.build_messages({"input": list(items)}))
+        suffix = self._toolset.bridge.suffix(
+            self._generated, messages, calls=self._calls, add_generation_prompt=not over
+        )
+        self._thinking = self._encoder.opens_reasoning(suffix)
+        return suffix
 
 
 def _build_template_message(message: Item) -> Item:

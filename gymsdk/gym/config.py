@@ -20,7 +20,7 @@ from gymsdk import errors, jsonl
 from gymsdk.concurrency import DEFAULT_STAGE_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, UnknownSplit, UsageError, describe_value, format_suggestion
-from gymsdk.gym.codecs import Codec, build_codec
+from gymsdk.gym.codecs import Codec, PromptEncoder, build_codec
 from gymsdk.plugins import registry
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Budget, Row, Task
@@ -166,8 +166,12 @@ class TaskSampler:
                 f"{self.description}: the index {index} exceeds the largest that is searched,"
                 f" {self._max_searched_tasks - 1:,}; choose a smaller index, or give the row itself"
             )
-        tasks = self._environment.tasks(self.split, seed=seed) if self._whole is None else iter(self._whole)
-        for task in islice(self._limit_time(tasks), index, None):
+        if self._whole is not None:
+            found = self._whole[index : index + 1]
+        else:
+            tasks = self._environment.tasks(self.split, seed=seed)
+            found = [*islice(self._limit_time(tasks), index, index + 1)]
+        for task in found:
             return task, f"{self.split}:{seed}:{index}"
         raise BadRow(f"{self.description} has no task {index}; indices start at 0")
 
@@ -347,18 +351,22 @@ class EnvConfig:
         split: str | None = None,
         tasks: Tasks | None = None,
         codec: str = "chat",
-        tokenizer: Tokenizer | str | None = None,
+        tokenizer: PromptEncoder | Tokenizer | str | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.environment = _load_environment(environment, settings or {})
         self.budget = budget or Budget()
         self.sampler = TaskSampler(self.environment, split=split, tasks=tasks, seconds=self.budget.seconds)
-        self._codec_arguments = codec, tokenizer
+        self._codec_arguments: tuple[str, PromptEncoder | Tokenizer | str | None] = codec, tokenizer
         self._entered = False
 
     def codec(self) -> Codec:
-        """Return a new codec for one slot."""
-        return build_codec(*self._codec_arguments)
+        """Return a new codec for one slot. The codecs of all slots share one encoder of prompts."""
+        name, tokenizer = self._codec_arguments
+        if name == "tokens" and not isinstance(tokenizer, PromptEncoder):
+            tokenizer = PromptEncoder(tokenizer)
+            self._codec_arguments = name, tokenizer
+        return build_codec(name, tokenizer)
 
     def choose_episode(
         self, rng: np.random.Generator, *, seed: int | None, options: Mapping[str, Any] | None

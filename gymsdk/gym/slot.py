@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from math import nan
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +24,7 @@ from gymsdk.gym import spaces
 from gymsdk.gym.codecs import Codec
 from gymsdk.gym.config import EnvConfig, EpisodeStart
 from gymsdk.gym.spaces import PARSE_ERRORS
+from gymsdk.jsonl import copy_json
 from gymsdk.types import Budget, Episode, Item, Rollout, Task
 
 T = TypeVar("T")
@@ -215,22 +215,39 @@ class Slot:
         """Whether an episode is open."""
         return self._runner is not None and self.rollout is None
 
-    async def reset(self, task: Task, *, seed: int, id: str = "") -> tuple[Any, Info]:
-        """Close the previous episode and open one of *task*; `info` holds the tools, the seed and the task ID."""
+    async def open(self, task: Task, *, seed: int, id: str = "") -> Any:
+        """Close the previous episode, open one of *task* and return the first observation."""
         await self.close()
         self._runner = runner = EpisodeRunner(self.environment, self._budget)
         self._turn, self._closed, self.rollout = 0, False, None
-        info: Info = {"tools": [], "seed": seed, "task_id": id}
         try:
-            observation, info["tools"] = await self._open(runner, task, seed, id)
+            return await self._open(runner, task, seed, id)
         except EpisodeError as error:
-            error.stage = error.stage or "reset"
-            runner.result = error
-            return self._encode_nothing(), info | {"failure": _dump_failure(runner.build_rollout())}
+            return self._fail_open(runner, error)
         except BaseException:
             await self.close()
             raise
+
+    async def reset(self, task: Task, *, seed: int, id: str = "") -> tuple[Any, Info]:
+        """Open an episode like `open`; `info` holds the tools, the seed, the task ID, and a failure if there is one."""
+        observation = await self.open(task, seed=seed, id=id)
+        info: Info = {"tools": [], "seed": seed, "task_id": id}
+        runner = self._runner
+        if runner is not None and runner.episode is not None and runner.result is None:
+            try:
+                tools = chat.build_body({"input": [], "tools": runner.episode.tools}).get("tools", [])
+                info["tools"] = copy_json(tools)
+            except EpisodeError as error:
+                observation = self._fail_open(runner, error)
+        if runner is not None and runner.result is not None:
+            info["failure"] = _dump_failure(runner.build_rollout())
         return observation, info
+
+    def _fail_open(self, runner: EpisodeRunner, error: EpisodeError) -> Any:
+        """Record that the episode cannot be opened; return its observation."""
+        error.stage = error.stage or "reset"
+        runner.result = error
+        return self._encode_nothing()
 
     def parse_action(self, action: Any) -> list[Item]:
         """Parse an *action* into output items; raises `ResetNeeded`, or `UsageError` if the action is invalid."""
@@ -286,12 +303,11 @@ class Slot:
         if runner is not None:
             await self._close_runner(runner)
 
-    async def _open(self, runner: EpisodeRunner, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
+    async def _open(self, runner: EpisodeRunner, task: Task, seed: int, id: str) -> Any:
         episode = await runner.open(task, seed=seed, id=id)
         runner.pause_deadline()
-        tools: list[Item] = chat.build_body({"input": [], "tools": episode.tools}).get("tools", [])
         with _convert_codec_errors():
-            return self.codec.encode_opening(episode.transcript.opening, episode.tools), deepcopy(tools)
+            return self.codec.encode_opening(episode.transcript.opening, episode.tools)
 
     def _encode_nothing(self) -> Any:
         """Return the observation of an episode that cannot be opened: an empty prompt if the codec can express it."""
@@ -400,6 +416,12 @@ class Slots:
         if idle := [str(index) for index in actions if not self.slots[index].is_playing]:
             raise ResetNeeded(f"no episode is open in slot {', '.join(idle)}; reset the slot before the next step()")
         return {index: self._parse_action(index, action) for index, action in actions.items()}
+
+    async def open(self, starts: Mapping[int, EpisodeStart]) -> dict[int, Any]:
+        """Open the episodes in *starts* concurrently; return the first observation of each slot, without an `info`."""
+        await self.config.enter()
+        opened = [self.slots[index].open(each.task, seed=each.seed, id=each.id) for index, each in starts.items()]
+        return dict(zip(starts, await _gather_all(opened), strict=True))
 
     async def play(
         self, outputs: Mapping[int, list[Item]], starts: Mapping[int, EpisodeStart]

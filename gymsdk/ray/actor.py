@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -19,8 +20,11 @@ from gymsdk.rollouts.folder import build_failed_line, build_scored_line
 from gymsdk.rollouts.jobs import Job, get_environment_name
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
 from gymsdk.rollouts.run import collect
+from gymsdk.rollouts.token_limit import TokenLimitCounter
 from gymsdk.tokens.history import mask_untrainable
 from gymsdk.types import AGENT_SUFFIX, Budget, Row, build_agent_reference
+
+log = logging.getLogger("gymsdk")
 
 
 class Gym:
@@ -105,7 +109,12 @@ class Gym:
         servers = await fetch_servers(running.head_url)
         player = RemotePlayer(servers.build_agent_client(seconds), seed, Budget(**(budget or {})), attempts)
         jobs = [self._build_job(index, row) for index, row in enumerate(rows)]
+        limit, has_warned = TokenLimitCounter("max_output_tokens in the responses_create_params of the rows"), False
         async for played in collect(jobs, player, concurrency=concurrency):
+            limit.add_rollout(played.rollout)
+            if not has_warned and (sentence := limit.describe()):
+                has_warned = True
+                log.warning(sentence)
             build_line = build_scored_line if played.rollout.failure is None else build_failed_line
             line = build_line(played.rollout, played.job.key, attempts=played.attempts)
             yield played.job.task, mask_untrainable(line)

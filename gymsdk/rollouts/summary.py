@@ -16,6 +16,7 @@ from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import RunFolder, parse_rollout
 from gymsdk.rollouts.jobs import get_agent_name
+from gymsdk.rollouts.token_limit import TokenLimitCounter, is_prompt_too_long
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 ANSWER = "extracted_answer"
@@ -58,6 +59,7 @@ class Tally:
     milliseconds: Counter[str] = field(default_factory=Counter)
     scored: list[ScoredRollout] = field(default_factory=list)
     votes: bool = False
+    limit: TokenLimitCounter = field(default_factory=lambda: TokenLimitCounter("--max-output-tokens"))
 
     def add_scored(self, line: Row) -> None:
         """Count a scored rollout."""
@@ -72,7 +74,8 @@ class Tally:
         self.milliseconds.update(host_fields["timing"]["stages"])
         self.ended[host_fields["ended"]] += 1
         self.overspent += bool(line.get("grader_timeout"))
-        self.unfit += _is_prompt_too_long(line)
+        self.unfit += is_prompt_too_long(line.get("response"))
+        self.limit.add_line(line)
         self._add(line)
 
     def add_failed(self, line: Row) -> None:
@@ -94,12 +97,6 @@ class Tally:
         self.outcomes[host_fields["outcome"]] += 1
         for role, used in host_fields["usage"].items():
             self.usage[role].update({key: value for key, value in used.items() if value})
-
-
-def _is_prompt_too_long(line: Row) -> bool:
-    """Return whether an episode ended because its prompt did not fit; only then does the server add a message."""
-    details = (line.get("response") or {}).get("incomplete_details")
-    return isinstance(details, dict) and bool(details.get("message"))
 
 
 class StoredRollouts(Sequence[Rollout]):
@@ -246,6 +243,7 @@ async def _summarize(environment: MetricsSource, tally: Tally, read: Callable[[]
         "outcomes": dict(tally.outcomes),
         "ended": dict(tally.ended.most_common()),
         "prompts_too_long": tally.unfit,
+        "token_limit": tally.limit.describe() or None,
         "grader_timeouts": tally.overspent,
         "failures": dict(tally.failures.most_common()),
         "failures_for_good": tally.terminal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +15,14 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.gym import slot
-from gymsdk.gym.config import EnvConfig, build_budget
+from gymsdk.gym.codecs import Tokens
+from gymsdk.gym.config import EnvConfig, EpisodeStart, build_budget
 from gymsdk.gym.env import close_on_finalize
 from gymsdk.gym.slot import Slots
 from gymsdk.plugins.registry import load
 from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed, get_agent_name, get_environment_name
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
+from gymsdk.rollouts.token_limit import MAX_NORMAL_SHARE, TokenLimitCounter, is_prompt_too_long
 from gymsdk.trl.samples import Sample, build_sample, report_failures
 from gymsdk.types import Budget, Item, Row
 
@@ -37,6 +40,8 @@ ROW_SECONDS = 900.0
 """The time limit of a rollout on servers, in seconds, with its repetitions."""
 
 Messages: TypeAlias = list[dict[str, Any]]
+
+log = logging.getLogger("gymsdk")
 
 
 class Player(Protocol):
@@ -64,6 +69,7 @@ class RolloutFunc:
     def __init__(self, rows: Sequence[Row], player: Player) -> None:
         self.rows = rows
         self._player = player
+        self._has_warned = False
 
     @property
     def dataset(self) -> Dataset:
@@ -93,6 +99,7 @@ class RolloutFunc:
         check_repeats(numbers, trainer)
         samples = self._player(numbers, trainer)
         report_failures([each.failure for each in samples])
+        self._report_token_limit(samples, trainer.args.max_completion_length)
         samples = [mask_failed(each, trainer) for each in samples]
         has_logprobs = all(each.logprobs is not None for each in samples)
         return {
@@ -124,6 +131,18 @@ class RolloutFunc:
                 log_metric(f"components/{name}", sum(values) / len(values))
             log_metric("failed_rollouts", sum(each is None for each in gymsdk_reward) / max(1, len(gymsdk_reward)))
         return list(gymsdk_reward)
+
+    def _report_token_limit(self, samples: Sequence[Sample], limit: int | None) -> None:
+        """Log that the token limit ends nearly all episodes of a batch, unless the batches before had this warning."""
+        counter = TokenLimitCounter("max_completion_length of GRPOConfig")
+        for sample in samples:
+            if not sample.failure:
+                counter.add(is_cut=sample.is_cut, replies=sample.turns, tokens=sum(sample.env_mask), limit=limit)
+        if (sentence := counter.describe()) and not self._has_warned:
+            self._has_warned = True
+            log.warning(sentence)
+        elif counter.share <= MAX_NORMAL_SHARE:
+            self._has_warned = False
 
     def _get_number(self, prompt: Messages) -> int:
         number = prompt[0].get(NUMBER_KEY) if prompt and isinstance(prompt[0], Mapping) else None
@@ -273,12 +292,13 @@ class LocalPlayer:
     def __call__(self, numbers: Sequence[int], trainer: GRPOTrainer) -> list[Sample]:
         """Play one episode of each task in *numbers*."""
         slots = self._get_slots(len(numbers), trainer)
+        sampler = slots.config.sampler
         starts = {
-            index: slots.choose_episode(index, self._compute_seed(number), {"task": number})
+            index: EpisodeStart(*sampler.find(number), self._compute_seed(number))
             for index, number in enumerate(numbers)
         }
-        opened = slot.run(slots.play({}, starts))
-        samples = [Sample([int(each) for each in opened[index][0]]) for index in range(len(numbers))]
+        opened = slot.run(slots.open(starts))
+        samples = [Sample(opened[index]) for index in range(len(numbers))]
         self._end_long_episodes(slots, samples, trainer)
         while _is_any_playing(slots, len(numbers), trainer):
             self._play_turn(slots, samples, trainer)
@@ -297,18 +317,21 @@ class LocalPlayer:
         prompts = [samples[index].ids for index in playing] or [samples[0].ids]
         generated, logprobs = trainer._generate_single_turn(prompts, None, {}, 1)  # noqa: SLF001  # TRL has no public function that generates with its engine
         actions = {}
+        limit = trainer.args.max_completion_length
         for position, index in enumerate(playing):
-            samples[index].add_policy_tokens(generated[position], None if logprobs is None else logprobs[position])
-            actions[index] = generated[position]
+            ids, codec = generated[position], slots.slots[index].codec
+            samples[index].add_policy_tokens(ids, None if logprobs is None else logprobs[position])
+            samples[index].is_cut = len(ids) >= limit and isinstance(codec, Tokens) and codec.end_tokens.isdisjoint(ids)
+            actions[index] = ids
         for index, (observation, *_) in slot.run(slots.play(slots.parse_actions(actions), {})).items():
-            samples[index].add_environment_tokens([int(each) for each in observation])
+            samples[index].add_environment_tokens(observation)
 
     def _end_long_episodes(self, slots: Slots, samples: Sequence[Sample], trainer: GRPOTrainer) -> None:
         """End the episodes whose next turn might not fit into the context."""
         limit = self._tokens or get_context(trainer)
         longest = limit - trainer.args.max_completion_length
         for index, sample in enumerate(samples):
-            if slots.slots[index].is_playing and len(sample.ids) > longest:
+            if slots.slots[index].is_playing and sample.length > longest:
                 slot.run(slots.slots[index].end())
 
     def _get_slots(self, count: int, trainer: GRPOTrainer) -> Slots:
@@ -399,6 +422,7 @@ class ServerPlayer:
                 except ValueError as error:
                     return Sample([], failure=str(error))
             sample.score(rollout)
+            sample.is_cut = rollout.ended == "tokens" and not is_prompt_too_long(rollout.response)
             return sample
 
         return await asyncio.gather(*map(play, jobs))

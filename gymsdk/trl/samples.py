@@ -28,6 +28,8 @@ class Sample:
         reward: The reward, `None` if the episode could not be scored.
         failure: Why the episode could not be scored or trained on, empty otherwise.
         components: The parts of the reward.
+        turns: The number of the policy's turns.
+        is_cut: Whether the last of them ended at the token limit.
     """
 
     prompt_ids: list[int]
@@ -37,11 +39,18 @@ class Sample:
     reward: float | None = None
     failure: str = ""
     components: dict[str, float] = field(default_factory=dict)
+    turns: int = 0
+    is_cut: bool = False
 
     @property
     def ids(self) -> list[int]:
         """All tokens."""
         return [*self.prompt_ids, *self.completion_ids]
+
+    @property
+    def length(self) -> int:
+        """The number of all tokens."""
+        return len(self.prompt_ids) + len(self.completion_ids)
 
     def add_environment_tokens(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not generate."""
@@ -50,6 +59,7 @@ class Sample:
     def add_policy_tokens(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """Append the tokens of a turn of the policy."""
         self._add(ids, 1, logprobs)
+        self.turns += 1
 
     def drop_environment_tail(self) -> None:
         """Remove the tokens after the policy's last turn, from which it learns nothing."""

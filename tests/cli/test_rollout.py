@@ -538,3 +538,24 @@ def verify():
     result = gymsdk("rollout", "loud", "--limit", 1, "-o", "out", "--model", "scripted/null", "--json")
     assert json.loads(result.out)["output"] == "out"
     assert "debugging" in result.err
+
+
+@pytest.mark.slow
+def test_a_token_limit_that_ends_nearly_all_episodes_is_reported_once_during_the_run_and_in_its_summary(
+    gymsdk: Command, start: Start
+) -> None:
+    policy = start("policy", "serve", "oracle", "--env", "tool_call", "--port", 0, "--json")
+    assert policy.stdout is not None
+    model = ["--model", "vllm/policy", "--base-url", json.loads(policy.stdout.readline())["url"], "--split", "train"]
+    sentence = (
+        "of {} episodes ended because a reply reached its token limit (2 tokens; the mean length of a reply is 2);"
+        " raise the limit with --max-output-tokens"
+    )
+    cut = gymsdk("rollout", "tool_call", *model, "--max-output-tokens", 2, "--limit", 24, "-o", "cut")
+    assert cut.err.count("token limit") == 1
+    assert f"warning: 16 {sentence.format(16)}" in cut.err
+    assert f"24 {sentence.format(24)}" in cut.out
+    few = gymsdk("rollout", "tool_call", *model, "--max-output-tokens", 2, "--limit", 15, "-o", "few")
+    whole = gymsdk("rollout", "tool_call", *model, "--max-output-tokens", 600, "--limit", 24, "-o", "whole")
+    for result in (few, whole):
+        assert "token limit" not in result.out + result.err

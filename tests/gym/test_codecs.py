@@ -13,10 +13,28 @@ from hypothesis import strategies as st
 from gymsdk import responses
 from gymsdk.convert import chat
 from gymsdk.errors import UsageError
-from gymsdk.gym.codecs import Text, Tokens, build_codec
+from gymsdk.gym.codecs import PromptEncoder, Text, Tokens, build_codec
+from gymsdk.gym.config import EnvConfig, EpisodeStart
+from gymsdk.gym.slot import Slots, run
 from gymsdk.tokens import chatml
 from gymsdk.tokens.bridge import BridgeError
 from gymsdk.tokens.tokenizer import SPECIAL_TOKEN_IDS, ByteTokenizer
+
+LOOKING = '''
+async def look(at: str) -> str:
+    """Look."""
+    return "nothing"
+
+
+@hookimpl
+def tools():
+    return [look]
+
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+'''
 
 BYTES = ByteTokenizer()
 END = BYTES.eos_token_id
@@ -354,3 +372,54 @@ def test_the_spaces_contain_every_observation_and_sampled_action(data):
 
 def test_the_token_space_has_the_size_of_the_vocabulary():
     assert Tokens().action_space.size == len(BYTES)
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Counts the conversations that it renders."""
+
+    def __init__(self):
+        self.rendered = []
+
+    def apply_chat_template(self, messages, /, *, tools=None, add_generation_prompt=False):
+        self.rendered.append((messages, tools))
+        return super().apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+
+def test_the_codecs_of_a_configuration_prepare_each_list_of_tools_and_render_each_prompt_once(environment):
+    tokenizer = CountingTokenizer()
+    rows = [{"responses_create_params": {"input": text}} for text in ("Where is it?", "Who is there?")]
+    slots = Slots(
+        EnvConfig(environment(LOOKING), tasks=rows, codec="tokens", tokenizer=tokenizer), generators=[None] * 16
+    )
+    try:
+        for _ in range(3):
+            starts = {index: EpisodeStart(*slots.config.sampler.find(index % 2), 0) for index in range(16)}
+            opened = run(slots.open(starts))
+        assert len(tokenizer.rendered) == 2
+        assert len({id(tools[0]) for _, tools in tokenizer.rendered}) == 1, "the tools are escaped once"
+        calls = {index: [*BYTES.encode(CALL), END] for index in range(16)}
+        replies = run(slots.play(slots.parse_actions(calls), {}))
+        assert len(tokenizer.rendered) < 16
+        assert len({id(tools[0]) for _, tools in tokenizer.rendered}) == 1
+    finally:
+        run(slots.close())
+    for index, observation in opened.items():
+        codec = Tokens(tokenizer)
+        episode = slots.config.environment.tools["look"].schema
+        prompt = [{"role": "user", "content": rows[index % 2]["responses_create_params"]["input"]}]
+        assert observation == codec.encode_opening(prompt, [episode])
+        codec.parse_action(calls[index], turn=0)
+        output = responses.build_function_call_output("call_0_0", "nothing")
+        assert replies[index][0] == codec.encode_reply([output], over=False)
+
+
+def test_prompts_and_tools_that_differ_are_never_exchanged():
+    encoder = PromptEncoder(BYTES)
+    integer, number = (
+        LOOK | {"parameters": {"type": "object", "properties": {"at": {"default": each}}}} for each in (1, True)
+    )
+    cases = [(QUESTION, []), (QUESTION, [LOOK]), (QUESTION, [integer]), (QUESTION, [number]), ([], [LOOK])]
+    for opening, tools in [*cases, *cases]:
+        observation = Tokens(encoder).encode_opening(opening, tools)
+        assert observation == Tokens(BYTES).encode_opening(opening, tools)
+        observation.append(0)

@@ -164,6 +164,34 @@ def test_failed_episodes_are_masked_and_have_no_reward(
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
+def test_a_token_limit_that_ends_nearly_all_episodes_is_reported_once(
+    packages: Path, tmp_path: Path, environment: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gymsdk.trl import rollout_func
+
+    rollouts = rollout_func(environment(FAILING.replace("task.fails", "False")))
+    trainer = build_trainer(rollouts, tmp_path, max_completion_length=3)
+    prompts = get_prompts(rollouts, *[0] * 10, *[1] * 10)
+
+    def play(*, ends: int) -> int:
+        """Play a batch of which *ends* replies end by themselves; return the number of new warnings."""
+        replies = [[7, 8, 1] if number < ends else [7, 8, 9] for number in range(20)]
+        trainer._generate_single_turn = lambda *_: (replies, None)
+        caplog.clear()
+        rollouts(prompts, trainer)
+        return caplog.text.count("token limit")
+
+    assert play(ends=3) == 0
+    assert play(ends=2) == 1
+    assert play(ends=2) == 0, "the batch before had the warning"
+    assert play(ends=10) == 0
+    assert play(ends=0) == 1
+    assert (
+        "20 of 20 episodes ended because a reply reached its token limit (3 tokens; the mean length of a reply is 3);"
+        " raise the limit with max_completion_length of GRPOConfig"
+    ) in caplog.text
+
+
 ENDLESS = """
 from typing import Literal
 
