@@ -13,18 +13,45 @@ The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Sequence
+import re
+from array import array
+from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens.tokenizer import Tokenizer, get_eos_id, get_special_tokens, render_messages
-from gymsdk.types import Item, ToolCall
+from gymsdk.types import Item, ToolCall, extract_text
 
-PLACEHOLDER_WORDS = ("one", "six")
-"""The texts of the placeholder turns. They end in different letters, so that their common ending is the template's."""
+QUESTION: Item = {"role": "user", "content": "question"}
+"""The message before the turn in a short conversation."""
+
+PLACEHOLDER_WORDS = (("one", "six"), ("yes", "no"), ("blue", "small"), ("2", "7"))
+"""Pairs of texts for placeholder turns. The texts of a pair begin and end in different letters, so that the common
+ending of their renderings is the template's. Further pairs are for tokenizers that do not know the first."""
+
+MAX_GENERATED_END = 32
+"""The number of ids at the end of a generation that are compared with what the template writes after it."""
+
+MAX_TURN_END = 8
+"""The number of ids with which a template ends a turn, at most."""
+
+ID_BYTES = array("q").itemsize
+
+MARK = re.compile(r"[<\[].+[>\]\[]")
+"""The texts of tokens that may end a turn, where the special tokens are not known."""
+
+MAX_WORD_PAIRS = 8
+"""The number of additional pairs that are tried."""
 
 MAX_CACHED = 1024
 """The number of cached renderings. Their keys contain names of tools, which a policy can invent."""
+
+NO_TERMINATOR = "the chat template ends an assistant turn without a special token"
+LEFT_OUT = "the chat template leaves out an assistant turn"
+UNKNOWN_WORDS = (
+    "the tokenizer turns different words of an assistant turn into the same ids, so the ends of turns cannot be found;"
+    " use a tokenizer whose vocabulary covers the texts of the conversations"
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -50,15 +77,25 @@ class Decoding(NamedTuple):
 
 
 TokenizerSteps: TypeAlias = Generator[Rendering | Decoding, Any, ResultT]
-"""A computation that yields requests for a tokenizer. It receives a list of ids or a text for each."""
+"""A computation that yields requests for a tokenizer. It receives a list of ids or a text for each, or a `BridgeError` if
+the chat template rejects the messages."""
 
 
 class TurnEnding(NamedTuple):
-    """The ids with which a chat template ends an assistant turn, split at the *terminator*."""
+    """What a chat template writes after the text of an assistant turn, or after the arguments of its last call.
 
-    before: list[int]
-    terminator: int
-    after: list[int]
+    Attributes:
+        final: The ids if no message follows the turn.
+        common: The ids at the start of *final* that the template also writes if a message follows the turn.
+        terminator: The index in *final* of the special token that ends the turn; `None` if *final* has no such token, or
+            if the template ends the turn in another way before a message.
+        placeholder: The ids of the placeholder text itself.
+    """
+
+    final: list[int]
+    common: list[int]
+    terminator: int | None
+    placeholder: list[int]
 
 
 class TemplateBridge:
@@ -67,13 +104,16 @@ class TemplateBridge:
     Args:
         terminators: The ids that may end a turn, if they are known: the end-of-text token and other special tokens.
             Otherwise the only visible token that the template writes after a turn ends it.
+        words: Texts for placeholder turns, for tokenizers that do not know those of `PLACEHOLDER_WORDS`.
     """
 
-    def __init__(self, terminators: Collection[int] = ()) -> None:
+    def __init__(self, terminators: Collection[int] = (), words: Sequence[str] = ()) -> None:
         self._terminators = frozenset(terminators)
-        self._endings: dict[tuple[str, ...], TurnEnding] = {}
-        self._beginnings: dict[tuple[Any, ...], list[int]] = {}
-        self._generation_prompt: str | None = None
+        # An engine does not say which tokens are special. Those that end turns are learned.
+        self._marks = {*terminators}
+        self._pairs = [*PLACEHOLDER_WORDS, *_pair_words(words)]
+        self._endings: dict[tuple[Any, ...], TurnEnding | None] = {}
+        self._generation_prompt: list[int] | None = None
 
     def find_terminator(self) -> TokenizerSteps[int]:
         """Return the id that ends a turn of the policy.
@@ -81,14 +121,19 @@ class TemplateBridge:
         Raises:
             BridgeError: The chat template ends a turn without a terminator.
         """
-        ending = yield from self._get_ending(())
-        return ending.terminator
+        _, ending = yield from self._choose_words({"role": "assistant", "content": ""}, (), [QUESTION])
+        index = self._find_last_mark(ending.final)
+        if index is None and (index := ending.terminator) is None:
+            raise BridgeError(NO_TERMINATOR)
+        return ending.final[index]
 
     def compute_suffix(
         self,
         generated: Sequence[int],
         messages: Sequence[Item],
         *,
+        conversation: Sequence[Item] = (),
+        read: Sequence[Sequence[int]] = (),
         calls: Sequence[Item] = (),
         add_generation_prompt: bool = True,
     ) -> TokenizerSteps[list[int]]:
@@ -98,7 +143,11 @@ class TemplateBridge:
             generated: The ids that the policy generated in its turn. If the turn was cut off before its terminator,
                 the result starts with the terminator, even without messages.
             messages: The chat messages after the turn.
-            calls: The tool calls of the turn, in the format of Chat Completions.
+            conversation: The chat messages up to and including the turn. Without them, a short conversation takes
+                their place; a template that looks at them then writes another text.
+            read: The ids that the policy read before its turns: those of the opening messages, and those after each
+                earlier turn. The template must still write them.
+            calls: The tool calls of the turn, if there is no *conversation*.
             add_generation_prompt: Whether to append the start of the next assistant turn.
 
         Returns:
@@ -108,24 +157,48 @@ class TemplateBridge:
             BridgeError: The template does not determine these ids. The sequence cannot be extended; the caller must
                 start a new one from the rendered conversation.
         """
-        ending = yield from self._get_ending(calls)
-        following = yield from self._render_after_turn(calls, messages, add_generation_prompt=add_generation_prompt)
-        head = [*ending.before, ending.terminator]
-        if following[: len(head)] != head:
-            raise BridgeError("the chat template ends an assistant turn in another way if messages follow it")
-        return _drop_generated([ending.terminator, *ending.after], generated, following[len(head) - 1 :])
+        *earlier, turn = conversation or _build_short_conversation(calls)
+        words, ending = yield from self._choose_words(turn, messages, earlier)
+        first: list[int] = yield Rendering([*earlier, _place(turn, words[0]), *messages], add_generation_prompt)
+        real: list[int] = yield Rendering([*earlier, turn, *messages], add_generation_prompt)
+        found = _find_following(first, real, ending)
+        if found is None:
+            second: list[int] = yield Rendering([*earlier, _place(turn, words[1]), *messages], add_generation_prompt)
+            if first == second:
+                raise BridgeError(LEFT_OUT)
+            following = _get_common_ending(first, second)
+            end = yield from self._find_turn_end(
+                following, generated, turn, words, ending, is_short=not conversation
+            )
+        else:
+            following, end = found
+        if generated and generated[-1] in self._marks and generated[-1] in following[:end]:
+            # Some templates write more than one token that ends a turn.
+            end = following.index(generated[-1])
+        is_complete = [*generated[-1:]] == following[end : end + 1]
+        if not is_complete and ending.terminator is None and [*generated[-1:]] == ending.final[end : end + 1]:
+            # The template ends the last turn of a conversation with another token than earlier turns.
+            end, is_complete = end + 1, True
+        # A turn that was cut off lacks what follows its text. The end of a call is a part of what the policy writes.
+        following = following[end if is_complete or turn.get("tool_calls") else 0 :]
+        if real[len(real) - len(following) :] != following:
+            raise BridgeError("the chat template writes the messages in another way after the policy's own turn")
+        yield from self._check_read(read, real[: len(real) - len(following)], [*earlier, turn, *messages])
+        return _drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
         """Return the text with which the template starts the policy's turn, such as a role or an opening `<think>`."""
-        if self._generation_prompt is None:
-            messages: list[Item] = [{"role": "user", "content": "question"}]
-            closed = yield Rendering(messages, add_generation_prompt=False)
-            prompted = yield Rendering(messages, add_generation_prompt=True)
-            self._generation_prompt = yield Decoding(prompted[len(closed) :])
-        return self._generation_prompt
+        ids = yield from self._get_generation_prompt([QUESTION])
+        text: str = yield Decoding(ids)
+        return text
 
     def count_suffix(
-        self, generated: Sequence[int], messages: Sequence[Item], new_messages: Sequence[Item]
+        self,
+        generated: Sequence[int],
+        messages: Sequence[Item],
+        new_messages: Sequence[Item],
+        *,
+        read: Sequence[Sequence[int]] = (),
     ) -> TokenizerSteps[list[int]]:
         """Return the same ids as `compute_suffix`, found by counting the turns in the rendered conversation.
 
@@ -136,6 +209,7 @@ class TemplateBridge:
             generated: The ids that the policy generated in its turn.
             messages: The whole conversation up to and including that turn.
             new_messages: The chat messages after the turn.
+            read: The ids that the policy read before its turns, as for `compute_suffix`.
 
         Raises:
             BridgeError: The template does not determine these ids.
@@ -152,7 +226,8 @@ class TemplateBridge:
         last_turn = before[_find_last(before[:index], terminator) + 1 : index + 1]
         if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
-        return _drop_generated([terminator, *after], generated, whole[cut - 1 :])
+        yield from self._check_read(read, whole[:cut], [*messages, *new_messages])
+        return _drop_generated(generated, whole[cut - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
         """Return the index of the id that ends the last turn in *ids*."""
@@ -162,27 +237,149 @@ class TemplateBridge:
             text = yield Decoding(ids[index + 1 :])
             if not text.strip():
                 return index
-        raise BridgeError("the chat template ends an assistant turn without a special token")
+        raise BridgeError(NO_TERMINATOR)
 
-    def _get_ending(self, calls: Sequence[Item]) -> TokenizerSteps[TurnEnding]:
-        names = _get_names(calls)
-        if names not in self._endings:
-            ending = yield from self._find_ending(calls)
-            _remember(self._endings, names, ending)
-        return self._endings[names]
+    def _find_turn_end(
+        self,
+        following: list[int],
+        generated: Sequence[int],
+        turn: Item,
+        words: tuple[str, str],
+        ending: TurnEnding,
+        *,
+        is_short: bool,
+    ) -> TokenizerSteps[int]:
+        """Return the index in *following*, the ids after the text of a placeholder turn, of the id that ends the turn.
 
-    def _find_ending(self, calls: Sequence[Item]) -> TokenizerSteps[TurnEnding]:
-        terminators = set(self._terminators)
-        if calls:
-            ending = yield from self._get_ending(())
-            terminators.add(ending.terminator)
-        rendered = yield from self._render_after_turn(calls, [])
-        index = next((index for index in reversed(range(len(rendered))) if rendered[index] in terminators), None)
-        if index is None and not calls:
-            index = yield from self._find_only_visible_token(rendered)
+        Raises:
+            BridgeError: The ids do not show where the turn ends.
+        """
+        calls, common, final = turn.get("tool_calls"), ending.common, ending.final
+        if following[: len(common)] != common or (is_short and len(common) < len(final)):
+            raise BridgeError("the chat template ends an assistant turn in another way if messages follow it")
+        if ending.terminator is not None:
+            return ending.terminator
+        last = generated[-1] if generated else None
+        is_mark = last is not None and (yield from self._is_mark(last, turn))
+        if is_mark and last in final[: len(common) + 1]:
+            index = final.index(last)
+            if (yield from self._is_mark(following[index], turn)):
+                return index
+        followed = yield from self._find_followed([QUESTION], turn, words)
+        shared = following[: _count_common_beginning(following, followed)]
+        end = shared.index(last) if is_mark and last in shared else None
+        if end is None and not calls:
+            end = next((index for index, token in enumerate(shared) if token in self._marks), None)
+        if end is None:
+            raise BridgeError(NO_TERMINATOR)
+        self._marks.add(shared[end])
+        return end
+
+    def _is_mark(self, token: int, turn: Item) -> TokenizerSteps[bool]:
+        """Return whether *token*, the last of a generation, is a special token and not a part of the text of *turn*."""
+        if token in self._marks or self._terminators:
+            return token in self._marks
+        text: str = yield Decoding([token])
+        return bool(MARK.fullmatch(text.strip())) and not _get_text(turn).endswith(text.strip())
+
+    def _check_read(
+        self, read: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
+    ) -> TokenizerSteps[None]:
+        """Check that the ids of each part of *read*, without the start of the policy's turn, are in *ids*, in order.
+
+        Raises:
+            BridgeError: The template wrote them in another way when the policy read them.
+        """
+        if not read:
+            return
+        prompt = yield from self._get_generation_prompt(conversation)
+        packed, position = array("q", ids).tobytes(), 0
+        for part in read:
+            end = _find_last(part, prompt[0]) if prompt else len(part)
+            kept = array("q", part[: end if end >= 0 else len(part)]).tobytes()
+            position = _find_aligned(packed, kept, position)
+            if position < 0:
+                raise BridgeError("the chat template rewrites messages that the policy has read")
+            # A template that leaves out an empty turn lets the turns before and after it share the marks between them.
+            position += max(len(kept) - MAX_TURN_END * ID_BYTES, ID_BYTES)
+
+    def _get_generation_prompt(self, conversation: list[Item]) -> TokenizerSteps[list[int]]:
+        if self._generation_prompt is None:
+            try:
+                self._generation_prompt = yield from _find_generation_prompt([QUESTION])
+            except BridgeError:
+                # Some templates require more of a conversation.
+                self._generation_prompt = yield from _find_generation_prompt(conversation)
+        return self._generation_prompt
+
+    def _choose_words(
+        self, turn: Item, messages: Sequence[Item], earlier: Sequence[Item]
+    ) -> TokenizerSteps[tuple[tuple[str, str], TurnEnding]]:
+        """Return the texts of two placeholder turns in place of *turn*, and what the template writes after the first.
+
+        Raises:
+            BridgeError: The renderings of placeholder turns do not differ.
+        """
+        texts = [_get_text(message) for message in messages]
+        # The new messages must not contain a placeholder, which shows where they begin.
+        pairs = sorted(self._pairs, key=lambda pair: any(word in text for word in pair for text in texts))
+        for one, other in pairs:
+            # A placeholder that ends like the real turn hides where the turn ends.
+            pair = (other, one) if _get_text(turn).endswith(one[-1]) else (one, other)
+            ending = yield from self._get_ending(turn, pair, earlier)
+            if ending is not None:
+                return pair, ending
+        without: list[int] = yield Rendering([*earlier], add_generation_prompt=False)
+        placed: list[int] = yield Rendering([*earlier, _place(turn, pair[0])], add_generation_prompt=False)
+        raise BridgeError(LEFT_OUT if len(placed) <= len(without) else UNKNOWN_WORDS)
+
+    def _get_ending(
+        self, turn: Item, words: tuple[str, str], earlier: Sequence[Item]
+    ) -> TokenizerSteps[TurnEnding | None]:
+        """Return what the template writes after a turn like *turn*, `None` if the texts of *words* do not differ."""
+        calls = turn.get("tool_calls") or ()
+        key = (_get_names(calls), words)
+        if key not in self._endings:
+            try:
+                ending = yield from self._find_ending(*_build_short_conversation(calls), words)
+            except BridgeError:
+                # Some templates require more of a conversation.
+                ending = yield from self._find_ending(*earlier, turn, words)
+            _remember(self._endings, key, ending)
+        return self._endings[key]
+
+    def _find_ending(self, *conversation: Any) -> TokenizerSteps[TurnEnding | None]:
+        *earlier, turn, words = conversation
+        if turn.get("tool_calls"):
+            # The token that ends a turn without calls is one that may end a turn with calls.
+            yield from self._get_ending({"role": "assistant", "content": ""}, words, [QUESTION])
+        first: list[int] = yield Rendering([*earlier, _place(turn, words[0])], add_generation_prompt=False)
+        second: list[int] = yield Rendering([*earlier, _place(turn, words[1])], add_generation_prompt=False)
+        if first == second:
+            return None
+        final = _get_common_ending(first, second)
+        placeholder = first[_count_common_beginning(first, second) : len(first) - len(final)]
+        followed = yield from self._find_followed(earlier, turn, words)
+        common = final[: _count_common_beginning(final, followed)]
+        index = self._find_last_mark(final)
         if index is None:
-            raise BridgeError("the chat template ends an assistant turn without a special token")
-        return TurnEnding(rendered[:index], rendered[index], rendered[index + 1 :])
+            index = yield from self._find_only_visible_token(final)
+            self._marks |= set() if index is None or turn.get("tool_calls") else {final[index]}
+        return TurnEnding(final, common, index if len(common) == len(final) else None, placeholder)
+
+    def _find_followed(self, earlier: list[Item], turn: Item, words: tuple[str, str]) -> TokenizerSteps[list[int]]:
+        """Return what the template writes after a turn like *turn* if its outputs or another message follow it."""
+        calls = turn.get("tool_calls") or ()
+        following = [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
+        renderings: list[list[int]] = []
+        for word in words:
+            messages = [*earlier, _place(turn, word), *(following or [QUESTION])]
+            ids: list[int] = yield Rendering(messages, add_generation_prompt=False)
+            renderings.append(ids)
+        return _get_common_ending(*renderings)
+
+    def _find_last_mark(self, ids: list[int]) -> int | None:
+        return next((index for index in reversed(range(len(ids))) if ids[index] in self._marks), None)
 
     def _find_only_visible_token(self, ids: list[int]) -> TokenizerSteps[int | None]:
         """Return the index of the only id that is not white space, `None` if there are none or several."""
@@ -191,28 +388,6 @@ class TemplateBridge:
             text = yield Decoding([token])
             visible += [index] if text.strip() else []
         return visible[0] if len(visible) == 1 else None
-
-    def _render_after_turn(
-        self, calls: Sequence[Item], messages: Sequence[Item], *, add_generation_prompt: bool = False
-    ) -> TokenizerSteps[list[int]]:
-        """Return the ids that the template writes after the text of a placeholder turn and before the end."""
-        roles = tuple(str(message.get("role")) for message in messages)
-        key = (_get_names(calls), roles, add_generation_prompt)
-        first_word, second_word = PLACEHOLDER_WORDS
-        first: list[int]
-        second: list[int]
-        first = yield _build_rendering(first_word, calls, messages, add_generation_prompt)
-        beginning = self._beginnings.get(key)
-        if beginning is not None and first[: len(beginning)] == beginning:
-            return first[len(beginning) :]
-        second = yield _build_rendering(second_word, calls, messages, add_generation_prompt)
-        if first == second:
-            raise BridgeError("the chat template leaves out an assistant turn")
-        common = 0
-        while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
-            common += 1
-        _remember(self._beginnings, key, first[: len(first) - common])
-        return first[len(first) - common :]
 
 
 class Bridge:
@@ -242,26 +417,37 @@ class Bridge:
         generated: Sequence[int],
         messages: Sequence[Item],
         *,
+        conversation: Sequence[Item] = (),
+        read: Sequence[Sequence[int]] = (),
         calls: Sequence[Item] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the ids to append to the *generated* ids; see `TemplateBridge.compute_suffix`."""
         return self._run(
-            self._bridge.compute_suffix(generated, messages, calls=calls, add_generation_prompt=add_generation_prompt)
+            self._bridge.compute_suffix(
+                generated,
+                messages,
+                conversation=conversation,
+                read=read,
+                calls=calls,
+                add_generation_prompt=add_generation_prompt,
+            )
         )
 
     def _run(self, steps: TokenizerSteps[ResultT]) -> ResultT:
         result: object = None
+        error: BridgeError | None = None
         while True:
             try:
-                request = steps.send(result)
+                request = steps.send(result) if error is None else steps.throw(error)
             except StopIteration as stop:
                 value: ResultT = stop.value
                 return value
             try:
-                result = answer_from_tokenizer(self._tokenizer, request, self._tools)
-            except UsageError as error:
-                raise BridgeError(str(error)) from error
+                result, error = answer_from_tokenizer(self._tokenizer, request, self._tools), None
+            except UsageError as refusal:
+                error = BridgeError(str(refusal))
+                error.__cause__ = refusal
 
 
 def get_terminators(tokenizer: Tokenizer) -> set[int]:
@@ -285,10 +471,11 @@ def answer_from_tokenizer(
 
 
 def parse_call_arguments(message: Item) -> Item:
-    """Return a chat *message* with the arguments of its calls as objects, as chat templates take them.
+    """Return a chat *message* as chat templates take it: its content as a text, the arguments of its calls as objects.
 
     Arguments that are no JSON object stay text.
     """
+    message = message | {"content": extract_text(message.get("content"))}
     if not message.get("tool_calls"):
         return message
     calls = [call | {"function": _parse_arguments(call["function"])} for call in message["tool_calls"]]
@@ -303,17 +490,86 @@ def _parse_arguments(function: Item) -> Item:
     return function if parsed is None else function | {"arguments": parsed}
 
 
-def _build_rendering(
-    word: str, calls: Sequence[Item], messages: Sequence[Item], add_generation_prompt: bool
-) -> Rendering:
+def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
+    closed: list[int] = yield Rendering(messages, add_generation_prompt=False)
+    prompted: list[int] = yield Rendering(messages, add_generation_prompt=True)
+    return prompted[_count_common_beginning(closed, prompted) :]
+
+
+def _place(turn: Item, word: str) -> Item:
+    """Return *turn* with a placeholder in place of its text, or of the arguments of its calls if it has any."""
+    if not turn.get("tool_calls"):
+        return turn | {"content": word}
+    arguments = json.dumps({"argument": word})
+    calls = [call | {"function": call["function"] | {"arguments": arguments}} for call in turn["tool_calls"]]
+    return turn | {"tool_calls": calls}
+
+
+def _build_short_conversation(calls: Sequence[Item]) -> list[Item]:
     # Some templates reject a turn with both text and calls.
-    turn: Item = {"role": "assistant", "content": "" if calls else word}
-    if calls:
-        turn["tool_calls"] = [
-            call | {"function": {"name": call["function"].get("name"), "arguments": json.dumps({"argument": word})}}
-            for call in calls
-        ]
-    return Rendering([{"role": "user", "content": "question"}, turn, *messages], add_generation_prompt)
+    turn: Item = {"role": "assistant", "content": "" if calls else "answer"}
+    return [QUESTION, turn | {"tool_calls": [*calls]} if calls else turn]
+
+
+def _find_following(first: list[int], real: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:
+    """Find the ids after the text of a turn, in which the renderings *first* and *real* agree.
+
+    Returns:
+        The ids, and the index of the terminator in them; `None` if the renderings do not show where the ids begin.
+    """
+    if ending.terminator is None:
+        return None
+    common = _get_common_ending(first, real)
+    # The real turn may share only a part of what precedes the terminator, such as the end of its arguments.
+    for missing in range(ending.terminator + 1):
+        head = ending.final[missing : ending.terminator + 1]
+        if common[: len(head)] == head:
+            preceding = [*ending.placeholder, *ending.final[:missing]]
+            start = len(first) - len(common)
+            is_found = first[start - len(preceding) : start] == preceding
+            return (common, len(head) - 1) if is_found else None
+    return None
+
+
+def _get_common_ending(first: list[int], second: list[int]) -> list[int]:
+    size = _count_common_beginning(first[::-1], second[::-1])
+    return first[len(first) - size :]
+
+
+def _count_common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+def _find_aligned(packed: bytes, part: bytes, start: int) -> int:
+    """Return the position of *part* in *packed* from *start* on, both arrays of 8-byte ids; -1 if there is none."""
+    position = packed.find(part, start)
+    while position >= 0 and position % ID_BYTES:
+        position = packed.find(part, position + 1)
+    return position
+
+
+def _get_text(message: Item) -> str:
+    """Return the text of a chat *message*, or the arguments of its last call without the closing marks."""
+    if calls := message.get("tool_calls"):
+        return str(calls[-1]["function"].get("arguments")).rstrip('"} ')
+    return extract_text(message.get("content") or "").rstrip()
+
+
+def _pair_words(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of *words* that begin and end in different letters."""
+    pairs: list[tuple[str, str]] = []
+    left: list[str] = []
+    for word in dict.fromkeys(words):
+        partner = next((other for other in left if other[0] != word[0] and other[-1] != word[-1]), None)
+        if partner is None:
+            left.append(word)
+        else:
+            left.remove(partner)
+            pairs.append((partner, word))
+        if len(pairs) == MAX_WORD_PAIRS:
+            break
+    return pairs
 
 
 def _get_names(calls: Sequence[Item]) -> tuple[str, ...]:
@@ -331,9 +587,9 @@ def _find_last(ids: Sequence[int], token: int) -> int:
     return next((index for index in reversed(range(len(ids))) if ids[index] == token), -1)
 
 
-def _drop_generated(expected: Sequence[int], generated: Sequence[int], following: list[int]) -> list[int]:
-    """Return *following* without the ids of the turn's *expected* ending that the policy generated itself."""
-    for count in range(len(expected), 0, -1):
-        if list(generated[-count:]) == list(expected[:count]) == following[:count]:
+def _drop_generated(generated: Sequence[int], following: list[int]) -> list[int]:
+    """Return *following* without the ids at its start that the policy generated itself at its end."""
+    for count in range(min(len(generated), len(following), MAX_GENERATED_END), 0, -1):
+        if list(generated[-count:]) == following[:count]:
             return following[count:]
     return following

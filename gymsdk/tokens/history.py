@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gymsdk.convert import content
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, is_policy_item
+from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TURNS_FIELD, is_policy_item
 from gymsdk.types import Item, extract_text
 
 DIGEST_BYTES = 8
@@ -39,11 +39,42 @@ def find_history(items: Sequence[Item]) -> TokenHistory | None:
     index = next((index for index in reversed(range(len(items))) if _is_carrier(items[index])), None)
     if index is None:
         return None
-    start = index
-    while start > 0 and is_policy_item(items[start - 1]) and not _is_carrier(items[start - 1]):
-        start -= 1
+    start = _find_turn_start(items, index)
     prompt, generated = items[index][TOKEN_FIELDS[0]], items[index][TOKEN_FIELDS[1]]
     return TokenHistory([*prompt, *generated], generated, [*items[start : index + 1]], index + 1)
+
+
+def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
+    """Return the ids that the policy read before each of its turns in *items*, without those of earlier turns.
+
+    A part is left out if *items* do not show which of its ids the policy read and which it sampled, because they
+    contain an earlier turn without ids.
+    """
+    parts: list[list[int]] = []
+    history: list[int] = []
+    start = 0
+    for index, item in enumerate(items):
+        if not _is_carrier(item):
+            continue
+        prompt, generated = item[TOKEN_FIELDS[0]], item[TOKEN_FIELDS[1]]
+        turns = item.get(TURNS_FIELD)
+        if turns is not None:
+            parts = [prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)]
+        elif prompt[: len(history)] != history:
+            # The prompt was rendered again, with the earlier turns.
+            parts = []
+        elif not any(map(is_policy_item, items[start : _find_turn_start(items, index)])):
+            parts.append(prompt[len(history) :])
+        history, start = [*prompt, *generated], index + 1
+    return parts
+
+
+def _find_turn_start(items: Sequence[Item], carrier: int) -> int:
+    """Return the index of the first item of the turn whose last item is the *carrier*."""
+    start = carrier
+    while start > 0 and is_policy_item(items[start - 1]) and not _is_carrier(items[start - 1]):
+        start -= 1
+    return start
 
 
 def compute_digest(items: Sequence[Item], instructions: object, tools: object) -> str:
