@@ -35,6 +35,9 @@ MAX_GENERATED_END = 32
 MAX_TURN_END = 8
 """The number of ids with which a template ends a turn, at most."""
 
+MAX_PROMPT_END = 64
+"""The number of ids by which the start of the policy's turn can be longer than in a short conversation."""
+
 ID_BYTES = array("q").itemsize
 
 MARK = re.compile(r"[<\[].+[>\]\[]")
@@ -113,7 +116,7 @@ class TemplateBridge:
         self._marks = {*terminators}
         self._pairs = [*PLACEHOLDER_WORDS, *_pair_words(words)]
         self._endings: dict[tuple[Any, ...], TurnEnding | None] = {}
-        self._generation_prompt: list[int] | None = None
+        self._prompts: dict[str, list[int]] = {}
 
     def find_terminator(self) -> TokenizerSteps[int]:
         """Return the id that ends a turn of the policy.
@@ -231,7 +234,9 @@ class TemplateBridge:
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
         """Return the index of the id that ends the last turn in *ids*."""
-        known = self._terminators | set(generated[-1:])
+        turn: Item = {"role": "assistant", "content": ""}
+        is_mark = bool(generated) and (yield from self._is_mark(generated[-1], turn))
+        known = self._terminators | set(generated[-1:] if is_mark else ())
         index = next((index for index in reversed(range(len(ids))) if ids[index] in known), None)
         if index is not None:
             text = yield Decoding(ids[index + 1 :])
@@ -292,11 +297,13 @@ class TemplateBridge:
         """
         if not read:
             return
-        prompt = yield from self._get_generation_prompt(conversation)
+        prompts = [(yield from self._get_generation_prompt(conversation))]
+        call = next((number for number, message in enumerate(conversation) if message.get("tool_calls")), None)
+        if call is not None:
+            prompts.append((yield from self._get_generation_prompt_after_outputs(conversation[call])))
         packed, position = array("q", ids).tobytes(), 0
         for part in read:
-            end = _find_last(part, prompt[0]) if prompt else len(part)
-            kept = array("q", part[: end if end >= 0 else len(part)]).tobytes()
+            kept = array("q", part[: _find_prompt_start(part, prompts)]).tobytes()
             position = _find_aligned(packed, kept, position)
             if position < 0:
                 raise BridgeError("the chat template rewrites messages that the policy has read")
@@ -304,13 +311,24 @@ class TemplateBridge:
             position += max(len(kept) - MAX_TURN_END * ID_BYTES, ID_BYTES)
 
     def _get_generation_prompt(self, conversation: list[Item]) -> TokenizerSteps[list[int]]:
-        if self._generation_prompt is None:
+        if "" not in self._prompts:
             try:
-                self._generation_prompt = yield from _find_generation_prompt([QUESTION])
+                self._prompts[""] = yield from _find_generation_prompt([QUESTION])
             except BridgeError:
                 # Some templates require more of a conversation.
-                self._generation_prompt = yield from _find_generation_prompt(conversation)
-        return self._generation_prompt
+                self._prompts[""] = yield from _find_generation_prompt(conversation)
+        return self._prompts[""]
+
+    def _get_generation_prompt_after_outputs(self, turn: Item) -> TokenizerSteps[list[int]]:
+        if "tool" not in self._prompts:
+            calls = turn["tool_calls"]
+            try:
+                self._prompts["tool"] = yield from _find_generation_prompt(
+                    [*_build_short_conversation(calls), *_build_outputs(calls)]
+                )
+            except BridgeError:
+                self._prompts["tool"] = []
+        return self._prompts["tool"]
 
     def _choose_words(
         self, turn: Item, messages: Sequence[Item], earlier: Sequence[Item]
@@ -331,6 +349,9 @@ class TemplateBridge:
                 return pair, ending
         without: list[int] = yield Rendering([*earlier], add_generation_prompt=False)
         placed: list[int] = yield Rendering([*earlier, _place(turn, pair[0])], add_generation_prompt=False)
+        if turn.get("tool_calls"):
+            yield from self._choose_words({"role": "assistant", "content": ""}, messages, [QUESTION])
+            raise BridgeError("the chat template leaves out the calls of an assistant turn")
         raise BridgeError(LEFT_OUT if len(placed) <= len(without) else UNKNOWN_WORDS)
 
     def _get_ending(
@@ -369,8 +390,7 @@ class TemplateBridge:
 
     def _find_followed(self, earlier: list[Item], turn: Item, words: tuple[str, str]) -> TokenizerSteps[list[int]]:
         """Return what the template writes after a turn like *turn* if its outputs or another message follow it."""
-        calls = turn.get("tool_calls") or ()
-        following = [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
+        following = _build_outputs(turn.get("tool_calls") or ())
         renderings: list[list[int]] = []
         for word in words:
             messages = [*earlier, _place(turn, word), *(following or [QUESTION])]
@@ -493,6 +513,10 @@ def _parse_arguments(function: Item) -> Item:
 def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
     closed: list[int] = yield Rendering(messages, add_generation_prompt=False)
     prompted: list[int] = yield Rendering(messages, add_generation_prompt=True)
+    if closed == prompted:
+        # Some templates always start the policy's turn, and write another start once the turn is there.
+        turn: Item = {"role": "assistant", "content": PLACEHOLDER_WORDS[0][0]}
+        closed = yield Rendering([*messages, turn], add_generation_prompt=False)
     return prompted[_count_common_beginning(closed, prompted) :]
 
 
@@ -509,6 +533,24 @@ def _build_short_conversation(calls: Sequence[Item]) -> list[Item]:
     # Some templates reject a turn with both text and calls.
     turn: Item = {"role": "assistant", "content": "" if calls else "answer"}
     return [QUESTION, turn | {"tool_calls": [*calls]} if calls else turn]
+
+
+def _build_outputs(calls: Sequence[Item]) -> list[Item]:
+    return [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
+
+
+def _find_prompt_start(part: Sequence[int], prompts: list[list[int]]) -> int:
+    """Return the index in *part*, which the policy read before its turn, at which the start of its turn begins.
+
+    The start can differ from those in *prompts* in its end, such as in an opening `<think>`.
+    """
+    best, start = 0, len(part)
+    for prompt in filter(None, prompts):
+        for index in range(max(len(part) - len(prompt) - MAX_PROMPT_END, 0), len(part)):
+            if part[index] == prompt[0]:
+                size = _count_common_beginning(part[index:], prompt)
+                best, start = (size, index) if size >= best else (best, start)
+    return start
 
 
 def _find_following(first: list[int], real: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:

@@ -86,6 +86,23 @@ def compute_digest(items: Sequence[Item], instructions: object, tools: object) -
     return blake2b(dump_canonical_json(selected), digest_size=DIGEST_BYTES).hexdigest()
 
 
+class Opening(NamedTuple):
+    """The digests of a request without turns of the policy: of its system messages and tools, and of all its messages."""
+
+    setting: str
+    messages: str
+
+
+def compute_opening(items: Sequence[Item], instructions: object, tools: object) -> Opening:
+    """Return the digests of the first request of a conversation.
+
+    An agent that replaces the turns of a conversation by a summary keeps the system messages and the tools. Another agent
+    of the same rollout has its own, and a repeated request has the same messages.
+    """
+    system = [item for item in items if item.get("role") in {"system", "developer"}]
+    return Opening(compute_digest(system, instructions, tools), compute_digest(items, instructions, tools))
+
+
 def drop_ids_after_break(items: Sequence[Item]) -> list[Item] | None:
     """Return the output *items* of a rollout with token ids up to the first broken chain, `None` if none is broken.
 

@@ -36,7 +36,7 @@ from gymsdk.types import Item
 SPECIAL = re.compile(
     r"<\|[^|<>\n'\"{}]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|\[/?[A-Z][A-Z_]{2,30}\]|</?s>|<(?:bos|eos|pad|unk)>"
     r"|<(?:seed:[a-z]+|SPECIAL_\d+|beginning_of_sentence|end_of_sentence|begin_of_document|sep)>|</?(?:assistant|user|system)>"
-    r"|<(?:start|end)_of_(?:turn|image)>|\[gMASK\]|<sop>|\]~!?b\[?|\[e~\[|<\|turn>|<turn\|>|<\|im_[a-z]+\|>"
+    r"|<(?:start|end)_of_(?:turn|image)>|\[gMASK\]|<sop>|\]~!?b\[?|\[e~\[|<\|[a-z_]+>|<[a-z_]+\|>|<\|im_[a-z]+\|>"
 )
 """The special tokens that the source of a template spells."""
 
@@ -204,7 +204,7 @@ class JinjaTokenizer:
 
     @cached_property
     def special_tokens(self) -> list[str]:
-        found = {text for text in SPECIAL.findall(self.source)}
+        found = {text.replace("{}", ":opensource") for text in SPECIAL.findall(self.source)}
         return sorted(found | {"<s>", "</s>", self.eos})
 
     @cached_property
@@ -256,6 +256,7 @@ class TemplateEngine:
         self.tokenizer = tokenizer
         self.step = Step()
         self.output: list[Item] = []
+        self.output_before: list[Item] = []
         self.request: Item = {}
         self.generated: list[int] = []
 
@@ -306,6 +307,8 @@ class TemplateEngine:
         end = written.rfind(mark) + len(mark) if (mark := get_mark(self.output)) in written else 0
         if self.step.is_cut:
             return written[:end]
+        if (stop := written.find(self.tokenizer.eos, end)) >= 0:
+            return written[: stop + len(self.tokenizer.eos)]
         ends = [match.end() for match in SPECIAL.finditer(written, end)]
         return written[: ends[-1]] if ends else written.rstrip() + self._find_stop(messages, turn, tools)
 
@@ -360,6 +363,9 @@ def is_same(engine: TemplateEngine, whole: str, mark: str, suffix: str, *, is_cu
     between = whole[whole.rfind(mark) + len(mark) : len(whole) - len(suffix)]
     if is_cut:
         return not SPECIAL.search(between) and bool(SPECIAL.match(suffix.lstrip()))
+    if engine.output_before and any(item["type"] == "function_call" for item in engine.output_before):
+        # The template may write the call itself in another way than the policy.
+        return [*SPECIAL.findall(between)][-1:] == [*SPECIAL.findall(written)][-1:]
     # The token at the end of the last turn of a conversation can be another than that of earlier turns.
     return SPECIAL.sub("", between).strip() == SPECIAL.sub("", written).strip() and len(
         SPECIAL.findall(between)
@@ -394,6 +400,7 @@ async def play_kind(
     for number, step in enumerate(kind.steps):
         request: Item = {"input": items, **({"tools": TOOLS} if kind.has_tools else {})}
         before = len(counted or ())
+        engine.output_before = engine.output
         engine.step, engine.output, engine.request = step, step.build_output(f"mark-{number}"), request
         was_cut, generated = number > 0 and kind.steps[number - 1].is_cut, engine.generated
         try:
@@ -405,6 +412,10 @@ async def play_kind(
         body = chat.build_body(request)
         whole = engine.render(body["messages"], body.get("tools"), prompted=True)
         closed = engine.render(body["messages"], body.get("tools"), prompted=False)
+        if closed == whole:
+            # The template always starts the policy's turn.
+            turn: Item = {"role": "assistant", "content": "word"}
+            closed = engine.render([*body["messages"], turn], body.get("tools"), prompted=False)
         carrier = response["output"][-1]
         prompt = carrier[TOKEN_FIELDS[0]]
         if number == 0:
