@@ -191,7 +191,8 @@ class Tokens:
         self._offered: list[Item] = []
         self._bridge = Bridge(self.tokenizer)
         self._generated: list[int] = []
-        self._calls: list[Item] = []
+        self._conversation: list[Item] = []
+        self._read: list[list[int]] = []
         self._thinking = False
         self.observation_space = spaces.Tokens(self._size)
         self.action_space = spaces.Tokens(self._size)
@@ -202,10 +203,11 @@ class Tokens:
         offered = _escape_markers(body.get("tools", []), self._special_tokens)
         if offered != self._offered:
             self._offered, self._bridge = offered, Bridge(self.tokenizer, offered)
-        self._generated, self._calls = [], []
-        messages = self._messages(body["messages"])
-        return self._remember_thinking(
-            tokenizers.render_messages(self.tokenizer, messages, tools=offered or None, add_generation_prompt=True)
+        self._conversation, self._read = self._messages(body["messages"]), []
+        return self._remember_read(
+            tokenizers.render_messages(
+                self.tokenizer, self._conversation, tools=offered or None, add_generation_prompt=True
+            )
         )
 
     def parse_action(self, action: Any, *, turn: int) -> list[Item]:
@@ -215,9 +217,7 @@ class Tokens:
         words = [*takewhile(lambda token: token not in ends, self._generated)]
         written = chatml.truncate_at_special_token(self.tokenizer.decode(words))
         items = parse_output(written, thinking=self._thinking).build_items(turn=turn)
-        self._calls = [
-            call for message in chat.build_messages({"input": items}) for call in message.get("tool_calls", [])
-        ]
+        self._conversation = [*self._conversation, *map(_build_template_message, chat.build_messages({"input": items}))]
         return items
 
     def encode_reply(self, items: Sequence[Item], *, over: bool) -> list[int]:
@@ -225,13 +225,21 @@ class Tokens:
         if over and not items:
             return []
         messages = self._messages(chat.build_messages({"input": list(items)}))
-        suffix = self._bridge.suffix(self._generated, messages, calls=self._calls, add_generation_prompt=not over)
-        return self._remember_thinking(suffix)
+        suffix = self._bridge.suffix(
+            self._generated,
+            messages,
+            conversation=self._conversation,
+            read=self._read,
+            add_generation_prompt=not over,
+        )
+        self._conversation = [*self._conversation, *messages]
+        return self._remember_read(suffix)
 
     def _messages(self, messages: list[Item]) -> list[Item]:
         return [_escape_markers(_build_template_message(message), self._special_tokens) for message in messages]
 
-    def _remember_thinking(self, ids: list[int]) -> list[int]:
+    def _remember_read(self, ids: list[int]) -> list[int]:
+        self._read = [*self._read, ids]
         self._thinking = self.tokenizer.decode(ids[-THINKING_CHECK_TOKENS:]).rstrip().endswith("<think>")
         return ids
 

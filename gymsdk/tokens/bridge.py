@@ -49,6 +49,7 @@ MAX_WORD_PAIRS = 8
 MAX_CACHED = 1024
 """The number of cached renderings. Their keys contain names of tools, which a policy can invent."""
 
+OTHER_MESSAGES = "the chat template writes the messages in another way after the policy's own turn"
 NO_TERMINATOR = "the chat template ends an assistant turn without a special token"
 LEFT_OUT = "the chat template leaves out an assistant turn"
 UNKNOWN_WORDS = (
@@ -170,8 +171,11 @@ class TemplateBridge:
             if first == second:
                 raise BridgeError(LEFT_OUT)
             following = _get_common_ending(first, second)
+            role = str(messages[0].get("role")) if messages else "user"
+            if not _follows_placeholder(first, following, ending.placeholder):
+                raise BridgeError(OTHER_MESSAGES)
             end = yield from self._find_turn_end(
-                following, generated, turn, words, ending, is_short=not conversation
+                following, generated, turn, words, ending, role=role, is_short=not conversation
             )
         else:
             following, end = found
@@ -185,7 +189,7 @@ class TemplateBridge:
         # A turn that was cut off lacks what follows its text. The end of a call is a part of what the policy writes.
         following = following[end if is_complete or turn.get("tool_calls") else 0 :]
         if real[len(real) - len(following) :] != following:
-            raise BridgeError("the chat template writes the messages in another way after the policy's own turn")
+            raise BridgeError(OTHER_MESSAGES)
         yield from self._check_read(read, real[: len(real) - len(following)], [*earlier, turn, *messages])
         return _drop_generated(generated, following)
 
@@ -252,6 +256,7 @@ class TemplateBridge:
         words: tuple[str, str],
         ending: TurnEnding,
         *,
+        role: str,
         is_short: bool,
     ) -> TokenizerSteps[int]:
         """Return the index in *following*, the ids after the text of a placeholder turn, of the id that ends the turn.
@@ -270,7 +275,7 @@ class TemplateBridge:
             index = final.index(last)
             if (yield from self._is_mark(following[index], turn)):
                 return index
-        followed = yield from self._find_followed([QUESTION], turn, words)
+        followed = yield from self._find_followed([QUESTION], turn, words, role)
         shared = following[: _count_common_beginning(following, followed)]
         end = shared.index(last) if is_mark and last in shared else None
         if end is None and not calls:
@@ -388,12 +393,14 @@ class TemplateBridge:
             self._marks |= set() if index is None or turn.get("tool_calls") else {final[index]}
         return TurnEnding(final, common, index if len(common) == len(final) else None, placeholder)
 
-    def _find_followed(self, earlier: list[Item], turn: Item, words: tuple[str, str]) -> TokenizerSteps[list[int]]:
-        """Return what the template writes after a turn like *turn* if its outputs or another message follow it."""
+    def _find_followed(
+        self, earlier: list[Item], turn: Item, words: tuple[str, str], role: str = "user"
+    ) -> TokenizerSteps[list[int]]:
+        """Return what the template writes after a turn like *turn* if its outputs or a message of *role* follow it."""
         following = _build_outputs(turn.get("tool_calls") or ())
         renderings: list[list[int]] = []
         for word in words:
-            messages = [*earlier, _place(turn, word), *(following or [QUESTION])]
+            messages = [*earlier, _place(turn, word), *(following or [QUESTION | {"role": role}])]
             ids: list[int] = yield Rendering(messages, add_generation_prompt=False)
             renderings.append(ids)
         return _get_common_ending(*renderings)
@@ -566,11 +573,18 @@ def _find_following(first: list[int], real: list[int], ending: TurnEnding) -> tu
     for missing in range(ending.terminator + 1):
         head = ending.final[missing : ending.terminator + 1]
         if common[: len(head)] == head:
-            preceding = [*ending.placeholder, *ending.final[:missing]]
-            start = len(first) - len(common)
-            is_found = first[start - len(preceding) : start] == preceding
-            return (common, len(head) - 1) if is_found else None
+            whole = [*ending.final[:missing], *common]
+            return (common, len(head) - 1) if _follows_placeholder(first, whole, ending.placeholder) else None
     return None
+
+
+def _follows_placeholder(rendered: list[int], ending: list[int], placeholder: list[int]) -> bool:
+    """Return whether *rendered* ends with the *placeholder* and the *ending*.
+
+    The first id of the placeholder depends on the text before it.
+    """
+    expected = [*(placeholder[1:] or placeholder), *ending]
+    return rendered[len(rendered) - len(expected) :] == expected
 
 
 def _get_common_ending(first: list[int], second: list[int]) -> list[int]:

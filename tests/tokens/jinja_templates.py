@@ -31,7 +31,7 @@ from gymsdk.models.options import ModelOptions
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.tokens.bridge import parse_call_arguments
 from gymsdk.tokens.tokenizer import render_messages
-from gymsdk.types import Item
+from gymsdk.types import Item, extract_text
 
 SPECIAL = re.compile(
     r"<\|[^|<>\n'\"{}]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|\[/?[A-Z][A-Z_]{2,30}\]|</?s>|<(?:bos|eos|pad|unk)>"
@@ -271,13 +271,20 @@ class TemplateEngine:
         if path == "/detokenize":
             return {"prompt": self.tokenizer.decode(body["tokens"])}
         if path in {"/tokenize", "chat/completions/render"}:
-            ids = self.tokenizer.encode(self.render(body["messages"], body.get("tools"), body["add_generation_prompt"]))
+            prompted = body["add_generation_prompt"]
+            ids = self.tokenizer.encode(self.render(body["messages"], body.get("tools"), prompted=prompted))
             return {"tokens": ids, "token_ids": ids, "sampling_params": {}}
         if path == "/inference/v1/generate":
             self.generated = self.tokenizer.encode(self._write())
             choice = {"token_ids": self.generated, "finish_reason": "stop"}
             logprobs = [{"logprob": -0.5}] * len(self.generated)
             return {"choices": [choice | {"logprobs": {"content": logprobs}}], "prompt_token_ids": body["token_ids"]}
+        if path == "completions":
+            self.generated = self.tokenizer.encode(self._write())
+            text = "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in self._list_calls())
+            choice = {"token_ids": self.generated, "finish_reason": "stop", "prompt_token_ids": body["prompt"]}
+            choice |= {"text": text or self._get_text(), "logprobs": {"token_logprobs": [-0.5] * len(self.generated)}}
+            return {"choices": [choice]}
         answer = chat_inbound.build_answer(responses.build_response(self.output, model="m", usage=None), {})
         if path == "chat/completions/derender":
             return answer
@@ -286,12 +293,19 @@ class TemplateEngine:
         message = answer["choices"][0]["message"] | tokens
         return answer | {"choices": [answer["choices"][0] | {"message": message}]}
 
-    def render(self, messages: list[Item], tools: list[Item] | None, prompted: bool) -> str:
+    def render(self, messages: list[Item], tools: list[Item] | None, *, prompted: bool) -> str:
         """Return the text of a conversation in the form of Chat Completions."""
         ids = render_messages(
             self.tokenizer, [*map(parse_call_arguments, messages)], tools=tools or None, add_generation_prompt=prompted
         )
         return self.tokenizer.decode(ids)
+
+    def _list_calls(self) -> list[Item]:
+        calls = [item for item in self.output if item["type"] == "function_call"]
+        return [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in calls]
+
+    def _get_text(self) -> str:
+        return "".join(extract_text(item["content"]) for item in self.output if item["type"] == "message")
 
     def _write(self) -> str:
         """Return what the policy generates: its turn as the template writes it, up to the token that ends it."""
@@ -365,7 +379,7 @@ def is_same(engine: TemplateEngine, whole: str, mark: str, suffix: str, *, is_cu
         return not SPECIAL.search(between) and bool(SPECIAL.match(suffix.lstrip()))
     if engine.output_before and any(item["type"] == "function_call" for item in engine.output_before):
         # The template may write the call itself in another way than the policy.
-        return [*SPECIAL.findall(between)][-1:] == [*SPECIAL.findall(written)][-1:]
+        return bool(SPECIAL.search(between)) == bool(SPECIAL.search(written))
     # The token at the end of the last turn of a conversation can be another than that of earlier turns.
     return SPECIAL.sub("", between).strip() == SPECIAL.sub("", written).strip() and len(
         SPECIAL.findall(between)
