@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
     from gymsdk.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("gymsdk")
 
 CodecName: TypeAlias = Literal["chat", "text", "tokens"]
 """The form of observations and actions: chat messages, text, or token IDs."""
@@ -203,6 +207,8 @@ class Tokens:
         offered = _escape_markers(body.get("tools", []), self._special_tokens)
         if offered != self._offered:
             self._offered, self._bridge = offered, Bridge(self.tokenizer, offered)
+        if not self._read:
+            self._warn_if_unable_to_continue()
         self._conversation, self._read = self._messages(body["messages"]), []
         return self._remember_read(
             tokenizers.render_messages(
@@ -243,12 +249,24 @@ class Tokens:
         self._thinking = self.tokenizer.decode(ids[-THINKING_CHECK_TOKENS:]).rstrip().endswith("<think>")
         return ids
 
+    def _warn_if_unable_to_continue(self) -> None:
+        try:
+            _ = self._bridge.terminator
+        except BridgeError as error:
+            _warn_once(f"episodes of several turns will fail with this tokenizer: {error}")
+
     def _get_end_tokens(self) -> set[int | None]:
         try:
             return {tokenizers.get_eos_id(self.tokenizer), self._bridge.terminator}
         except BridgeError:
             # An episode with a single turn needs no bridge.
             return {tokenizers.get_eos_id(self.tokenizer)}
+
+
+@lru_cache(maxsize=64)
+def _warn_once(message: str) -> None:
+    """Log each *message* once, because every episode would repeat it."""
+    log.warning("%s", message)
 
 
 def _build_template_message(message: Item) -> Item:

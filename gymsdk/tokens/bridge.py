@@ -2,9 +2,9 @@
 
 A chat template renders a whole conversation, and its rendering of an earlier turn often differs from the generated
 tokens: the same text can be tokenized in several ways, and templates drop earlier reasoning. `TemplateBridge`
-therefore asks the template to render a placeholder turn in place of the policy's turn. Everything that the template
-writes after the placeholder text is what follows the generation. Renderings with two placeholder texts show where
-that is: their common ending cannot depend on the text.
+therefore asks the template to render the conversation twice: as it is, and with a placeholder in place of the text of
+the policy's last turn. The two renderings agree in what the template writes after that turn, which is what follows the
+generation. The rendering as it is must also still contain what the policy read before.
 
 The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or `Decoding`, and receives their results.
 `Bridge` runs it with a tokenizer in this process; the models run it with the tokenizer of an inference server.
@@ -12,39 +12,38 @@ The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or 
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gymsdk.errors import UsageError
+from gymsdk.tokens.placeholders import (
+    ID_BYTES,
+    MAX_TURN_END,
+    PLACEHOLDER_WORDS,
+    QUESTION,
+    TurnEnding,
+    build_outputs,
+    build_short_conversation,
+    count_common_beginning,
+    drop_generated,
+    find_aligned,
+    find_following,
+    find_last,
+    find_prompt_start,
+    follows_placeholder,
+    get_common_ending,
+    get_turn_text,
+    pair_words,
+    place_word,
+)
 from gymsdk.tokens.tokenizer import Tokenizer, get_eos_id, get_special_tokens, render_messages
 from gymsdk.types import Item, ToolCall, extract_text
 
-QUESTION: Item = {"role": "user", "content": "question"}
-"""The message before the turn in a short conversation."""
-
-PLACEHOLDER_WORDS = (("one", "six"), ("yes", "no"), ("blue", "small"), ("2", "7"))
-"""Pairs of texts for placeholder turns. The texts of a pair begin and end in different letters, so that the common
-ending of their renderings is the template's. Further pairs are for tokenizers that do not know the first."""
-
-MAX_GENERATED_END = 32
-"""The number of ids at the end of a generation that are compared with what the template writes after it."""
-
-MAX_TURN_END = 8
-"""The number of ids with which a template ends a turn, at most."""
-
-MAX_PROMPT_END = 64
-"""The number of ids by which the start of the policy's turn can be longer than in a short conversation."""
-
-ID_BYTES = array("q").itemsize
-
 MARK = re.compile(r"[<\[].+[>\]\[]")
 """The texts of tokens that may end a turn, where the special tokens are not known."""
-
-MAX_WORD_PAIRS = 8
-"""The number of additional pairs that are tried."""
 
 MAX_CACHED = 1024
 """The number of cached renderings. Their keys contain names of tools, which a policy can invent."""
@@ -81,25 +80,8 @@ class Decoding(NamedTuple):
 
 
 TokenizerSteps: TypeAlias = Generator[Rendering | Decoding, Any, ResultT]
-"""A computation that yields requests for a tokenizer. It receives a list of ids or a text for each, or a `BridgeError` if
-the chat template rejects the messages."""
-
-
-class TurnEnding(NamedTuple):
-    """What a chat template writes after the text of an assistant turn, or after the arguments of its last call.
-
-    Attributes:
-        final: The ids if no message follows the turn.
-        common: The ids at the start of *final* that the template also writes if a message follows the turn.
-        terminator: The index in *final* of the special token that ends the turn; `None` if *final* has no such token, or
-            if the template ends the turn in another way before a message.
-        placeholder: The ids of the placeholder text itself.
-    """
-
-    final: list[int]
-    common: list[int]
-    terminator: int | None
-    placeholder: list[int]
+"""A computation that yields requests for a tokenizer. It receives a list of ids or a text for each, or a `BridgeError`
+if the chat template rejects the messages."""
 
 
 class TemplateBridge:
@@ -108,14 +90,15 @@ class TemplateBridge:
     Args:
         terminators: The ids that may end a turn, if they are known: the end-of-text token and other special tokens.
             Otherwise the only visible token that the template writes after a turn ends it.
-        words: Texts for placeholder turns, for tokenizers that do not know those of `PLACEHOLDER_WORDS`.
+        list_words: Returns words that the tokenizer knows, for tokenizers that do not know `PLACEHOLDER_WORDS`.
     """
 
-    def __init__(self, terminators: Collection[int] = (), words: Sequence[str] = ()) -> None:
+    def __init__(self, terminators: Collection[int] = (), list_words: Callable[[], Iterable[str]] = tuple) -> None:
         self._terminators = frozenset(terminators)
         # An engine does not say which tokens are special. Those that end turns are learned.
         self._marks = {*terminators}
-        self._pairs = [*PLACEHOLDER_WORDS, *_pair_words(words)]
+        self._pairs = [*PLACEHOLDER_WORDS]
+        self._list_words = list_words
         self._endings: dict[tuple[Any, ...], TurnEnding | None] = {}
         self._prompts: dict[str, list[int]] = {}
 
@@ -161,18 +144,20 @@ class TemplateBridge:
             BridgeError: The template does not determine these ids. The sequence cannot be extended; the caller must
                 start a new one from the rendered conversation.
         """
-        *earlier, turn = conversation or _build_short_conversation(calls)
+        *earlier, turn = conversation or build_short_conversation(calls)
         words, ending = yield from self._choose_words(turn, messages, earlier)
-        first: list[int] = yield Rendering([*earlier, _place(turn, words[0]), *messages], add_generation_prompt)
+        first: list[int] = yield Rendering([*earlier, place_word(turn, words[0]), *messages], add_generation_prompt)
         real: list[int] = yield Rendering([*earlier, turn, *messages], add_generation_prompt)
-        found = _find_following(first, real, ending)
+        found = find_following(first, real, ending)
         if found is None:
-            second: list[int] = yield Rendering([*earlier, _place(turn, words[1]), *messages], add_generation_prompt)
+            second: list[int] = yield Rendering(
+                [*earlier, place_word(turn, words[1]), *messages], add_generation_prompt
+            )
             if first == second:
                 raise BridgeError(LEFT_OUT)
-            following = _get_common_ending(first, second)
+            following = get_common_ending(first, second)
             role = str(messages[0].get("role")) if messages else "user"
-            if not _follows_placeholder(first, following, ending.placeholder):
+            if not follows_placeholder(first, following, ending.placeholder):
                 raise BridgeError(OTHER_MESSAGES)
             end = yield from self._find_turn_end(
                 following, generated, turn, words, ending, role=role, is_short=not conversation
@@ -191,7 +176,7 @@ class TemplateBridge:
         if real[len(real) - len(following) :] != following:
             raise BridgeError(OTHER_MESSAGES)
         yield from self._check_read(read, real[: len(real) - len(following)], [*earlier, turn, *messages])
-        return _drop_generated(generated, following)
+        return drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
         """Return the text with which the template starts the policy's turn, such as a role or an opening `<think>`."""
@@ -230,11 +215,11 @@ class TemplateBridge:
         if len(positions) < turns:
             raise BridgeError("the chat template drops turns if messages follow them")
         cut = positions[turns - 1] + 1
-        last_turn = before[_find_last(before[:index], terminator) + 1 : index + 1]
+        last_turn = before[find_last(before[:index], terminator) + 1 : index + 1]
         if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
         yield from self._check_read(read, whole[:cut], [*messages, *new_messages])
-        return _drop_generated(generated, whole[cut - 1 :])
+        return drop_generated(generated, whole[cut - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
         """Return the index of the id that ends the last turn in *ids*."""
@@ -276,7 +261,7 @@ class TemplateBridge:
             if (yield from self._is_mark(following[index], turn)):
                 return index
         followed = yield from self._find_followed([QUESTION], turn, words, role)
-        shared = following[: _count_common_beginning(following, followed)]
+        shared = following[: count_common_beginning(following, followed)]
         end = shared.index(last) if is_mark and last in shared else None
         if end is None and not calls:
             end = next((index for index, token in enumerate(shared) if token in self._marks), None)
@@ -290,7 +275,7 @@ class TemplateBridge:
         if token in self._marks or self._terminators:
             return token in self._marks
         text: str = yield Decoding([token])
-        return bool(MARK.fullmatch(text.strip())) and not _get_text(turn).endswith(text.strip())
+        return bool(MARK.fullmatch(text.strip())) and not get_turn_text(turn).endswith(text.strip())
 
     def _check_read(
         self, read: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
@@ -308,8 +293,8 @@ class TemplateBridge:
             prompts.append((yield from self._get_generation_prompt_after_outputs(conversation[call])))
         packed, position = array("q", ids).tobytes(), 0
         for part in read:
-            kept = array("q", part[: _find_prompt_start(part, prompts)]).tobytes()
-            position = _find_aligned(packed, kept, position)
+            kept = array("q", part[: find_prompt_start(part, prompts)]).tobytes()
+            position = find_aligned(packed, kept, position)
             if position < 0:
                 raise BridgeError("the chat template rewrites messages that the policy has read")
             # A template that leaves out an empty turn lets the turns before and after it share the marks between them.
@@ -329,7 +314,7 @@ class TemplateBridge:
             calls = turn["tool_calls"]
             try:
                 self._prompts["tool"] = yield from _find_generation_prompt(
-                    [*_build_short_conversation(calls), *_build_outputs(calls)]
+                    [*build_short_conversation(calls), *build_outputs(calls)]
                 )
             except BridgeError:
                 self._prompts["tool"] = []
@@ -343,21 +328,27 @@ class TemplateBridge:
         Raises:
             BridgeError: The renderings of placeholder turns do not differ.
         """
-        texts = [_get_text(message) for message in messages]
+        texts = [get_turn_text(message) for message in messages]
         # The new messages must not contain a placeholder, which shows where they begin.
         pairs = sorted(self._pairs, key=lambda pair: any(word in text for word in pair for text in texts))
-        for one, other in pairs:
+        for one, other in chain(pairs, self._find_known_pairs([turn, *earlier, *messages])):
             # A placeholder that ends like the real turn hides where the turn ends.
-            pair = (other, one) if _get_text(turn).endswith(one[-1]) else (one, other)
+            pair = (other, one) if get_turn_text(turn).endswith(one[-1]) else (one, other)
             ending = yield from self._get_ending(turn, pair, earlier)
             if ending is not None:
+                self._pairs += [] if (one, other) in self._pairs else [(one, other)]
                 return pair, ending
         without: list[int] = yield Rendering([*earlier], add_generation_prompt=False)
-        placed: list[int] = yield Rendering([*earlier, _place(turn, pair[0])], add_generation_prompt=False)
+        placed: list[int] = yield Rendering([*earlier, place_word(turn, pair[0])], add_generation_prompt=False)
         if turn.get("tool_calls"):
             yield from self._choose_words({"role": "assistant", "content": ""}, messages, [QUESTION])
             raise BridgeError("the chat template leaves out the calls of an assistant turn")
         raise BridgeError(LEFT_OUT if len(placed) <= len(without) else UNKNOWN_WORDS)
+
+    def _find_known_pairs(self, conversation: Sequence[Item]) -> Iterator[tuple[str, str]]:
+        """Yield words that the tokenizer knows: of its vocabulary, and of the texts of a *conversation*."""
+        yield from pair_words(self._list_words())
+        yield from pair_words(word for message in conversation for word in get_turn_text(message).split())
 
     def _get_ending(
         self, turn: Item, words: tuple[str, str], earlier: Sequence[Item]
@@ -367,7 +358,7 @@ class TemplateBridge:
         key = (_get_names(calls), words)
         if key not in self._endings:
             try:
-                ending = yield from self._find_ending(*_build_short_conversation(calls), words)
+                ending = yield from self._find_ending(*build_short_conversation(calls), words)
             except BridgeError:
                 # Some templates require more of a conversation.
                 ending = yield from self._find_ending(*earlier, turn, words)
@@ -379,14 +370,14 @@ class TemplateBridge:
         if turn.get("tool_calls"):
             # The token that ends a turn without calls is one that may end a turn with calls.
             yield from self._get_ending({"role": "assistant", "content": ""}, words, [QUESTION])
-        first: list[int] = yield Rendering([*earlier, _place(turn, words[0])], add_generation_prompt=False)
-        second: list[int] = yield Rendering([*earlier, _place(turn, words[1])], add_generation_prompt=False)
+        first: list[int] = yield Rendering([*earlier, place_word(turn, words[0])], add_generation_prompt=False)
+        second: list[int] = yield Rendering([*earlier, place_word(turn, words[1])], add_generation_prompt=False)
         if first == second:
             return None
-        final = _get_common_ending(first, second)
-        placeholder = first[_count_common_beginning(first, second) : len(first) - len(final)]
+        final = get_common_ending(first, second)
+        placeholder = first[count_common_beginning(first, second) : len(first) - len(final)]
         followed = yield from self._find_followed(earlier, turn, words)
-        common = final[: _count_common_beginning(final, followed)]
+        common = final[: count_common_beginning(final, followed)]
         index = self._find_last_mark(final)
         if index is None:
             index = yield from self._find_only_visible_token(final)
@@ -397,13 +388,13 @@ class TemplateBridge:
         self, earlier: list[Item], turn: Item, words: tuple[str, str], role: str = "user"
     ) -> TokenizerSteps[list[int]]:
         """Return what the template writes after a turn like *turn* if its outputs or a message of *role* follow it."""
-        following = _build_outputs(turn.get("tool_calls") or ())
+        following = build_outputs(turn.get("tool_calls") or ())
         renderings: list[list[int]] = []
         for word in words:
-            messages = [*earlier, _place(turn, word), *(following or [QUESTION | {"role": role}])]
+            messages = [*earlier, place_word(turn, word), *(following or [QUESTION | {"role": role}])]
             ids: list[int] = yield Rendering(messages, add_generation_prompt=False)
             renderings.append(ids)
-        return _get_common_ending(*renderings)
+        return get_common_ending(*renderings)
 
     def _find_last_mark(self, ids: list[int]) -> int | None:
         return next((index for index in reversed(range(len(ids))) if ids[index] in self._marks), None)
@@ -428,7 +419,7 @@ class Bridge:
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Item] = ()) -> None:
         self._tokenizer = tokenizer
         self._tools = list(tools) or None
-        self._bridge = TemplateBridge(get_terminators(tokenizer))
+        self._bridge = TemplateBridge(get_terminators(tokenizer), lambda: list_words(tokenizer))
 
     @property
     def terminator(self) -> int:
@@ -483,6 +474,12 @@ def get_terminators(tokenizer: Tokenizer) -> set[int]:
     return {*get_special_tokens(tokenizer), *([] if eos is None else [eos])}
 
 
+def list_words(tokenizer: Tokenizer) -> list[str]:
+    """Return the words of letters in the vocabulary of *tokenizer*; none if it does not provide its vocabulary."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    return sorted(word for word in get_vocab() if word.isascii() and word.isalpha()) if callable(get_vocab) else []
+
+
 def answer_from_tokenizer(
     tokenizer: Tokenizer, request: Rendering | Decoding, tools: list[Item] | None
 ) -> list[int] | str:
@@ -524,108 +521,7 @@ def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
         # Some templates always start the policy's turn, and write another start once the turn is there.
         turn: Item = {"role": "assistant", "content": PLACEHOLDER_WORDS[0][0]}
         closed = yield Rendering([*messages, turn], add_generation_prompt=False)
-    return prompted[_count_common_beginning(closed, prompted) :]
-
-
-def _place(turn: Item, word: str) -> Item:
-    """Return *turn* with a placeholder in place of its text, or of the arguments of its calls if it has any."""
-    if not turn.get("tool_calls"):
-        return turn | {"content": word}
-    arguments = json.dumps({"argument": word})
-    calls = [call | {"function": call["function"] | {"arguments": arguments}} for call in turn["tool_calls"]]
-    return turn | {"tool_calls": calls}
-
-
-def _build_short_conversation(calls: Sequence[Item]) -> list[Item]:
-    # Some templates reject a turn with both text and calls.
-    turn: Item = {"role": "assistant", "content": "" if calls else "answer"}
-    return [QUESTION, turn | {"tool_calls": [*calls]} if calls else turn]
-
-
-def _build_outputs(calls: Sequence[Item]) -> list[Item]:
-    return [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
-
-
-def _find_prompt_start(part: Sequence[int], prompts: list[list[int]]) -> int:
-    """Return the index in *part*, which the policy read before its turn, at which the start of its turn begins.
-
-    The start can differ from those in *prompts* in its end, such as in an opening `<think>`.
-    """
-    best, start = 0, len(part)
-    for prompt in filter(None, prompts):
-        for index in range(max(len(part) - len(prompt) - MAX_PROMPT_END, 0), len(part)):
-            if part[index] == prompt[0]:
-                size = _count_common_beginning(part[index:], prompt)
-                best, start = (size, index) if size >= best else (best, start)
-    return start
-
-
-def _find_following(first: list[int], real: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:
-    """Find the ids after the text of a turn, in which the renderings *first* and *real* agree.
-
-    Returns:
-        The ids, and the index of the terminator in them; `None` if the renderings do not show where the ids begin.
-    """
-    if ending.terminator is None:
-        return None
-    common = _get_common_ending(first, real)
-    # The real turn may share only a part of what precedes the terminator, such as the end of its arguments.
-    for missing in range(ending.terminator + 1):
-        head = ending.final[missing : ending.terminator + 1]
-        if common[: len(head)] == head:
-            whole = [*ending.final[:missing], *common]
-            return (common, len(head) - 1) if _follows_placeholder(first, whole, ending.placeholder) else None
-    return None
-
-
-def _follows_placeholder(rendered: list[int], ending: list[int], placeholder: list[int]) -> bool:
-    """Return whether *rendered* ends with the *placeholder* and the *ending*.
-
-    The first id of the placeholder depends on the text before it.
-    """
-    expected = [*(placeholder[1:] or placeholder), *ending]
-    return rendered[len(rendered) - len(expected) :] == expected
-
-
-def _get_common_ending(first: list[int], second: list[int]) -> list[int]:
-    size = _count_common_beginning(first[::-1], second[::-1])
-    return first[len(first) - size :]
-
-
-def _count_common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
-
-
-def _find_aligned(packed: bytes, part: bytes, start: int) -> int:
-    """Return the position of *part* in *packed* from *start* on, both arrays of 8-byte ids; -1 if there is none."""
-    position = packed.find(part, start)
-    while position >= 0 and position % ID_BYTES:
-        position = packed.find(part, position + 1)
-    return position
-
-
-def _get_text(message: Item) -> str:
-    """Return the text of a chat *message*, or the arguments of its last call without the closing marks."""
-    if calls := message.get("tool_calls"):
-        return str(calls[-1]["function"].get("arguments")).rstrip('"} ')
-    return extract_text(message.get("content") or "").rstrip()
-
-
-def _pair_words(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of *words* that begin and end in different letters."""
-    pairs: list[tuple[str, str]] = []
-    left: list[str] = []
-    for word in dict.fromkeys(words):
-        partner = next((other for other in left if other[0] != word[0] and other[-1] != word[-1]), None)
-        if partner is None:
-            left.append(word)
-        else:
-            left.remove(partner)
-            pairs.append((partner, word))
-        if len(pairs) == MAX_WORD_PAIRS:
-            break
-    return pairs
+    return prompted[count_common_beginning(closed, prompted) :]
 
 
 def _get_names(calls: Sequence[Item]) -> tuple[str, ...]:
@@ -636,16 +532,3 @@ def _remember(cache: dict[Any, Any], key: object, value: object) -> None:
     if len(cache) >= MAX_CACHED:
         cache.clear()
     cache[key] = value
-
-
-def _find_last(ids: Sequence[int], token: int) -> int:
-    """Return the index of the last *token* in *ids*, -1 if there is none."""
-    return next((index for index in reversed(range(len(ids))) if ids[index] == token), -1)
-
-
-def _drop_generated(generated: Sequence[int], following: list[int]) -> list[int]:
-    """Return *following* without the ids at its start that the policy generated itself at its end."""
-    for count in range(min(len(generated), len(following), MAX_GENERATED_END), 0, -1):
-        if list(generated[-count:]) == following[:count]:
-            return following[count:]
-    return following

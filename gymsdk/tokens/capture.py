@@ -109,7 +109,6 @@ class _Calls:
         if key := entry.get(CONVERSATION_FIELD):
             self.offsets.setdefault(key, {})[call_id] = offset
 
-
     def list_turns(self, call_id: str | None) -> list[int]:
         """Return the positions at which the turns up to and including that of a call begin and end, in a row."""
         turns: list[int] = []

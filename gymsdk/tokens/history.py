@@ -59,7 +59,9 @@ def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
         prompt, generated = item[TOKEN_FIELDS[0]], item[TOKEN_FIELDS[1]]
         turns = item.get(TURNS_FIELD)
         if turns is not None:
-            parts = [prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)]
+            parts = [
+                prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)
+            ]
         elif prompt[: len(history)] != history:
             # The prompt was rendered again, with the earlier turns.
             parts = []
@@ -87,7 +89,7 @@ def compute_digest(items: Sequence[Item], instructions: object, tools: object) -
 
 
 class Opening(NamedTuple):
-    """The digests of a request without turns of the policy: of its system messages and tools, and of all its messages."""
+    """Digests of a request without turns of the policy: of its system messages and tools, and of all its messages."""
 
     setting: str
     messages: str
@@ -96,8 +98,8 @@ class Opening(NamedTuple):
 def compute_opening(items: Sequence[Item], instructions: object, tools: object) -> Opening:
     """Return the digests of the first request of a conversation.
 
-    An agent that replaces the turns of a conversation by a summary keeps the system messages and the tools. Another agent
-    of the same rollout has its own, and a repeated request has the same messages.
+    An agent that replaces the turns of a conversation by a summary keeps the system messages and the tools. Another
+    agent of the same rollout has its own, and a repeated request has the same messages.
     """
     system = [item for item in items if item.get("role") in {"system", "developer"}]
     return Opening(compute_digest(system, instructions, tools), compute_digest(items, instructions, tools))

@@ -34,8 +34,9 @@ from gymsdk.tokens.tokenizer import render_messages
 from gymsdk.types import Item, extract_text
 
 SPECIAL = re.compile(
-    r"<\|[^|<>\n'\"{}]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|\[/?[A-Z][A-Z_]{2,30}\]|</?s>|<(?:bos|eos|pad|unk)>"
-    r"|<(?:seed:[a-z]+|SPECIAL_\d+|beginning_of_sentence|end_of_sentence|begin_of_document|sep)>|</?(?:assistant|user|system)>"
+    r"<\|[^|<>\n'\"{}]{1,40}\|>|<\uff5c[^\uff5c<>\n]{1,40}\uff5c>|\[/?[A-Z][A-Z_]{2,30}\]|</?s>|<(?:bos|eos|pad|unk)>"
+    r"|<(?:seed:[a-z]+|SPECIAL_\d+|beginning_of_sentence|end_of_sentence|begin_of_document|sep)>"
+    r"|</?(?:assistant|user|system)>"
     r"|<(?:start|end)_of_(?:turn|image)>|\[gMASK\]|<sop>|\]~!?b\[?|\[e~\[|<\|[a-z_]+>|<[a-z_]+\|>|<\|im_[a-z]+\|>"
 )
 """The special tokens that the source of a template spells."""
@@ -199,7 +200,15 @@ class JinjaTokenizer:
 
     @cached_property
     def eos(self) -> str:
-        known = ("<|im_end|>", "<|eot_id|>", "<|return|>", "<|END_OF_TURN_TOKEN|>", "<end_of_turn>", "<|eom_id|>", "<|end|>")
+        known = (
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<|return|>",
+            "<|END_OF_TURN_TOKEN|>",
+            "<end_of_turn>",
+            "<|eom_id|>",
+            "<|end|>",
+        )
         return next((text for text in known if text in self.source), "</s>")
 
     @cached_property
@@ -436,7 +445,7 @@ async def play_kind(
             opening = whole[: count_common(closed, whole)]
         elif carrier.get(BROKEN_FIELD):
             opening, reference.after = "", {}
-            outcomes.append(("marked", sorted(get_warnings(model))[-1] if get_warnings(model) else ""))
+            outcomes.append(("marked", max(get_warnings(model), default="")))
         else:
             suffix = tokenizer.decode(prompt[len(chain) :])
             now, engine.generated = engine.generated, generated

@@ -1,7 +1,7 @@
-"""The chat templates of published models, from the source archive of llama-cpp-python: no call continues with other text.
+"""No call continues with other text than that of the chat templates of published models.
 
-The archive is downloaded from PyPI by its hash and is not built. `GYMSDK_TEMPLATES` names a folder to keep the templates
-in, and `GYMSDK_TEMPLATE_TABLE` a file for the table. `.ci/long` runs this test.
+The templates are those in the source archive of llama-cpp-python, which is downloaded from PyPI by its hash and is not
+built. `GYMSDK_TEMPLATES` names a folder to keep them in, and `GYMSDK_TEMPLATE_TABLE` a file for the table. `.ci/long` runs this test.
 """
 
 from __future__ import annotations

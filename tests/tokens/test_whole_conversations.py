@@ -42,7 +42,8 @@ CONTINUED = {
     "ended by the next turn": build_turns(
         f"<|{{{{ message.role }}}}|>\n{{{{ message.content }}}}{CALLS}",
         after="{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    ).replace("tools\n", "tools ") + "{#<|user|><|tool|><|system|><|developer|>#}",
+    ).replace("tools\n", "tools ")
+    + "{#<|user|><|tool|><|system|><|developer|>#}",
     "end only before a message": build_turns(
         "<|start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}"
         "<call>{{ call.function | tojson }}{% if not loop.last or true %}{% endif %}</call>{% endfor %}"
@@ -151,9 +152,7 @@ def test_the_bridge_refuses_what_a_template_rewrites() -> None:
     turn, new = {"role": "assistant", "content": "hi"}, {"role": "user", "content": "bye"}
     read = [tokenizer.apply_chat_template(opening, add_generation_prompt=True)]
     with pytest.raises(BridgeError, match="rewrites messages that the policy has read"):
-        Bridge(tokenizer).suffix(
-            tokenizer.encode("hi<|im_end|>"), [new], conversation=[*opening, turn], read=read
-        )
+        Bridge(tokenizer).suffix(tokenizer.encode("hi<|im_end|>"), [new], conversation=[*opening, turn], read=read)
 
 
 async def test_an_earlier_turn_without_ids_hides_no_other_text() -> None:
