@@ -101,6 +101,7 @@ class TemplateBridge:
         self._list_words = list_words
         self._endings: dict[tuple[Any, ...], TurnEnding | None] = {}
         self._prompts: dict[str, list[int]] = {}
+        self._prompt_text: str | None = None
 
     def find_terminator(self) -> TokenizerSteps[int]:
         """Return the id that ends a turn of the policy.
@@ -175,14 +176,17 @@ class TemplateBridge:
         following = following[end if is_complete or turn.get("tool_calls") else 0 :]
         if real[len(real) - len(following) :] != following:
             raise BridgeError(OTHER_MESSAGES)
-        yield from self._check_read(read, real[: len(real) - len(following)], [*earlier, turn, *messages])
+        yield from self._check_read(
+            read, real[: len(real) - len(following) + MAX_TURN_END], [*earlier, turn, *messages]
+        )
         return drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
         """Return the text with which the template starts the policy's turn, such as a role or an opening `<think>`."""
-        ids = yield from self._get_generation_prompt([QUESTION])
-        text: str = yield Decoding(ids)
-        return text
+        if self._prompt_text is None:
+            ids = yield from self._get_generation_prompt([QUESTION])
+            self._prompt_text = yield Decoding(ids)
+        return self._prompt_text
 
     def count_suffix(
         self,
@@ -218,7 +222,7 @@ class TemplateBridge:
         last_turn = before[find_last(before[:index], terminator) + 1 : index + 1]
         if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
-        yield from self._check_read(read, whole[:cut], [*messages, *new_messages])
+        yield from self._check_read(read, whole[: cut + MAX_TURN_END], [*messages, *new_messages])
         return drop_generated(generated, whole[cut - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
@@ -297,7 +301,6 @@ class TemplateBridge:
             position = find_aligned(packed, kept, position)
             if position < 0:
                 raise BridgeError("the chat template rewrites messages that the policy has read")
-            # A template that leaves out an empty turn lets the turns before and after it share the marks between them.
             position += max(len(kept) - MAX_TURN_END * ID_BYTES, ID_BYTES)
 
     def _get_generation_prompt(self, conversation: list[Item]) -> TokenizerSteps[list[int]]:

@@ -50,25 +50,27 @@ def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
     A part is left out if *items* do not show which of its ids the policy read and which it sampled, because they
     contain an earlier turn without ids.
     """
+    carriers = [index for index, item in enumerate(items) if _is_carrier(item)]
+    if not carriers:
+        return []
+    last = items[carriers[-1]]
+    prompt: list[int] = last[TOKEN_FIELDS[0]]
+    if (turns := last.get(TURNS_FIELD)) is not None:
+        return [prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)]
     parts: list[list[int]] = []
-    history: list[int] = []
-    start = 0
-    for index, item in enumerate(items):
-        if not _is_carrier(item):
-            continue
-        prompt, generated = item[TOKEN_FIELDS[0]], item[TOKEN_FIELDS[1]]
-        turns = item.get(TURNS_FIELD)
-        if turns is not None:
-            parts = [
-                prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)
-            ]
-        elif prompt[: len(history)] != history:
-            # The prompt was rendered again, with the earlier turns.
-            parts = []
-        elif not any(map(is_policy_item, items[start : _find_turn_start(items, index)])):
-            parts.append(prompt[len(history) :])
-        history, start = [*prompt, *generated], index + 1
-    return parts
+    end = len(prompt)
+    for earlier, index in zip([-1, *carriers][-2::-1], carriers[::-1], strict=False):
+        begin = 0
+        if earlier >= 0:
+            sampled = items[earlier][TOKEN_FIELDS[1]]
+            begin = len(items[earlier][TOKEN_FIELDS[0]]) + len(sampled)
+            if begin > end or prompt[begin - len(sampled) : begin] != sampled or items[index].get(BROKEN_FIELD):
+                # The prompt was rendered again, with the earlier turns.
+                break
+        if not any(map(is_policy_item, items[earlier + 1 : _find_turn_start(items, index)])):
+            parts.append(prompt[begin:end])
+        end = begin - len(sampled) if earlier >= 0 else 0
+    return parts[::-1]
 
 
 def _find_turn_start(items: Sequence[Item], carrier: int) -> int:

@@ -1,7 +1,8 @@
 """No call continues with other text than that of the chat templates of published models.
 
 The templates are those in the source archive of llama-cpp-python, which is downloaded from PyPI by its hash and is not
-built. `GYMSDK_TEMPLATES` names a folder to keep them in, and `GYMSDK_TEMPLATE_TABLE` a file for the table. `.ci/long` runs this test.
+built. `GYMSDK_TEMPLATES` names a folder to keep them in, and `GYMSDK_TEMPLATE_TABLE` a file for the table. `.ci/long`
+runs this test.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ import pytest
 
 from gymsdk.errors import UsageError
 from gymsdk.gym.codecs import Tokens, _warn_once
-from gymsdk.tokens.bridge import Bridge, BridgeError, Decoding, TemplateBridge
+from gymsdk.tokens.bridge import Bridge, BridgeError, TemplateBridge
 from gymsdk.types import Item
+
+from .test_count_suffix import run
 
 MARKS = ("<end>", "<start>")
 QUESTION: Item = {"role": "user", "content": "see door"}
@@ -61,22 +63,12 @@ def test_words_come_from_the_conversation_if_the_vocabulary_is_not_known() -> No
     assert continue_turn(tokenizer, "gold map") == "<start> user door see <end> <start> assistant"
 
 
-async def test_an_engine_with_such_a_tokenizer_continues() -> None:
+def test_an_engine_with_such_a_tokenizer_continues() -> None:
     tokenizer = WordTokenizer(KNOWN, has_vocabulary=False)
     turn = {"role": "assistant", "content": "gold map"}
     steps = TemplateBridge().compute_suffix(tokenizer.encode("gold map <end>"), [NEW], conversation=[QUESTION, turn])
-    result: Any = None
-    with pytest.raises(StopIteration) as stopped:
-        while True:
-            request = steps.send(result)
-            result = (
-                tokenizer.decode(request.ids)
-                if isinstance(request, Decoding)
-                else tokenizer.apply_chat_template(
-                    request.messages, add_generation_prompt=request.add_generation_prompt
-                )
-            )
-    assert tokenizer.decode(stopped.value.value) == "<start> user door see <end> <start> assistant"
+    suffix = run(steps, tokenizer)
+    assert tokenizer.decode(suffix) == "<start> user door see <end> <start> assistant"
 
 
 def test_a_tokenizer_that_knows_no_words_is_explained_once(caplog: pytest.LogCaptureFixture) -> None:
