@@ -64,6 +64,10 @@ BROKEN_FIELD = "token_chain_broken"
 CONSTRAINED_FIELD = "constrained_decoding"
 """The field that is true if the engine constrained the decoding, so that the log-probabilities are not the policy's."""
 
+TURNS_FIELD = "token_turns"
+"""The field with the positions in a prompt at which earlier turns of the policy begin and end, in a row. Only the token
+capture adds it, to a request, because the items of such a request have no other ids."""
+
 WEIGHT_VERSION_FIELD = "weight_version"
 """The field of a call's last item with the version of the engine's weights, where the engine returns it: the version
 that sampled the last token."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
     from gymsdk.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("gymsdk")
 
 CodecName: TypeAlias = Literal["chat", "text", "tokens"]
 """The form of observations and actions: chat messages, text, or token IDs."""
@@ -232,19 +235,28 @@ class Toolset:
         """The token IDs that end a turn of the policy."""
         try:
             return frozenset({self._eos, self.bridge.terminator})
-        except BridgeError:
+        except BridgeError as error:
             # An episode with a single turn needs no bridge.
+            _warn_once(f"episodes of several turns will fail with this tokenizer: {error}")
             return frozenset({self._eos})
 
 
+@lru_cache(maxsize=64)
+def _warn_once(message: str) -> None:
+    """Log each *message* once, because every list of tools would repeat it."""
+    log.warning("%s", message)
+
+
 class Prompt(NamedTuple):
-    """The token IDs before the policy's first turn.
+    """What the policy reads before its first turn.
 
     Attributes:
+        messages: The messages, as chat templates take them.
         ids: The token IDs.
         thinking: Whether they open the policy's reasoning.
     """
 
+    messages: list[Item]
     ids: list[int]
     thinking: bool
 
@@ -292,7 +304,7 @@ class PromptEncoder:
         ids = tokenizers.render_messages(
             self.tokenizer, messages, tools=toolset.offered or None, add_generation_prompt=True
         )
-        return Prompt(ids, self.opens_reasoning(ids))
+        return Prompt(messages, ids, self.opens_reasoning(ids))
 
 
 def _get_or_build(cache: OrderedDict[K, V], key: K, build: Callable[[], V], *, limit: int) -> V:
@@ -327,7 +339,8 @@ class Tokens:
         self.tokenizer = self._encoder.tokenizer
         self._toolset = self._encoder.get_toolset([])
         self._generated: list[int] = []
-        self._calls: list[Item] = []
+        self._conversation: list[Item] = []
+        self._read: list[list[int]] = []
         self._thinking = False
         self.observation_space = spaces.Tokens(self._encoder.vocab_size)
         self.action_space = spaces.Tokens(self._encoder.vocab_size)
@@ -340,9 +353,12 @@ class Tokens:
     def encode_opening(self, opening: Sequence[Item], tools: Sequence[Item]) -> list[int]:
         """Return the token IDs of the opening messages and of the prompt for the policy's turn."""
         self._toolset = self._encoder.get_toolset(tools)
-        self._generated, self._calls = [], []
-        ids, self._thinking = self._encoder.encode_prompt(opening, self._toolset)
-        return list(ids)
+        # A tokenizer that cannot continue a conversation is reported before the first turn.
+        _ = self._toolset.end_tokens
+        prompt = self._encoder.encode_prompt(opening, self._toolset)
+        self._generated, self._conversation, self._read = [], prompt.messages, [prompt.ids]
+        self._thinking = prompt.thinking
+        return list(prompt.ids)
 
     def parse_action(self, action: Any, *, turn: int) -> list[Item]:
         """Parse reasoning, text and tool calls from the token IDs."""
@@ -351,9 +367,7 @@ class Tokens:
         words = [*takewhile(lambda token: token not in ends, self._generated)]
         written = chatml.truncate_at_special_token(self.tokenizer.decode(words))
         items = parse_output(written, thinking=self._thinking).build_items(turn=turn)
-        self._calls = [
-            call for message in chat.build_messages({"input": items}) for call in message.get("tool_calls", [])
-        ]
+        self._conversation = [*self._conversation, *map(_build_template_message, chat.build_messages({"input": items}))]
         return items
 
     def encode_reply(self, items: Sequence[Item], *, over: bool) -> list[int]:
@@ -362,8 +376,14 @@ class Tokens:
             return []
         messages = self._encoder.prepare_messages(chat.build_messages({"input": list(items)}))
         suffix = self._toolset.bridge.suffix(
-            self._generated, messages, calls=self._calls, add_generation_prompt=not over
+            self._generated,
+            messages,
+            conversation=self._conversation,
+            read=self._read,
+            add_generation_prompt=not over,
         )
+        self._conversation = [*self._conversation, *messages]
+        self._read = [*self._read, suffix]
         self._thinking = self._encoder.opens_reasoning(suffix)
         return suffix
 

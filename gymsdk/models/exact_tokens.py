@@ -40,7 +40,7 @@ from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKE
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
-from gymsdk.tokens.history import TokenHistory, compute_digest, find_history
+from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, find_read_ids
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
 from gymsdk.types import Item
 
@@ -264,18 +264,18 @@ class ExactTokens:
     ) -> list[int]:
         """Return the ids of the messages after the last call, by placeholder, else by counting turns."""
         new = chat.build_messages({"input": items[history.end :]}, thoughts=call.thoughts)
-        turn = chat.build_messages({"input": history.turn})
-        calls = [each for message in turn for each in message.get("tool_calls") or []]
-        bridge = self._get_bridge(call)
+        messages = call.body["messages"]
+        conversation = messages[: len(messages) - len(new)]
+        if [*conversation, *new] != messages or conversation[-1].get("role") != "assistant":
+            raise BridgeError("the messages after the policy's turn change when they follow the conversation")
+        bridge, read = self._get_bridge(call), find_read_ids(items)
         try:
-            return await run_steps(bridge.compute_suffix(history.generated, new, calls=calls), renderer)
+            return await run_steps(
+                bridge.compute_suffix(history.generated, new, conversation=conversation, read=read), renderer
+            )
         except BridgeError as error:
-            messages = call.body["messages"]
-            earlier = messages[: len(messages) - len(new)]
-            if [*earlier, *new] != messages:
-                raise
             try:
-                return await run_steps(bridge.count_suffix(history.generated, earlier, new), renderer)
+                return await run_steps(bridge.count_suffix(history.generated, conversation, new, read=read), renderer)
             except BridgeError:
                 raise error from None
 

@@ -213,19 +213,22 @@ async def run_steps(steps: TokenizerSteps[ResultT], renderer: Renderer) -> Resul
         BridgeError: The chat template does not determine the result.
     """
     result: object = None
+    error: BridgeError | None = None
     while True:
         try:
-            request = steps.send(result)
+            request = steps.send(result) if error is None else steps.throw(error)
         except StopIteration as stop:
             value: ResultT = stop.value
             return value
+        error = None
         try:
             if isinstance(request, Decoding):
                 result = await renderer.decode(request.ids)
             else:
                 result = await renderer.render(request.messages, add_generation_prompt=request.add_generation_prompt)
-        except UsageError as error:
-            raise BridgeError(str(error)) from error
+        except UsageError as refusal:
+            error = BridgeError(str(refusal))
+            error.__cause__ = refusal
 
 
 def relax_tools(body: Item) -> Item:

@@ -20,7 +20,7 @@ from gymsdk.errors import EpisodeError, Failed
 from gymsdk.locks import hold_lock
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
-from gymsdk.tokens.history import compute_digest, find_history
+from gymsdk.tokens.history import compute_digest, compute_opening, find_history
 from gymsdk.types import Episode, Item, Model
 
 log = logging.getLogger("gymsdk")
@@ -178,9 +178,11 @@ class TokenCapturingModel:
         end = max((index for index, item in enumerate(items, 1) if responses.is_policy_item(item)), default=0)
         call_id = os.urandom(16).hex()
         conversation = _compute_digest(items[:end], request) if end else None
-        lineage = self._folder.begin_call(rollout, call_id, conversation)
+        opening = None if end else compute_opening(items, request.get("instructions"), request.get("tools"))
+        lineage = self._folder.begin_call(rollout, call_id, conversation, opening)
         if lineage.parent is not None and find_history(items) is None:
-            request = request | {"input": [*items[: end - 1], items[end - 1] | lineage.parent.tokens, *items[end:]]}
+            carrier = items[end - 1] | lineage.parent.tokens | {responses.TURNS_FIELD: lineage.parent.turns}
+            request = request | {"input": [*items[: end - 1], carrier, *items[end:]]}
         return _CapturedCall(rollout, call_id, request, lineage)
 
     def _write(self, call: _CapturedCall, response: Item) -> None:

@@ -2,9 +2,9 @@
 
 A chat template renders a whole conversation, and its rendering of an earlier turn often differs from the generated
 tokens: the same text can be tokenized in several ways, and templates drop earlier reasoning. `TemplateBridge`
-therefore asks the template to render a placeholder turn in place of the policy's turn. Everything that the template
-writes after the placeholder text is what follows the generation. Renderings with two placeholder texts show where
-that is: their common ending cannot depend on the text.
+therefore asks the template to render the conversation twice: as it is, and with a placeholder in place of the text of
+the policy's last turn. The two renderings agree in what the template writes after that turn, which is what follows the
+generation. The rendering as it is must also still contain what the policy read before.
 
 The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or `Decoding`, and receives their results.
 `Bridge` runs it with a tokenizer in this process; the models run it with the tokenizer of an inference server.
@@ -12,19 +12,49 @@ The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Generator, Sequence
+import re
+from array import array
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gymsdk.errors import UsageError
+from gymsdk.tokens.placeholders import (
+    ID_BYTES,
+    MAX_TURN_END,
+    PLACEHOLDER_WORDS,
+    QUESTION,
+    TurnEnding,
+    build_outputs,
+    build_short_conversation,
+    count_common_beginning,
+    drop_generated,
+    find_aligned,
+    find_following,
+    find_last,
+    find_prompt_start,
+    follows_placeholder,
+    get_common_ending,
+    get_turn_text,
+    pair_words,
+    place_word,
+)
 from gymsdk.tokens.tokenizer import Tokenizer, get_eos_id, get_special_tokens, render_messages
-from gymsdk.types import Item, ToolCall
+from gymsdk.types import Item, ToolCall, extract_text
 
-PLACEHOLDER_WORDS = ("one", "six")
-"""The texts of the placeholder turns. They end in different letters, so that their common ending is the template's."""
+MARK = re.compile(r"[<\[].+[>\]\[]")
+"""The texts of tokens that may end a turn, where the special tokens are not known."""
 
 MAX_CACHED = 1024
 """The number of cached renderings. Their keys contain names of tools, which a policy can invent."""
+
+OTHER_MESSAGES = "the chat template writes the messages in another way after the policy's own turn"
+NO_TERMINATOR = "the chat template ends an assistant turn without a special token"
+LEFT_OUT = "the chat template leaves out an assistant turn"
+UNKNOWN_WORDS = (
+    "the tokenizer turns different words of an assistant turn into the same ids, so the ends of turns cannot be found;"
+    " use a tokenizer whose vocabulary covers the texts of the conversations"
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -50,15 +80,8 @@ class Decoding(NamedTuple):
 
 
 TokenizerSteps: TypeAlias = Generator[Rendering | Decoding, Any, ResultT]
-"""A computation that yields requests for a tokenizer. It receives a list of ids or a text for each."""
-
-
-class TurnEnding(NamedTuple):
-    """The ids with which a chat template ends an assistant turn, split at the *terminator*."""
-
-    before: list[int]
-    terminator: int
-    after: list[int]
+"""A computation that yields requests for a tokenizer. It receives a list of ids or a text for each, or a `BridgeError`
+if the chat template rejects the messages."""
 
 
 class TemplateBridge:
@@ -67,13 +90,18 @@ class TemplateBridge:
     Args:
         terminators: The ids that may end a turn, if they are known: the end-of-text token and other special tokens.
             Otherwise the only visible token that the template writes after a turn ends it.
+        list_words: Returns words that the tokenizer knows, for tokenizers that do not know `PLACEHOLDER_WORDS`.
     """
 
-    def __init__(self, terminators: Collection[int] = ()) -> None:
+    def __init__(self, terminators: Collection[int] = (), list_words: Callable[[], Iterable[str]] = tuple) -> None:
         self._terminators = frozenset(terminators)
-        self._endings: dict[tuple[str, ...], TurnEnding] = {}
-        self._beginnings: dict[tuple[Any, ...], list[int]] = {}
-        self._generation_prompt: str | None = None
+        # An engine does not say which tokens are special. Those that end turns are learned.
+        self._marks = {*terminators}
+        self._pairs = [*PLACEHOLDER_WORDS]
+        self._list_words = list_words
+        self._endings: dict[tuple[Any, ...], TurnEnding | None] = {}
+        self._prompts: dict[str, list[int]] = {}
+        self._prompt_text: str | None = None
 
     def find_terminator(self) -> TokenizerSteps[int]:
         """Return the id that ends a turn of the policy.
@@ -81,14 +109,19 @@ class TemplateBridge:
         Raises:
             BridgeError: The chat template ends a turn without a terminator.
         """
-        ending = yield from self._get_ending(())
-        return ending.terminator
+        _, ending = yield from self._choose_words({"role": "assistant", "content": ""}, (), [QUESTION])
+        index = self._find_last_mark(ending.final)
+        if index is None and (index := ending.terminator) is None:
+            raise BridgeError(NO_TERMINATOR)
+        return ending.final[index]
 
     def compute_suffix(
         self,
         generated: Sequence[int],
         messages: Sequence[Item],
         *,
+        conversation: Sequence[Item] = (),
+        read: Sequence[Sequence[int]] = (),
         calls: Sequence[Item] = (),
         add_generation_prompt: bool = True,
     ) -> TokenizerSteps[list[int]]:
@@ -98,7 +131,11 @@ class TemplateBridge:
             generated: The ids that the policy generated in its turn. If the turn was cut off before its terminator,
                 the result starts with the terminator, even without messages.
             messages: The chat messages after the turn.
-            calls: The tool calls of the turn, in the format of Chat Completions.
+            conversation: The chat messages up to and including the turn. Without them, a short conversation takes
+                their place; a template that looks at them then writes another text.
+            read: The ids that the policy read before its turns: those of the opening messages, and those after each
+                earlier turn. The template must still write them.
+            calls: The tool calls of the turn, if there is no *conversation*.
             add_generation_prompt: Whether to append the start of the next assistant turn.
 
         Returns:
@@ -108,24 +145,56 @@ class TemplateBridge:
             BridgeError: The template does not determine these ids. The sequence cannot be extended; the caller must
                 start a new one from the rendered conversation.
         """
-        ending = yield from self._get_ending(calls)
-        following = yield from self._render_after_turn(calls, messages, add_generation_prompt=add_generation_prompt)
-        head = [*ending.before, ending.terminator]
-        if following[: len(head)] != head:
-            raise BridgeError("the chat template ends an assistant turn in another way if messages follow it")
-        return _drop_generated([ending.terminator, *ending.after], generated, following[len(head) - 1 :])
+        *earlier, turn = conversation or build_short_conversation(calls)
+        words, ending = yield from self._choose_words(turn, messages, earlier)
+        first: list[int] = yield Rendering([*earlier, place_word(turn, words[0]), *messages], add_generation_prompt)
+        real: list[int] = yield Rendering([*earlier, turn, *messages], add_generation_prompt)
+        found = find_following(first, real, ending)
+        if found is None:
+            second: list[int] = yield Rendering(
+                [*earlier, place_word(turn, words[1]), *messages], add_generation_prompt
+            )
+            if first == second:
+                raise BridgeError(LEFT_OUT)
+            following = get_common_ending(first, second)
+            role = str(messages[0].get("role")) if messages else "user"
+            if not follows_placeholder(first, following, ending.placeholder):
+                raise BridgeError(OTHER_MESSAGES)
+            end = yield from self._find_turn_end(
+                following, generated, turn, words, ending, role=role, is_short=not conversation
+            )
+        else:
+            following, end = found
+        if generated and generated[-1] in self._marks and generated[-1] in following[:end]:
+            # Some templates write more than one token that ends a turn.
+            end = following.index(generated[-1])
+        is_complete = [*generated[-1:]] == following[end : end + 1]
+        if not is_complete and ending.terminator is None and [*generated[-1:]] == ending.final[end : end + 1]:
+            # The template ends the last turn of a conversation with another token than earlier turns.
+            end, is_complete = end + 1, True
+        # A turn that was cut off lacks what follows its text. The end of a call is a part of what the policy writes.
+        following = following[end if is_complete or turn.get("tool_calls") else 0 :]
+        if real[len(real) - len(following) :] != following:
+            raise BridgeError(OTHER_MESSAGES)
+        yield from self._check_read(
+            read, real[: len(real) - len(following) + MAX_TURN_END], [*earlier, turn, *messages]
+        )
+        return drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
         """Return the text with which the template starts the policy's turn, such as a role or an opening `<think>`."""
-        if self._generation_prompt is None:
-            messages: list[Item] = [{"role": "user", "content": "question"}]
-            closed = yield Rendering(messages, add_generation_prompt=False)
-            prompted = yield Rendering(messages, add_generation_prompt=True)
-            self._generation_prompt = yield Decoding(prompted[len(closed) :])
-        return self._generation_prompt
+        if self._prompt_text is None:
+            ids = yield from self._get_generation_prompt([QUESTION])
+            self._prompt_text = yield Decoding(ids)
+        return self._prompt_text
 
     def count_suffix(
-        self, generated: Sequence[int], messages: Sequence[Item], new_messages: Sequence[Item]
+        self,
+        generated: Sequence[int],
+        messages: Sequence[Item],
+        new_messages: Sequence[Item],
+        *,
+        read: Sequence[Sequence[int]] = (),
     ) -> TokenizerSteps[list[int]]:
         """Return the same ids as `compute_suffix`, found by counting the turns in the rendered conversation.
 
@@ -136,6 +205,7 @@ class TemplateBridge:
             generated: The ids that the policy generated in its turn.
             messages: The whole conversation up to and including that turn.
             new_messages: The chat messages after the turn.
+            read: The ids that the policy read before its turns, as for `compute_suffix`.
 
         Raises:
             BridgeError: The template does not determine these ids.
@@ -149,40 +219,188 @@ class TemplateBridge:
         if len(positions) < turns:
             raise BridgeError("the chat template drops turns if messages follow them")
         cut = positions[turns - 1] + 1
-        last_turn = before[_find_last(before[:index], terminator) + 1 : index + 1]
+        last_turn = before[find_last(before[:index], terminator) + 1 : index + 1]
         if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
-        return _drop_generated([terminator, *after], generated, whole[cut - 1 :])
+        yield from self._check_read(read, whole[: cut + MAX_TURN_END], [*messages, *new_messages])
+        return drop_generated(generated, whole[cut - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
         """Return the index of the id that ends the last turn in *ids*."""
-        known = self._terminators | set(generated[-1:])
+        turn: Item = {"role": "assistant", "content": ""}
+        is_mark = bool(generated) and (yield from self._is_mark(generated[-1], turn))
+        known = self._terminators | set(generated[-1:] if is_mark else ())
         index = next((index for index in reversed(range(len(ids))) if ids[index] in known), None)
         if index is not None:
             text = yield Decoding(ids[index + 1 :])
             if not text.strip():
                 return index
-        raise BridgeError("the chat template ends an assistant turn without a special token")
+        raise BridgeError(NO_TERMINATOR)
 
-    def _get_ending(self, calls: Sequence[Item]) -> TokenizerSteps[TurnEnding]:
-        names = _get_names(calls)
-        if names not in self._endings:
-            ending = yield from self._find_ending(calls)
-            _remember(self._endings, names, ending)
-        return self._endings[names]
+    def _find_turn_end(
+        self,
+        following: list[int],
+        generated: Sequence[int],
+        turn: Item,
+        words: tuple[str, str],
+        ending: TurnEnding,
+        *,
+        role: str,
+        is_short: bool,
+    ) -> TokenizerSteps[int]:
+        """Return the index in *following*, the ids after the text of a placeholder turn, of the id that ends the turn.
 
-    def _find_ending(self, calls: Sequence[Item]) -> TokenizerSteps[TurnEnding]:
-        terminators = set(self._terminators)
-        if calls:
-            ending = yield from self._get_ending(())
-            terminators.add(ending.terminator)
-        rendered = yield from self._render_after_turn(calls, [])
-        index = next((index for index in reversed(range(len(rendered))) if rendered[index] in terminators), None)
-        if index is None and not calls:
-            index = yield from self._find_only_visible_token(rendered)
+        Raises:
+            BridgeError: The ids do not show where the turn ends.
+        """
+        calls, common, final = turn.get("tool_calls"), ending.common, ending.final
+        if following[: len(common)] != common or (is_short and len(common) < len(final)):
+            raise BridgeError("the chat template ends an assistant turn in another way if messages follow it")
+        if ending.terminator is not None:
+            return ending.terminator
+        last = generated[-1] if generated else None
+        is_mark = last is not None and (yield from self._is_mark(last, turn))
+        if is_mark and last in final[: len(common) + 1]:
+            index = final.index(last)
+            if (yield from self._is_mark(following[index], turn)):
+                return index
+        followed = yield from self._find_followed([QUESTION], turn, words, role)
+        shared = following[: count_common_beginning(following, followed)]
+        end = shared.index(last) if is_mark and last in shared else None
+        if end is None and not calls:
+            end = next((index for index, token in enumerate(shared) if token in self._marks), None)
+        if end is None:
+            raise BridgeError(NO_TERMINATOR)
+        self._marks.add(shared[end])
+        return end
+
+    def _is_mark(self, token: int, turn: Item) -> TokenizerSteps[bool]:
+        """Return whether *token*, the last of a generation, is a special token and not a part of the text of *turn*."""
+        if token in self._marks or self._terminators:
+            return token in self._marks
+        text: str = yield Decoding([token])
+        return bool(MARK.fullmatch(text.strip())) and not get_turn_text(turn).endswith(text.strip())
+
+    def _check_read(
+        self, read: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
+    ) -> TokenizerSteps[None]:
+        """Check that the ids of each part of *read*, without the start of the policy's turn, are in *ids*, in order.
+
+        Raises:
+            BridgeError: The template wrote them in another way when the policy read them.
+        """
+        if not read:
+            return
+        prompts = [(yield from self._get_generation_prompt(conversation))]
+        call = next((number for number, message in enumerate(conversation) if message.get("tool_calls")), None)
+        if call is not None:
+            prompts.append((yield from self._get_generation_prompt_after_outputs(conversation[call])))
+        packed, position = array("q", ids).tobytes(), 0
+        for part in read:
+            kept = array("q", part[: find_prompt_start(part, prompts)]).tobytes()
+            position = find_aligned(packed, kept, position)
+            if position < 0:
+                raise BridgeError("the chat template rewrites messages that the policy has read")
+            position += max(len(kept) - MAX_TURN_END * ID_BYTES, ID_BYTES)
+
+    def _get_generation_prompt(self, conversation: list[Item]) -> TokenizerSteps[list[int]]:
+        if "" not in self._prompts:
+            try:
+                self._prompts[""] = yield from _find_generation_prompt([QUESTION])
+            except BridgeError:
+                # Some templates require more of a conversation.
+                self._prompts[""] = yield from _find_generation_prompt(conversation)
+        return self._prompts[""]
+
+    def _get_generation_prompt_after_outputs(self, turn: Item) -> TokenizerSteps[list[int]]:
+        if "tool" not in self._prompts:
+            calls = turn["tool_calls"]
+            try:
+                self._prompts["tool"] = yield from _find_generation_prompt(
+                    [*build_short_conversation(calls), *build_outputs(calls)]
+                )
+            except BridgeError:
+                self._prompts["tool"] = []
+        return self._prompts["tool"]
+
+    def _choose_words(
+        self, turn: Item, messages: Sequence[Item], earlier: Sequence[Item]
+    ) -> TokenizerSteps[tuple[tuple[str, str], TurnEnding]]:
+        """Return the texts of two placeholder turns in place of *turn*, and what the template writes after the first.
+
+        Raises:
+            BridgeError: The renderings of placeholder turns do not differ.
+        """
+        texts = [get_turn_text(message) for message in messages]
+        # The new messages must not contain a placeholder, which shows where they begin.
+        pairs = sorted(self._pairs, key=lambda pair: any(word in text for word in pair for text in texts))
+        for one, other in chain(pairs, self._find_known_pairs([turn, *earlier, *messages])):
+            # A placeholder that ends like the real turn hides where the turn ends.
+            pair = (other, one) if get_turn_text(turn).endswith(one[-1]) else (one, other)
+            ending = yield from self._get_ending(turn, pair, earlier)
+            if ending is not None:
+                self._pairs += [] if (one, other) in self._pairs else [(one, other)]
+                return pair, ending
+        without: list[int] = yield Rendering([*earlier], add_generation_prompt=False)
+        placed: list[int] = yield Rendering([*earlier, place_word(turn, pair[0])], add_generation_prompt=False)
+        if turn.get("tool_calls"):
+            yield from self._choose_words({"role": "assistant", "content": ""}, messages, [QUESTION])
+            raise BridgeError("the chat template leaves out the calls of an assistant turn")
+        raise BridgeError(LEFT_OUT if len(placed) <= len(without) else UNKNOWN_WORDS)
+
+    def _find_known_pairs(self, conversation: Sequence[Item]) -> Iterator[tuple[str, str]]:
+        """Yield words that the tokenizer knows: of its vocabulary, and of the texts of a *conversation*."""
+        yield from pair_words(self._list_words())
+        yield from pair_words(word for message in conversation for word in get_turn_text(message).split())
+
+    def _get_ending(
+        self, turn: Item, words: tuple[str, str], earlier: Sequence[Item]
+    ) -> TokenizerSteps[TurnEnding | None]:
+        """Return what the template writes after a turn like *turn*, `None` if the texts of *words* do not differ."""
+        calls = turn.get("tool_calls") or ()
+        key = (_get_names(calls), words)
+        if key not in self._endings:
+            try:
+                ending = yield from self._find_ending(*build_short_conversation(calls), words)
+            except BridgeError:
+                # Some templates require more of a conversation.
+                ending = yield from self._find_ending(*earlier, turn, words)
+            _remember(self._endings, key, ending)
+        return self._endings[key]
+
+    def _find_ending(self, *conversation: Any) -> TokenizerSteps[TurnEnding | None]:
+        *earlier, turn, words = conversation
+        if turn.get("tool_calls"):
+            # The token that ends a turn without calls is one that may end a turn with calls.
+            yield from self._get_ending({"role": "assistant", "content": ""}, words, [QUESTION])
+        first: list[int] = yield Rendering([*earlier, place_word(turn, words[0])], add_generation_prompt=False)
+        second: list[int] = yield Rendering([*earlier, place_word(turn, words[1])], add_generation_prompt=False)
+        if first == second:
+            return None
+        final = get_common_ending(first, second)
+        placeholder = first[count_common_beginning(first, second) : len(first) - len(final)]
+        followed = yield from self._find_followed(earlier, turn, words)
+        common = final[: count_common_beginning(final, followed)]
+        index = self._find_last_mark(final)
         if index is None:
-            raise BridgeError("the chat template ends an assistant turn without a special token")
-        return TurnEnding(rendered[:index], rendered[index], rendered[index + 1 :])
+            index = yield from self._find_only_visible_token(final)
+            self._marks |= set() if index is None or turn.get("tool_calls") else {final[index]}
+        return TurnEnding(final, common, index if len(common) == len(final) else None, placeholder)
+
+    def _find_followed(
+        self, earlier: list[Item], turn: Item, words: tuple[str, str], role: str = "user"
+    ) -> TokenizerSteps[list[int]]:
+        """Return what the template writes after a turn like *turn* if its outputs or a message of *role* follow it."""
+        following = build_outputs(turn.get("tool_calls") or ())
+        renderings: list[list[int]] = []
+        for word in words:
+            messages = [*earlier, place_word(turn, word), *(following or [QUESTION | {"role": role}])]
+            ids: list[int] = yield Rendering(messages, add_generation_prompt=False)
+            renderings.append(ids)
+        return get_common_ending(*renderings)
+
+    def _find_last_mark(self, ids: list[int]) -> int | None:
+        return next((index for index in reversed(range(len(ids))) if ids[index] in self._marks), None)
 
     def _find_only_visible_token(self, ids: list[int]) -> TokenizerSteps[int | None]:
         """Return the index of the only id that is not white space, `None` if there are none or several."""
@@ -191,28 +409,6 @@ class TemplateBridge:
             text = yield Decoding([token])
             visible += [index] if text.strip() else []
         return visible[0] if len(visible) == 1 else None
-
-    def _render_after_turn(
-        self, calls: Sequence[Item], messages: Sequence[Item], *, add_generation_prompt: bool = False
-    ) -> TokenizerSteps[list[int]]:
-        """Return the ids that the template writes after the text of a placeholder turn and before the end."""
-        roles = tuple(str(message.get("role")) for message in messages)
-        key = (_get_names(calls), roles, add_generation_prompt)
-        first_word, second_word = PLACEHOLDER_WORDS
-        first: list[int]
-        second: list[int]
-        first = yield _build_rendering(first_word, calls, messages, add_generation_prompt)
-        beginning = self._beginnings.get(key)
-        if beginning is not None and first[: len(beginning)] == beginning:
-            return first[len(beginning) :]
-        second = yield _build_rendering(second_word, calls, messages, add_generation_prompt)
-        if first == second:
-            raise BridgeError("the chat template leaves out an assistant turn")
-        common = 0
-        while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
-            common += 1
-        _remember(self._beginnings, key, first[: len(first) - common])
-        return first[len(first) - common :]
 
 
 class Bridge:
@@ -226,7 +422,7 @@ class Bridge:
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Item] = ()) -> None:
         self._tokenizer = tokenizer
         self._tools = list(tools) or None
-        self._bridge = TemplateBridge(get_terminators(tokenizer))
+        self._bridge = TemplateBridge(get_terminators(tokenizer), lambda: list_words(tokenizer))
 
     @property
     def terminator(self) -> int:
@@ -242,32 +438,49 @@ class Bridge:
         generated: Sequence[int],
         messages: Sequence[Item],
         *,
+        conversation: Sequence[Item] = (),
+        read: Sequence[Sequence[int]] = (),
         calls: Sequence[Item] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the ids to append to the *generated* ids; see `TemplateBridge.compute_suffix`."""
         return self._run(
-            self._bridge.compute_suffix(generated, messages, calls=calls, add_generation_prompt=add_generation_prompt)
+            self._bridge.compute_suffix(
+                generated,
+                messages,
+                conversation=conversation,
+                read=read,
+                calls=calls,
+                add_generation_prompt=add_generation_prompt,
+            )
         )
 
     def _run(self, steps: TokenizerSteps[ResultT]) -> ResultT:
         result: object = None
+        error: BridgeError | None = None
         while True:
             try:
-                request = steps.send(result)
+                request = steps.send(result) if error is None else steps.throw(error)
             except StopIteration as stop:
                 value: ResultT = stop.value
                 return value
             try:
-                result = answer_from_tokenizer(self._tokenizer, request, self._tools)
-            except UsageError as error:
-                raise BridgeError(str(error)) from error
+                result, error = answer_from_tokenizer(self._tokenizer, request, self._tools), None
+            except UsageError as refusal:
+                error = BridgeError(str(refusal))
+                error.__cause__ = refusal
 
 
 def get_terminators(tokenizer: Tokenizer) -> set[int]:
     """Return the ids of *tokenizer* that may end a turn: the end-of-text token and the special tokens."""
     eos = get_eos_id(tokenizer)
     return {*get_special_tokens(tokenizer), *([] if eos is None else [eos])}
+
+
+def list_words(tokenizer: Tokenizer) -> list[str]:
+    """Return the words of letters in the vocabulary of *tokenizer*; none if it does not provide its vocabulary."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    return sorted(word for word in get_vocab() if word.isascii() and word.isalpha()) if callable(get_vocab) else []
 
 
 def answer_from_tokenizer(
@@ -285,10 +498,11 @@ def answer_from_tokenizer(
 
 
 def parse_call_arguments(message: Item) -> Item:
-    """Return a chat *message* with the arguments of its calls as objects, as chat templates take them.
+    """Return a chat *message* as chat templates take it: its content as a text, the arguments of its calls as objects.
 
     Arguments that are no JSON object stay text.
     """
+    message = message | {"content": extract_text(message.get("content"))}
     if not message.get("tool_calls"):
         return message
     calls = [call | {"function": _parse_arguments(call["function"])} for call in message["tool_calls"]]
@@ -303,17 +517,14 @@ def _parse_arguments(function: Item) -> Item:
     return function if parsed is None else function | {"arguments": parsed}
 
 
-def _build_rendering(
-    word: str, calls: Sequence[Item], messages: Sequence[Item], add_generation_prompt: bool
-) -> Rendering:
-    # Some templates reject a turn with both text and calls.
-    turn: Item = {"role": "assistant", "content": "" if calls else word}
-    if calls:
-        turn["tool_calls"] = [
-            call | {"function": {"name": call["function"].get("name"), "arguments": json.dumps({"argument": word})}}
-            for call in calls
-        ]
-    return Rendering([{"role": "user", "content": "question"}, turn, *messages], add_generation_prompt)
+def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
+    closed: list[int] = yield Rendering(messages, add_generation_prompt=False)
+    prompted: list[int] = yield Rendering(messages, add_generation_prompt=True)
+    if closed == prompted:
+        # Some templates always start the policy's turn, and write another start once the turn is there.
+        turn: Item = {"role": "assistant", "content": PLACEHOLDER_WORDS[0][0]}
+        closed = yield Rendering([*messages, turn], add_generation_prompt=False)
+    return prompted[count_common_beginning(closed, prompted) :]
 
 
 def _get_names(calls: Sequence[Item]) -> tuple[str, ...]:
@@ -324,16 +535,3 @@ def _remember(cache: dict[Any, Any], key: object, value: object) -> None:
     if len(cache) >= MAX_CACHED:
         cache.clear()
     cache[key] = value
-
-
-def _find_last(ids: Sequence[int], token: int) -> int:
-    """Return the index of the last *token* in *ids*, -1 if there is none."""
-    return next((index for index in reversed(range(len(ids))) if ids[index] == token), -1)
-
-
-def _drop_generated(expected: Sequence[int], generated: Sequence[int], following: list[int]) -> list[int]:
-    """Return *following* without the ids of the turn's *expected* ending that the policy generated itself."""
-    for count in range(len(expected), 0, -1):
-        if list(generated[-count:]) == list(expected[:count]) == following[:count]:
-            return following[count:]
-    return following

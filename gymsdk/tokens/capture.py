@@ -34,6 +34,7 @@ from gymsdk.convert.tokens import ENGINE_FIELDS
 from gymsdk.errors import Failed, UsageError
 from gymsdk.locks import hold_lock
 from gymsdk.responses import TOKEN_FIELDS
+from gymsdk.tokens.history import Opening
 from gymsdk.types import Item
 
 SCHEMA_VERSION = 1
@@ -42,6 +43,10 @@ SCHEMA_VERSION = 1
 CONVERSATION_FIELD = "gymsdk_conversation_digest"
 """The field of an entry with the digest of the conversation up to and including the call, by which the next call of the
 conversation finds it. Readers ignore unknown fields."""
+
+OPENING_FIELD = "gymsdk_opening_digests"
+"""The field of an entry without turns of the policy in its prompt, by which a conversation is recognized that an agent
+starts anew."""
 
 ROLLOUT_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """The ids of rollouts that can be stored. They are parts of file names."""
@@ -54,10 +59,17 @@ DIGEST_DOMAIN = b"nemo-gym-tokens"
 
 
 class ParentCall(NamedTuple):
-    """The call that a request continues, with its token fields."""
+    """The call that a request continues.
+
+    Attributes:
+        call_id: Its id.
+        tokens: Its token fields.
+        turns: The positions in its prompt at which earlier turns of the policy begin and end, in a row.
+    """
 
     call_id: str
     tokens: Item
+    turns: list[int]
 
 
 class Lineage(NamedTuple):
@@ -67,11 +79,13 @@ class Lineage(NamedTuple):
         status: `root` for the first call of a conversation, `resolved` if the call before is known, else `unresolved`.
         parent: The call before.
         reason: Why the call before is not known: `no_match` or `ambiguous`.
+        opening: The digests of a call without turns of the policy.
     """
 
     status: Literal["root", "resolved", "unresolved"]
     parent: ParentCall | None = None
     reason: str = ""
+    opening: Opening | None = None
 
 
 @dataclass(slots=True)
@@ -82,12 +96,31 @@ class _Calls:
     size: int = 0
     digests: dict[str, bytes] = field(default_factory=dict)
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    turns: dict[str, tuple[str | None, int, int]] = field(default_factory=dict)
+    openings: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, entry: Item, line: bytes, offset: int) -> None:
         call_id = entry["model_call_id"]
+        self.turns[call_id] = (entry.get("parent_call_id"), len(entry[TOKEN_FIELDS[0]]), entry["cum_len"])
+        if digests := entry.get(OPENING_FIELD):
+            opening = Opening(*digests)
+            self.openings.setdefault(opening.setting, set()).add(opening.messages)
         self.digests[call_id] = sha256(line).digest()
         if key := entry.get(CONVERSATION_FIELD):
             self.offsets.setdefault(key, {})[call_id] = offset
+
+    def list_turns(self, call_id: str | None) -> list[int]:
+        """Return the positions at which the turns up to and including that of a call begin and end, in a row."""
+        turns: list[int] = []
+        while call_id in self.turns:
+            call_id, begin, end = self.turns[call_id]
+            turns = [begin, end, *turns]
+        return turns
+
+    def has_restarted(self, opening: Opening) -> bool:
+        """Return whether the agent began a conversation before, with other messages than those of *opening*."""
+        known = self.openings.get(opening.setting)
+        return known is not None and opening.messages not in known
 
 
 class TokenCaptureFolder:
@@ -113,13 +146,16 @@ class TokenCaptureFolder:
         self._rollouts: dict[str, _Calls] = {}
         self._rollouts_lock = threading.Lock()
 
-    def begin_call(self, rollout: str, call_id: str, conversation: str | None = None) -> Lineage:
+    def begin_call(
+        self, rollout: str, call_id: str, conversation: str | None = None, opening: Opening | None = None
+    ) -> Lineage:
         """Write that a call is about to be made, and return which call it continues.
 
         Args:
             rollout: The id of the rollout.
             call_id: The id of the new call.
             conversation: The digest of the conversation up to the last turn of the policy; `None` without a turn.
+            opening: The digests of a request without a turn of the policy.
 
         Raises:
             Failed: A reader has frozen the rollout.
@@ -127,7 +163,13 @@ class TokenCaptureFolder:
         """
         with self._lock(rollout):
             self._check_open(rollout)
-            lineage = Lineage("root") if conversation is None else self._find_parent(rollout, conversation)
+            if conversation is not None:
+                lineage = self._find_parent(rollout, conversation)
+            elif opening is not None and self._read_calls(rollout).has_restarted(opening):
+                # The agent replaced the turns of the policy, for example by a summary.
+                lineage = Lineage("unresolved", reason="no_match", opening=opening)
+            else:
+                lineage = Lineage("root", opening=opening)
             _append(self._path(rollout, "intents"), call_id.encode() + b"\n")
         return lineage
 
@@ -190,7 +232,9 @@ class TokenCaptureFolder:
         if any(each["digest"] != entry["digest"] for each in entries):
             # The answers have the same text, so the request does not show which of them the agent kept.
             return Lineage("unresolved", reason="ambiguous")
-        return Lineage("resolved", ParentCall(entry["model_call_id"], {key: entry[key] for key in TOKEN_FIELDS}))
+        tokens = {key: entry[key] for key in TOKEN_FIELDS}
+        turns = calls.list_turns(entry.get("parent_call_id"))
+        return Lineage("resolved", ParentCall(entry["model_call_id"], tokens, turns))
 
     def _path(self, rollout: str, kind: str) -> Path:
         assert ROLLOUT_ID_PATTERN.fullmatch(rollout), "callers check the ids of rollouts"
@@ -289,7 +333,7 @@ def build_entry(rollout: str, call_id: str, response: Item, lineage: Lineage, co
         "parent_resolution": lineage.status,
         "parent_resolution_reason": lineage.reason,
         CONVERSATION_FIELD: conversation,
-    }
+    } | ({OPENING_FIELD: list(lineage.opening)} if lineage.opening else {})
 
 
 def compute_token_digest(ids: list[int]) -> str:

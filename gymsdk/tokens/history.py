@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gymsdk.convert import content
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, is_on_policy, is_policy_item
+from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TURNS_FIELD, is_on_policy, is_policy_item
 from gymsdk.types import Item, Row, extract_text
 
 DIGEST_BYTES = 8
@@ -39,11 +39,46 @@ def find_history(items: Sequence[Item]) -> TokenHistory | None:
     index = next((index for index in reversed(range(len(items))) if _is_carrier(items[index])), None)
     if index is None:
         return None
-    start = index
-    while start > 0 and is_policy_item(items[start - 1]) and not _is_carrier(items[start - 1]):
-        start -= 1
+    start = _find_turn_start(items, index)
     prompt, generated = items[index][TOKEN_FIELDS[0]], items[index][TOKEN_FIELDS[1]]
     return TokenHistory([*prompt, *generated], generated, [*items[start : index + 1]], index + 1)
+
+
+def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
+    """Return the ids that the policy read before each of its turns in *items*, without those of earlier turns.
+
+    A part is left out if *items* do not show which of its ids the policy read and which it sampled, because they
+    contain an earlier turn without ids.
+    """
+    carriers = [index for index, item in enumerate(items) if _is_carrier(item)]
+    if not carriers:
+        return []
+    last = items[carriers[-1]]
+    prompt: list[int] = last[TOKEN_FIELDS[0]]
+    if (turns := last.get(TURNS_FIELD)) is not None:
+        return [prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)]
+    parts: list[list[int]] = []
+    end = len(prompt)
+    for earlier, index in zip([-1, *carriers][-2::-1], carriers[::-1], strict=False):
+        begin = 0
+        if earlier >= 0:
+            sampled = items[earlier][TOKEN_FIELDS[1]]
+            begin = len(items[earlier][TOKEN_FIELDS[0]]) + len(sampled)
+            if begin > end or prompt[begin - len(sampled) : begin] != sampled or items[index].get(BROKEN_FIELD):
+                # The prompt was rendered again, with the earlier turns.
+                break
+        if not any(map(is_policy_item, items[earlier + 1 : _find_turn_start(items, index)])):
+            parts.append(prompt[begin:end])
+        end = begin - len(sampled) if earlier >= 0 else 0
+    return parts[::-1]
+
+
+def _find_turn_start(items: Sequence[Item], carrier: int) -> int:
+    """Return the index of the first item of the turn whose last item is the *carrier*."""
+    start = carrier
+    while start > 0 and is_policy_item(items[start - 1]) and not _is_carrier(items[start - 1]):
+        start -= 1
+    return start
 
 
 def compute_digest(items: Sequence[Item], instructions: object, tools: object) -> str:
@@ -68,6 +103,23 @@ def mask_untrainable(line: Row) -> Row:
     config = line.get("instance_config")
     masked = line | {"instance_config": {**(config if isinstance(config, dict) else {}), "mask_sample": True}}
     return masked if unbroken is None else masked | {"response": line["response"] | {"output": unbroken}}
+
+
+class Opening(NamedTuple):
+    """Digests of a request without turns of the policy: of its system messages and tools, and of all its messages."""
+
+    setting: str
+    messages: str
+
+
+def compute_opening(items: Sequence[Item], instructions: object, tools: object) -> Opening:
+    """Return the digests of the first request of a conversation.
+
+    An agent that replaces the turns of a conversation by a summary keeps the system messages and the tools. Another
+    agent of the same rollout has its own, and a repeated request has the same messages.
+    """
+    system = [item for item in items if item.get("role") in {"system", "developer"}]
+    return Opening(compute_digest(system, instructions, tools), compute_digest(items, instructions, tools))
 
 
 def drop_ids_after_break(items: Sequence[Item]) -> list[Item] | None:

@@ -172,6 +172,32 @@ async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path, caplog: py
     assert sum("the agent edited the conversation" in record.getMessage() for record in caplog.records) == 1
 
 
+async def test_a_conversation_that_is_replaced_by_a_summary_has_no_parent(tmp_path: Path) -> None:
+    """The agent keeps the tools, and drops all turns of the policy."""
+    async with serve(tmp_path, TURNS) as url:
+        harness = Harness(build_url(url, "r"))
+        await harness.play(TURNS[:2])
+        harness.messages = [{"role": "user", "content": "Summary: I looked, and opened the door. Go on."}]
+        await harness.play(TURNS[2:])
+    entries = read_entries(tmp_path, "r")
+    assert [entry["parent_resolution"] for entry in entries] == ["root", "resolved", "unresolved", "resolved"]
+    assert entries[2]["parent_call_id"] is None
+    assert harness.marked == [False, False, True, False]
+
+
+@pytest.mark.parametrize("system", ["You are the assistant's assistant.", ""])
+async def test_another_agent_and_a_repeated_request_start_unmarked(tmp_path: Path, system: str) -> None:
+    """The other agent has its own system message; the repeated request is the first one again."""
+    async with serve(tmp_path, TURNS) as url:
+        harness = Harness(build_url(url, "r"))
+        opening = [*harness.messages]
+        await harness.play(TURNS[:2])
+        harness.messages = [{"role": "system", "content": system}, *opening] if system else opening
+        await harness.play(TURNS[2:3])
+    assert [entry["parent_resolution"] for entry in read_entries(tmp_path, "r")] == ["root", "resolved", "root"]
+    assert not any(harness.marked)
+
+
 async def test_examples_in_the_first_prompt_are_no_turns_of_the_rollout(tmp_path: Path) -> None:
     async with serve(tmp_path, TURNS) as url:
         harness = Harness(build_url(url, "r"))

@@ -25,7 +25,7 @@ MESSAGES: list[Item] = [
 NEW: list[Item] = [{"role": "user", "content": "go on"}]
 
 
-def run(steps: Any, tokenizer: TemplateTokenizer = TOKENIZER) -> Any:
+def run(steps: Any, tokenizer: Any = TOKENIZER) -> Any:
     result: object = None
     while True:
         try:

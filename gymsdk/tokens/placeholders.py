@@ -1,0 +1,163 @@
+"""Placeholder turns in conversations, and the comparison of renderings that contain them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from gymsdk.types import Item, extract_text
+
+QUESTION: Item = {"role": "user", "content": "question"}
+"""The message before the turn in a short conversation."""
+
+PLACEHOLDER_WORDS = (("one", "six"), ("yes", "no"), ("blue", "small"), ("2", "7"))
+"""Pairs of texts for placeholder turns. The texts of a pair begin and end in different letters, so that the common
+ending of their renderings is the template's. Further pairs are for tokenizers that do not know the first."""
+
+MAX_GENERATED_END = 32
+"""The number of ids at the end of a generation that are compared with what the template writes after it."""
+
+MAX_TURN_END = 8
+"""The number of ids with which a template ends a turn, at most. If the template leaves out an empty turn, the turns before
+and after it share them."""
+
+MAX_PROMPT_END = 64
+"""The number of ids by which the start of the policy's turn can be longer than in a short conversation."""
+
+ID_BYTES = array("q").itemsize
+
+MAX_WORD_PAIRS = 8
+"""The number of additional pairs that are tried."""
+
+
+class TurnEnding(NamedTuple):
+    """What a chat template writes after the text of an assistant turn, or after the arguments of its last call.
+
+    Attributes:
+        final: The ids if no message follows the turn.
+        common: The ids at the start of *final* that the template also writes if a message follows the turn.
+        terminator: The index in *final* of the special token that ends the turn; `None` if *final* has no such token,
+            or if the template ends the turn in another way before a message.
+        placeholder: The ids of the placeholder text itself.
+    """
+
+    final: list[int]
+    common: list[int]
+    terminator: int | None
+    placeholder: list[int]
+
+
+def place_word(turn: Item, word: str) -> Item:
+    """Return *turn* with a placeholder in place of its text, or of the arguments of its calls if it has any."""
+    if not turn.get("tool_calls"):
+        return turn | {"content": word}
+    arguments = json.dumps({"argument": word})
+    calls = [call | {"function": call["function"] | {"arguments": arguments}} for call in turn["tool_calls"]]
+    return turn | {"tool_calls": calls}
+
+
+def build_short_conversation(calls: Sequence[Item]) -> list[Item]:
+    # Some templates reject a turn with both text and calls.
+    turn: Item = {"role": "assistant", "content": "" if calls else "answer"}
+    return [QUESTION, turn | {"tool_calls": [*calls]} if calls else turn]
+
+
+def build_outputs(calls: Sequence[Item]) -> list[Item]:
+    return [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
+
+
+def find_prompt_start(part: Sequence[int], prompts: list[list[int]]) -> int:
+    """Return the index in *part*, which the policy read before its turn, at which the start of its turn begins.
+
+    The start can differ from those in *prompts* in its end, such as in an opening `<think>`.
+    """
+    best, start = 0, len(part)
+    for prompt in filter(None, prompts):
+        for index in range(max(len(part) - len(prompt) - MAX_PROMPT_END, 0), len(part)):
+            if part[index] == prompt[0]:
+                size = count_common_beginning(part[index:], prompt)
+                best, start = (size, index) if size >= best else (best, start)
+    return start
+
+
+def find_following(first: list[int], real: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:
+    """Find the ids after the text of a turn, in which the renderings *first* and *real* agree.
+
+    Returns:
+        The ids, and the index of the terminator in them; `None` if the renderings do not show where the ids begin.
+    """
+    if ending.terminator is None:
+        return None
+    common = get_common_ending(first, real)
+    # The real turn may share only a part of what precedes the terminator, such as the end of its arguments.
+    for missing in range(ending.terminator + 1):
+        head = ending.final[missing : ending.terminator + 1]
+        if common[: len(head)] == head:
+            whole = [*ending.final[:missing], *common]
+            return (common, len(head) - 1) if follows_placeholder(first, whole, ending.placeholder) else None
+    return None
+
+
+def follows_placeholder(rendered: list[int], ending: list[int], placeholder: list[int]) -> bool:
+    """Return whether *rendered* ends with the *placeholder* and the *ending*.
+
+    The first id of the placeholder depends on the text before it.
+    """
+    expected = [*(placeholder[1:] or placeholder), *ending]
+    return rendered[len(rendered) - len(expected) :] == expected
+
+
+def get_common_ending(first: list[int], second: list[int]) -> list[int]:
+    size = count_common_beginning(first[::-1], second[::-1])
+    return first[len(first) - size :]
+
+
+def count_common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+def find_aligned(packed: bytes, part: bytes, start: int) -> int:
+    """Return the position of *part* in *packed* from *start* on, both arrays of 8-byte ids; -1 if there is none."""
+    position = packed.find(part, start)
+    while position >= 0 and position % ID_BYTES:
+        position = packed.find(part, position + 1)
+    return position
+
+
+def get_turn_text(message: Item) -> str:
+    """Return the text of a chat *message*, or the arguments of its last call without the closing marks."""
+    if calls := message.get("tool_calls"):
+        return str(calls[-1]["function"].get("arguments")).rstrip('"} ')
+    return extract_text(message.get("content") or "").rstrip()
+
+
+def pair_words(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of *words* that begin and end in different letters."""
+    pairs: list[tuple[str, str]] = []
+    left: list[str] = []
+    for word in dict.fromkeys(words):
+        partner = next((other for other in left if other[0] != word[0] and other[-1] != word[-1]), None)
+        if partner is None:
+            left.append(word)
+        else:
+            left.remove(partner)
+            pairs.append((partner, word))
+        if len(pairs) == MAX_WORD_PAIRS:
+            break
+    return pairs
+
+
+def find_last(ids: Sequence[int], token: int) -> int:
+    """Return the index of the last *token* in *ids*, -1 if there is none."""
+    return next((index for index in reversed(range(len(ids))) if ids[index] == token), -1)
+
+
+def drop_generated(generated: Sequence[int], following: list[int]) -> list[int]:
+    """Return *following* without the ids at its start that the policy generated itself at its end."""
+    for count in range(min(len(generated), len(following), MAX_GENERATED_END), 0, -1):
+        if list(generated[-count:]) == following[:count]:
+            return following[count:]
+    return following
