@@ -110,6 +110,10 @@ class Endpoint:
         """
         return await self._upstream.detokenize(ids)
 
+    def build_probe_call(self) -> TokenCall:
+        """Return a call with which checks send their own requests to the server."""
+        return self._upstream.build_probe_call()
+
     async def aclose(self) -> None:
         """Do nothing: connections are shared and close with the event loop."""
 
@@ -244,6 +248,10 @@ class Upstream:
         except EngineRefusal as refusal:
             await self._parse_answer(refusal.answer, call)
             raise
+
+    def build_probe_call(self) -> TokenCall:
+        """Return a call with which checks send their own requests to the servers."""
+        return self._build_token_call(self._prepare_call({"input": "probe"}, self._api))
 
     def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> _Call:
         effective = request | self._effective_fields
