@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gymsdk.checks.results import CheckFailed, CheckResult, CheckSkipped, run_check
 from gymsdk.checks.sampling import MAX_EVIDENCE, find_undetected, measure_evidence
@@ -62,6 +62,7 @@ _SPECIAL_TOKEN = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
 _REASONING_TAGS = re.compile(f"{THINK_START}|{THINK_END}")
 
 
+@runtime_checkable
 class ServedModel(Model, Protocol):
     """A model on a server, with token ids."""
 
@@ -316,10 +317,13 @@ class EngineChecker:
         body = build_completion_body(call.body | VLLM_SAMPLING | fields, prompt, None)
         answer = await post_or_none(call, "completions", body)
         try:
-            choice = answer["choices"][0]
-            return [*zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)]
+            choice: Item = answer["choices"][0]
+            ids: list[int] = choice["token_ids"]
+            logprobs: list[float] = choice["logprobs"]["token_logprobs"]
+            pairs: list[tuple[int, float]] = [*zip(ids, logprobs, strict=True)]
         except (LookupError, TypeError, ValueError):
             return None
+        return pairs
 
     async def _get_decoder(self, ids: list[int]) -> Callable[[Sequence[int]], Awaitable[str]]:
         """Return a function that decodes ids: with the given tokenizer, else with that of the engine."""

@@ -144,7 +144,7 @@ def _build_local_model(policy: str, tokenizer: str | None, seed: int) -> TokenMo
 async def _check(
     environment: Environment, model: TokenModel, rows: list[Row], seed: int, budget: Budget, tokenizer: str | None
 ) -> TokenReport:
-    from gymsdk.checks.engine import check_engine
+    from gymsdk.checks.engine import ServedModel, check_engine
     from gymsdk.checks.tokens import check_tokens
     from gymsdk.errors import Failed
     from gymsdk.http import client
@@ -152,7 +152,7 @@ async def _check(
 
     try:
         report = await check_tokens(environment, model, rows, seed=seed, budget=budget)
-        if not hasattr(model, "build_probe_call") or not report.calls:
+        if not isinstance(model, ServedModel) or not report.calls:
             return report
         results = await check_engine(model, load_tokenizer(tokenizer) if tokenizer else None)
         return report.model_copy(update={"engine": results})
