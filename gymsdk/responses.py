@@ -64,6 +64,12 @@ BROKEN_FIELD = "token_chain_broken"
 CONSTRAINED_FIELD = "constrained_decoding"
 """The field that is true if the engine constrained the decoding, so that the log-probabilities are not the policy's."""
 
+SAMPLING_FIELD = "sampling_settings"
+"""The field with the sampling settings of a call that change the distribution, such as a temperature other than 1.
+
+The log-probabilities are still those of the policy without these settings, as vLLM and SGLang report them by default.
+"""
+
 WEIGHT_VERSION_FIELD = "weight_version"
 """The field of a call's last item with the version of the engine's weights, where the engine returns it."""
 

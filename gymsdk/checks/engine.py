@@ -56,6 +56,7 @@ TEXTS = 24
 WORDS = "Write one word."
 PROMPT: Item = {"input": WORDS, "temperature": 1.0, "top_p": 1.0}
 TOPICS = ("rain", "iron", "salt", "wool", "fire", "corn", "snow", "gold")
+COOL_TEMPERATURE = 0.5
 UNUSUAL_WORD = "then"
 
 _SPECIAL_TOKEN = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
@@ -102,6 +103,7 @@ class EngineChecker:
         self.context: int | None = None
         self._limit = MIN_LIMIT
         self._reference_ids: list[int] | None = None
+        self._samples: list[Generation] | None = None
         self.noise = f"limit {MIN_LIMIT:.1e}"
 
     async def check_texts(self) -> str:
@@ -121,13 +123,13 @@ class EngineChecker:
     async def measure_noise(self) -> str:
         """Measure how much the engine's values of the same ids differ from each other, which sets the tolerance."""
         values = defaultdict(list)
-        for sample in await self._sample(SAMPLES // 2, SAMPLE_TOKENS):
+        for sample in await self._get_samples():
             for end in range(1, len(sample.ids) + 1):
                 values[tuple(sample.ids[:end])].append(sample.logprobs[end - 1])
         repeated = [each for each in values.values() if len(each) > 1]
         spreads = [max(each) - min(each) for each in repeated] + await self._score_twice()
         if not spreads:
-            raise CheckSkipped(f"not checked: no token was sampled twice in {SAMPLES // 2} samples")
+            raise CheckSkipped(f"not checked: no token was sampled twice in {SAMPLES} samples")
         spread = max(spreads)
         if spread > MAX_SPREAD:
             raise CheckFailed(
@@ -163,7 +165,7 @@ class EngineChecker:
 
     async def check_sampling(self) -> str:
         """Compare the reported log-probabilities with the frequencies of the samples."""
-        generations = await self._sample(SAMPLES, SAMPLE_TOKENS)
+        generations = await self._get_samples()
         samples = [[*zip(each.ids, each.logprobs, strict=True)] for each in generations]
         for where, evidence in zip(("first", "later"), measure_evidence(samples, self._limit), strict=True):
             if evidence > MAX_EVIDENCE:
@@ -183,25 +185,31 @@ class EngineChecker:
 
     async def find_processing(self) -> str:
         """Find out whether the reported log-probabilities are changed by the sampling settings of a request."""
-        request = PROMPT | {"max_output_tokens": 1, "temperature": 0.5}
-        raw, cooled = await self._sample(SAMPLES // 4, 1), await self._sample(SAMPLES // 4, 1, request)
-        values = {each.ids[0]: each.logprobs[0] for each in raw}
-        gaps = [abs(values[each.ids[0]] - each.logprobs[0]) for each in cooled if each.ids[0] in values]
+        samples = await self._get_samples()
+        call, cool = self._model.build_probe_call(), {"max_tokens": 1, "temperature": COOL_TEMPERATURE}
+        cooled = await asyncio.gather(
+            *(self._complete(call, samples[0].prompt, cool) for _ in range(CONCURRENT_SAMPLES))
+        )
+        values = {each.ids[0]: each.logprobs[0] for each in samples}
+        if None in cooled:
+            raise CheckSkipped("not checked: this engine takes no token prompts")
+        gaps = [abs(values[token] - value) for each in cooled for token, value in each or () if token in values]
         if not gaps:
             raise CheckSkipped("not checked: no token was sampled with both temperatures")
-        if max(gaps) <= self._limit:
-            return "raw: those of the policy; with other settings than temperature 1 a call is marked sampling_settings"
-        return "processed: those of the distribution that was sampled, with the temperature applied"
+        if self._count_exceeding(gaps)[1]:
+            return f"processed: at temperature {COOL_TEMPERATURE} they are those of the distribution that is sampled"
+        return f"raw: at temperature {COOL_TEMPERATURE} they are those of the policy, as at temperature 1"
 
     async def measure_reference(self) -> Reference:
         """Return values that depend on the weights, to compare before and after an update."""
+        self._samples = None
         if self._reference_ids is None:
             sample = await self._generate(PROMPT | {"max_output_tokens": 1})
             self._reference_ids = [*sample.prompt, *sample.prompt]
         scored = await self._score(self._reference_ids)
         if scored is not None:
             return dict(enumerate(scored))
-        samples = await self._sample(SAMPLES, SAMPLE_TOKENS)
+        samples = await self._get_samples()
         ends = [(each, end) for each in samples for end in range(1, len(each.ids) + 1)]
         return {tuple(each.ids[:end]): each.logprobs[end - 1] for each, end in ends}
 
@@ -227,12 +235,18 @@ class EngineChecker:
         exceeding = sum(gap > self._limit for gap in gaps)
         return exceeding, exceeding > MAX_EXCEEDING * len(gaps) or max(gaps) > MAX_LIMIT
 
-    async def _sample(self, count: int, tokens: int, request: Item = PROMPT) -> list[Generation]:
+    async def _get_samples(self) -> list[Generation]:
+        """Return the samples after one prompt, which are the same for all checks until the next update."""
+        if self._samples is None:
+            self._samples = await self._sample(SAMPLES, SAMPLE_TOKENS)
+        return self._samples
+
+    async def _sample(self, count: int, tokens: int) -> list[Generation]:
         slots = asyncio.Semaphore(CONCURRENT_SAMPLES)
 
         async def generate() -> Generation:
             async with slots:
-                return await self._generate(request | {"max_output_tokens": tokens})
+                return await self._generate(PROMPT | {"max_output_tokens": tokens})
 
         return await asyncio.gather(*(generate() for _ in range(count)))
 
@@ -270,8 +284,10 @@ class EngineChecker:
         if not all(isinstance(each, dict) and each.get("tokens") for each in letters):
             return []
         ids = [token for each in letters for token in each["tokens"]]
-        turn = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": UNUSUAL_WORD}]}
-        turn |= dict(zip(TOKEN_FIELDS, (first.prompt, ids, [-1.0] * len(ids)), strict=True))
+        text = [{"type": "output_text", "text": UNUSUAL_WORD}]
+        values: tuple[object, ...] = (first.prompt, ids, [-1.0] * len(ids))
+        fields = dict(zip(TOKEN_FIELDS, values, strict=True))
+        turn = {"type": "message", "role": "assistant", "content": text} | fields
         conversation = [{"role": "user", "content": WORDS}, turn, {"role": "user", "content": "Write another word."}]
         return [await self._generate(PROMPT | {"input": conversation, "max_output_tokens": SEQUENCE_TOKENS})]
 

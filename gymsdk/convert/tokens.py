@@ -14,7 +14,14 @@ from typing import Any
 import orjson
 
 from gymsdk.errors import Failed
-from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, WEIGHT_VERSION_FIELD
+from gymsdk.responses import (
+    BROKEN_FIELD,
+    CONSTRAINED_FIELD,
+    DIGEST_FIELD,
+    SAMPLING_FIELD,
+    TOKEN_FIELDS,
+    WEIGHT_VERSION_FIELD,
+)
 from gymsdk.types import Item
 
 TOKEN_ID_PREFIX = "token_id:"  # noqa: S105 - a marker in answers, not a secret
@@ -44,7 +51,14 @@ ROUTED_EXPERTS = "routed_experts"
 ENGINE_FIELDS = (*TOKEN_FIELDS, ROUTED_EXPERTS)
 """The fields of a turn's tokens that inference servers return and take."""
 
-CARRIED_FIELDS = (*ENGINE_FIELDS, BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, WEIGHT_VERSION_FIELD)
+CARRIED_FIELDS = (
+    *ENGINE_FIELDS,
+    BROKEN_FIELD,
+    CONSTRAINED_FIELD,
+    SAMPLING_FIELD,
+    DIGEST_FIELD,
+    WEIGHT_VERSION_FIELD,
+)
 """The fields that only one item of a turn has, with the values of the whole turn."""
 
 

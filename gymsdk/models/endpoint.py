@@ -19,6 +19,7 @@ from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
+from gymsdk.models import token_settings
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error
@@ -273,7 +274,10 @@ class Upstream:
         if self._adds_fields:
             tokens = token_fields.TOKEN_REQUEST_FIELDS if options.tokens else {}
             pinned = {key: value for key, value in options.pinned.items() if key not in outbound_api.translated_fields}
-            complete = {**self._defaults, **options.extra_body, **complete, **tokens, **pinned}
+            complete = {**self._defaults, **options.extra_body, **complete}
+            if options.tokens:
+                token_settings.check_fields({**complete, **pinned})
+            complete = {**complete, **tokens, **pinned}
         if complete.get("n") not in {None, 1}:
             raise Failed("'n' must be 1: a model returns one answer; leave 'n' out", kind="model_bad_request")
         for limit in OUTPUT_LIMITS & complete.keys():
