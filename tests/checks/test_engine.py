@@ -32,7 +32,7 @@ async def check(interface: str, lie: str = "", *, pairs: bool = False) -> list[C
             await client.aclose()
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("interface", KINDS)
 async def test_a_truthful_engine_fails_no_check(interface: TokenInterface, pairs: bool) -> None:
     if interface == "sglang" and pairs:

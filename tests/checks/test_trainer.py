@@ -150,6 +150,7 @@ async def test_a_sound_server_passes_every_check() -> None:
     assert sorted({result.component for result in results.values()}) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defect", "name", "reason"),
     [
