@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -150,13 +151,12 @@ class EngineChecker:
 
     async def check_scores(self) -> str:
         """Compare the reported log-probabilities with those that the engine computes for the same ids."""
-        generations = [*await self._generate_sequences(), *await self._continue_unusual_ids()]
+        if not await self._can_score():
+            raise CheckSkipped("not checked: this engine gives no prompt log-probabilities")
         pairs: list[tuple[int, float, float]] = []
-        for generation in generations:
+        for generation in [*await self._generate_sequences(), *await self._continue_unusual_ids()]:
             scored = await self._score([*generation.prompt, *generation.ids])
-            if scored is None:
-                raise CheckSkipped("not checked: this engine gives no prompt log-probabilities")
-            computed = scored[len(generation.prompt) - 1 :]
+            computed = (scored or [])[len(generation.prompt) - 1 :]
             pairs += zip(itertools.count(1), generation.logprobs, computed, strict=False)
         gaps = [abs(reported - expected) for _, reported, expected in pairs]
         exceeding, is_wrong = self._count_exceeding(gaps)
@@ -176,10 +176,11 @@ class EngineChecker:
         samples = [[*zip(each.ids, each.logprobs, strict=True)] for each in generations]
         for where, evidence in zip(("first", "later"), measure_evidence(samples, self._limit), strict=True):
             if evidence > MAX_EVIDENCE:
+                ratio = f"likelihood ratio e^{evidence:.0f}, limit e^{MAX_EVIDENCE:.0f}"
+                reason = "their probabilities add up to more than 1" if math.isinf(evidence) else ratio
                 raise CheckFailed(
                     f"the {where} tokens of {SAMPLES} samples do not have the frequencies that their log-probabilities"
-                    f" predict (likelihood ratio e^{evidence:.0f}, limit e^{MAX_EVIDENCE:.0f}); return the"
-                    " log-probabilities of the distribution that is sampled"
+                    f" predict ({reason}); return the log-probabilities of the distribution that is sampled"
                 )
         first, later = find_undetected(samples, self._limit)
         if first:
@@ -298,15 +299,18 @@ class EngineChecker:
         conversation = [{"role": "user", "content": WORDS}, turn, {"role": "user", "content": "Write another word."}]
         return [await self._generate(PROMPT | {"input": conversation, "max_output_tokens": SEQUENCE_TOKENS})]
 
+    async def _can_score(self) -> bool:
+        return await self._score((await self._get_samples())[0].prompt) is not None
+
     async def _score(self, ids: Sequence[int]) -> list[float] | None:
         return await score(self._model.build_probe_call(), ids)
 
     async def _score_twice(self) -> list[float]:
         """Return the differences between scores of the same ids: alone, in a batch, and as part of longer ids."""
+        if not await self._can_score():
+            return []
         sequences = [[*each.prompt, *each.ids] for each in await self._generate_sequences()]
         alone = [await self._score(ids) for ids in sequences]
-        if None in alone:
-            return []
         batch = await asyncio.gather(*map(self._score, [*sequences, *(ids * 2 for ids in sequences)]))
         longer = batch[len(sequences) :]
         differences: list[float] = []

@@ -95,11 +95,6 @@ DELIVERED_FIELDS = frozenset(
 )
 """The fields that work as without token ids, or that gymsdk sets itself."""
 
-CONSTRAINING_FIELDS = frozenset(
-    {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
-)
-"""The fields that constrain the decoding, which have a mark of their own."""
-
 PREFIX_FIELD = "required_prefix_token_ids"
 """The field with which NeMo RL's server takes the ids of a conversation. Other engines ignore it."""
 

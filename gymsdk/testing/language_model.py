@@ -1,8 +1,9 @@
-"""A small language model for the test engine: it gives each token a probability, and writes random letters.
+"""A small language model for the test engine: it gives each token a log-probability, and writes random symbols.
 
-A token depends only on the token before it. Scripted policies determine their texts themselves, and the engine reports
-the log-probabilities of this model for them. For prompts that a policy does not know, the model writes the text, so
-that its tokens have the frequencies that their log-probabilities promise.
+Scripted policies determine their texts themselves, and the engine reports a made-up number for each of their tokens.
+For prompts that a policy does not know, the model samples symbols, which have the frequencies that their
+log-probabilities promise. Both depend only on the token before, so that the engine gives the same ids the same values
+everywhere.
 """
 
 from __future__ import annotations
@@ -12,30 +13,24 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-LETTERS = tuple(b" abcdeginorst")
-"""The tokens that the model writes, beside the token that ends a generation."""
-
-OTHER_SHARE = 0.02
-"""The probability of all other tokens together; the model gives them a probability, but never writes them."""
+SYMBOLS = tuple(b"!#$%&*+/=?@^~")
+"""The tokens that the model writes, beside the one that ends a generation. The texts of policies have few of them."""
 
 
-class LetterModel:
-    """The probabilities of the next token.
+class SymbolModel:
+    """The log-probabilities of the next token.
 
     Args:
-        size: The number of ids.
-        end: The id that ends a generation.
+        end: The id that ends a generation, never at once.
     """
 
-    def __init__(self, size: int, end: int) -> None:
-        self._size = size
-        self._tokens = (*LETTERS, end)
+    def __init__(self, end: int) -> None:
         self._end = end
         self._compute = lru_cache(1024)(self._compute_probabilities)
 
     def compute_logprobs(self, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each of *ids* after *prompt* and the ids before it."""
-        before = [*prompt[-1:], *ids] if prompt else [self._end, *ids]
+        before = [*(prompt[-1:] or [self._end]), *ids]
         return [self._compute_logprob(token, previous) for previous, token in zip(before, ids, strict=False)]
 
     def write(
@@ -52,16 +47,18 @@ class LetterModel:
         if allowed:
             return [allowed[0]] * limit
         while len(ids) < limit and ids[-1:] != [self._end]:
-            weights = self._compute([*prompt, *ids][-1])
-            cooled = [weight ** (1 / max(temperature, 0.01)) for weight in weights]
-            ids += rng.choices(self._tokens, cooled)
+            probabilities = self._compute([*prompt, *ids][-1])
+            cooled = [each ** (1 / max(temperature, 0.01)) for each in probabilities.values()]
+            ids += rng.choices([*probabilities], cooled)
         return ids
 
     def _compute_logprob(self, token: int, previous: int) -> float:
-        if token in self._tokens:
-            return math.log(self._compute(previous)[self._tokens.index(token)])
-        return math.log(OTHER_SHARE / (self._size - len(self._tokens)))
+        if (probability := self._compute(previous).get(token)) is not None:
+            return math.log(probability)
+        return -(1 + (31 * token + 17 * previous) % 97) / 50
 
-    def _compute_probabilities(self, previous: int) -> list[float]:
-        weights = [1 + (31 * token + 17 * previous) % 97 for token in self._tokens]
-        return [weight / sum(weights) for weight in weights]
+    def _compute_probabilities(self, previous: int) -> dict[int, float]:
+        tokens = (*SYMBOLS, self._end) if previous in SYMBOLS else SYMBOLS
+        weights = {token: 1 + (31 * token + 17 * previous) % 97 for token in tokens}
+        total = sum(weights.values())
+        return {token: weight / total for token, weight in weights.items()}

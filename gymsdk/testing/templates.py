@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from gymsdk.convert import content
 from gymsdk.errors import UsageError
-from gymsdk.testing.language_model import LetterModel
+from gymsdk.testing.language_model import SymbolModel
 from gymsdk.tokens import chatml
 from gymsdk.types import Item
 
@@ -331,9 +331,9 @@ class TemplateTokenizer:
         return self.special_ids[self.template.eos]
 
     @cached_property
-    def language_model(self) -> LetterModel:
+    def language_model(self) -> SymbolModel:
         """The probabilities of the ids."""
-        return LetterModel(len(self), self.eos_token_id)
+        return SymbolModel(self.eos_token_id)
 
     @cached_property
     def special_ids(self) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 
@@ -13,7 +12,6 @@ from checks.lying_engine import KINDS, LIES, serve_lying_engine
 from gymsdk.checks.engine import EngineChecker, check_engine
 from gymsdk.checks.results import CheckFailed, CheckResult
 from gymsdk.checks.sampling import MAX_EVIDENCE, find_undetected, measure_evidence
-from gymsdk.cli import main
 from gymsdk.http import client
 from gymsdk.responses import TokenInterface
 from gymsdk.testing.templates import TemplateTokenizer
@@ -62,26 +60,6 @@ async def test_ids_of_another_tokenizer_are_found_with_that_of_the_trainer() -> 
         with pytest.raises(CheckFailed, match="which the given tokenizer does not have"):
             await checker.check_texts()
         await client.aclose()
-
-
-def test_the_commands_fail_for_a_lying_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    import asyncio
-
-    async def run() -> tuple[int, str]:
-        async with serve_lying_engine("vllm-completions", "halved") as url:
-            arguments = ["tokens", "check", "tool_call", "--model", f"vllm/policy@{url}", "--limit", "1", "--json"]
-            code = await asyncio.to_thread(_run, arguments)
-            return code, capsys.readouterr().out
-
-    code, printed = asyncio.run(run())
-    outcomes = {each["name"]: each["outcome"] for each in json.loads(printed)["engine"]}
-    assert (code, outcomes["samples with the log-probabilities that it reports"]) == (1, "failed")
-
-
-def _run(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    return int(stopped.value.code or 0)
 
 
 def build_samples(size: int, spread: float, count: int = 384, seed: int = 0) -> list[list[tuple[int, float]]]:
