@@ -36,6 +36,9 @@ LIES = (
 )
 """The lies. With `scores too`, the log-probabilities of prompts have the same error."""
 
+TOKENIZES_AGAIN = "tokenizes the prompt again"
+"""The lie of a proxy: it returns the ids of a token prompt, and sends those of its text to the engine."""
+
 KINDS: dict[str, EngineKind] = {
     "vllm-generate": "vllm",
     "vllm-completions": "vllm-completions",
@@ -126,11 +129,25 @@ async def serve_lying_engine(interface: str, lie: str = "", *, pairs: bool = Fal
 async def serve_lying_proxy(engine: str, lie: str) -> AsyncIterator[str]:
     """Serve a proxy of the *engine* with a *lie*, and yield its base URL."""
     root = engine.removesuffix("/v1")
-    async with aiohttp.ClientSession() as session:
+    # Without connections that the engine closes while a request is on its way.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+
+        async def post(path: str, body: JSON) -> JSON:
+            async with session.post(root + path, json=body) as answer:
+                parsed: JSON = await answer.json()
+                return parsed
 
         async def forward(request: web.Request) -> web.Response:
             body = await request.read()
             headers = {"Content-Type": request.content_type}
+            sent = json.loads(body) if request.path == "/v1/completions" and lie == TOKENIZES_AGAIN else {}
+            if sent and "prompt_logprobs" not in sent:
+                named = {"model": sent["model"], "add_special_tokens": False}
+                text = await post("/detokenize", named | {"tokens": sent["prompt"]})
+                again = await post("/tokenize", named | text)
+                answer = await post(request.path, sent | {"prompt": again["tokens"]})
+                answer["choices"][0]["prompt_token_ids"] = sent["prompt"]
+                return web.json_response(answer)
             async with session.request(request.method, root + request.path, data=body, headers=headers) as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
 
