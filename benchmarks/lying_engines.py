@@ -103,7 +103,7 @@ async def main() -> int:
         return int(await count_updates(options.runs) > 0)
     interfaces = VLLM_INTERFACES if options.vllm else tuple(KINDS)
     interfaces = (options.interface,) if options.interface else interfaces
-    print(f"{'':28}" + "".join(f"{each:>18}" for each in interfaces))
+    print(f"{'':28}" + "".join(f"{interface:>18}" for interface in interfaces))
     missed, started = 0, time.monotonic()
     lies = (*LIES, *((TOKENIZES_AGAIN,) if options.vllm else ()), TRUTH)
     for lie in (options.only,) if options.only else lies:
@@ -115,7 +115,7 @@ async def main() -> int:
             found = await count(lie, interface, options.runs, options.vllm, options.name)
             missed += found != options.runs
             cells.append(f"{found}/{options.runs}")
-        print(f"{lie:28}" + "".join(f"{each:>18}" for each in cells), flush=True)
+        print(f"{lie:28}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
     sys.stderr.write(f"{time.monotonic() - started:.0f} s\n")
     return int(missed > 0)
 

@@ -137,8 +137,8 @@ class EngineChecker:
         for sample in await self._get_samples():
             for end in range(1, len(sample.ids) + 1):
                 values[tuple(sample.ids[:end])].append(sample.logprobs[end - 1])
-        repeated = [each for each in values.values() if len(each) > 1]
-        spreads = [max(each) - min(each) for each in repeated] + await self._score_twice()
+        repeated = [reported for reported in values.values() if len(reported) > 1]
+        spreads = [max(reported) - min(reported) for reported in repeated] + await self._score_twice()
         if not spreads:
             raise CheckSkipped(f"not checked: no token was sampled twice in {SAMPLES} samples")
         spread = max(spreads)
@@ -176,7 +176,7 @@ class EngineChecker:
     async def check_sampling(self) -> str:
         """Compare the reported log-probabilities with the frequencies of the samples."""
         generations = await self._get_samples()
-        samples = [[*zip(each.ids, each.logprobs, strict=True)] for each in generations]
+        samples = [[*zip(generation.ids, generation.logprobs, strict=True)] for generation in generations]
         for where, evidence in zip(("first", "later"), measure_evidence(samples, self._limit), strict=True):
             if evidence > MAX_EVIDENCE:
                 ratio = f"likelihood ratio e^{evidence:.0f}, limit e^{MAX_EVIDENCE:.0f}"
@@ -201,10 +201,10 @@ class EngineChecker:
         cooled = await asyncio.gather(
             *(self._complete(call, samples[0].prompt, cool) for _ in range(CONCURRENT_SAMPLES))
         )
-        values = {each.ids[0]: each.logprobs[0] for each in samples}
+        values = {sample.ids[0]: sample.logprobs[0] for sample in samples}
         if None in cooled:
             raise CheckSkipped("not checked: this engine takes no token prompts")
-        gaps = [abs(values[token] - value) for each in cooled for token, value in each or () if token in values]
+        gaps = [abs(values[token] - value) for pairs in cooled for token, value in pairs or () if token in values]
         if not gaps:
             raise CheckSkipped("not checked: no token was sampled with both temperatures")
         if self._count_exceeding(gaps)[1]:
@@ -221,8 +221,8 @@ class EngineChecker:
         if scored is not None:
             return dict(enumerate(scored))
         samples = await self._get_samples()
-        ends = [(each, end) for each in samples for end in range(1, len(each.ids) + 1)]
-        return {tuple(each.ids[:end]): each.logprobs[end - 1] for each, end in ends}
+        ends = [(sample, end) for sample in samples for end in range(1, len(sample.ids) + 1)]
+        return {tuple(sample.ids[:end]): sample.logprobs[end - 1] for sample, end in ends}
 
     def describe_change(self, before: Reference, after: Reference) -> str:
         """Say how much two references differ.
@@ -274,7 +274,7 @@ class EngineChecker:
         # One prompt is long enough for a prefix cache, whose content may be older than the weights.
         words = [f"Write a few words about {topic}." for topic in TOPICS]
         words += ["1 2 3 " * min(self.context // 16, 100)] if self.context else []
-        requests = [PROMPT | {"input": each, "max_output_tokens": SEQUENCE_TOKENS} for each in words]
+        requests = [PROMPT | {"input": text, "max_output_tokens": SEQUENCE_TOKENS} for text in words]
         alone = [await self._generate(request) for request in requests[::2]]
         return [*alone, *await asyncio.gather(*map(self._generate, requests[1::2]))]
 
@@ -292,9 +292,9 @@ class EngineChecker:
             )
             for letter in UNUSUAL_WORD
         ]
-        if not all(isinstance(each, dict) and each.get("tokens") for each in letters):
+        if not all(isinstance(letter, dict) and letter.get("tokens") for letter in letters):
             return []
-        ids = [token for each in letters for token in each["tokens"]]
+        ids = [token for letter in letters for token in letter["tokens"]]
         text = [{"type": "output_text", "text": UNUSUAL_WORD}]
         values: tuple[object, ...] = (first.prompt, ids, [-1.0] * len(ids))
         fields = dict(zip(TOKEN_FIELDS, values, strict=True))
@@ -312,7 +312,7 @@ class EngineChecker:
         """Return the differences between scores of the same ids: alone, in a batch, and as part of longer ids."""
         if not await self._can_score():
             return []
-        sequences = [[*each.prompt, *each.ids] for each in await self._generate_sequences()]
+        sequences = [[*sequence.prompt, *sequence.ids] for sequence in await self._generate_sequences()]
         alone = [await self._score(ids) for ids in sequences]
         batch = await asyncio.gather(*map(self._score, [*sequences, *(ids * 2 for ids in sequences)]))
         longer = batch[len(sequences) :]
@@ -332,14 +332,14 @@ class EngineChecker:
 
         async def compare(generated: list[tuple[int, float]], number: int) -> float | None:
             token, logprob = generated[number]
-            before = [*prompt, *(each for each, _ in generated[:number])]
+            before = [*prompt, *(earlier for earlier, _ in generated[:number])]
             again = await self._complete(call, before, {"max_tokens": 1, "allowed_token_ids": [token]})
             # With processed log-probabilities the only allowed token has a probability of 1.
             is_same = again and again[0][0] == token and again[0][1] < 0
             return abs(again[0][1] - logprob) if again and is_same else None
 
         longs = [await self._complete(call, prompt, {"max_tokens": SEQUENCE_TOKENS}) for _ in range(LONG_SAMPLES)]
-        tasks = [compare(each, number) for each in longs if each for number in range(len(each))]
+        tasks = [compare(generated, number) for generated in longs if generated for number in range(len(generated))]
         return [difference for difference in await asyncio.gather(*tasks) if difference is not None]
 
     async def _complete(self, call: TokenCall, prompt: list[int], fields: Item) -> list[tuple[int, float]] | None:
@@ -399,7 +399,7 @@ class EngineChecker:
         expected, returned = _normalize(text, special), _normalize(sample.text, special)
         if REPLACEMENT in text + sample.text:
             # Decoding token by token, as engines do, may join the bytes of invalid characters in another way.
-            expected, returned = (each.encode("ascii", "ignore").decode() for each in (expected, returned))
+            expected, returned = (value.encode("ascii", "ignore").decode() for value in (expected, returned))
         if has_reasoning:
             # Engines return reasoning apart, also from the middle of a text.
             expected, returned = "".join(sorted(expected)), "".join(sorted(returned))

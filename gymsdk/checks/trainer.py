@@ -154,7 +154,7 @@ class _TrainerChecker:
         response = await self._model.respond(PROMPT)
         carrier = response["output"][-1]
         logprobs = carrier[TOKEN_FIELDS[2]]
-        wrong = [each for each in logprobs if not math.isfinite(each) or each > MAX_LOGPROB]
+        wrong = [value for value in logprobs if not math.isfinite(value) or value > MAX_LOGPROB]
         if wrong:
             raise CheckFailed(f"the log-probability {wrong[0]} is no logarithm of a probability")
         self._has_tokens = True

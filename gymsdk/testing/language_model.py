@@ -48,7 +48,7 @@ class SymbolModel:
             return [allowed[0]] * limit
         while len(ids) < limit and ids[-1:] != [self._end]:
             probabilities = self._compute([*prompt, *ids][-1])
-            cooled = [each ** (1 / max(temperature, 0.01)) for each in probabilities.values()]
+            cooled = [value ** (1 / max(temperature, 0.01)) for value in probabilities.values()]
             ids += rng.choices([*probabilities], cooled)
         return ids
 

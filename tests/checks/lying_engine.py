@@ -74,8 +74,8 @@ def change_logprobs(answer: JSON, change: Change, *, scores: bool) -> None:
             for entry, value in zip(entries, change([entry["logprob"] for entry in entries]), strict=True):
                 entry["logprob"] = value
         for entry in (choice.get("prompt_logprobs") or ()) if scores else ():
-            for each in (entry or {}).values():
-                each["logprob"] = change([each["logprob"]])[0]
+            for token in (entry or {}).values():
+                token["logprob"] = change([token["logprob"]])[0]
     for entry in (answer.get("meta_info") or {}).get("input_token_logprobs", ())[1:] if scores else ():
         entry[0] = change([entry[0]])[0]
 
@@ -92,7 +92,7 @@ def change_ids(choice: JSON) -> None:
             holder[key] = [*map(move, holder[key])]
     if str((logprobs.get("tokens") or [""])[0]).startswith(TOKEN_ID_PREFIX):
         logprobs["tokens"] = [
-            f"{TOKEN_ID_PREFIX}{move(int(each.removeprefix(TOKEN_ID_PREFIX)))}" for each in logprobs["tokens"]
+            f"{TOKEN_ID_PREFIX}{move(int(token.removeprefix(TOKEN_ID_PREFIX)))}" for token in logprobs["tokens"]
         ]
     for entry in logprobs.get("content") or ():
         if str(entry.get("token")).startswith(TOKEN_ID_PREFIX):

@@ -79,7 +79,7 @@ class GenerationServer:
             ids.append(self.rng.choices(choices, sampled)[0])
             logprobs.append(math.log(reported[choices.index(ids[-1])]) + self.shift)
         noise = 1.0 if not self.is_stable else 1e-3 if self.jitters else 0.0
-        logprobs = [each - noise * self.rng.random() for each in logprobs]
+        logprobs = [value - noise * self.rng.random() for value in logprobs]
         message: dict[str, Any] = {"role": "assistant", "content": "".join(map(self.spell, ids))}
         if self.returns_ids:
             message |= {

@@ -122,7 +122,7 @@ async def test_an_engine_that_lies_is_an_error(lie: str) -> None:
     with serve_policy("--engine", "vllm-completions") as url:
         async with serve_lying_proxy(url, lie) as proxy:
             result = await asyncio.to_thread(run, "--model", f"vllm/policy@{proxy}", "--limit", "1", "--json")
-    outcomes = {each["name"]: each["outcome"] for each in json.loads(result.stdout)["engine"]}
+    outcomes = {check["name"]: check["outcome"] for check in json.loads(result.stdout)["engine"]}
     assert result.returncode == (1 if lie else 0)
     assert outcomes["samples with the log-probabilities that it reports"] == ("failed" if lie else "passed")
 
