@@ -64,6 +64,12 @@ BROKEN_FIELD = "token_chain_broken"
 CONSTRAINED_FIELD = "constrained_decoding"
 """The field that is true if the engine constrained the decoding, so that the log-probabilities are not the policy's."""
 
+SAMPLING_FIELD = "sampling_settings"
+"""The field with the sampling settings of a call that change the distribution, such as a temperature other than 1.
+
+The log-probabilities are still those of the policy without these settings, as vLLM and SGLang report them by default.
+"""
+
 TURNS_FIELD = "token_turns"
 """The field with the positions in a prompt at which earlier turns of the policy begin and end, in a row. Only the token
 capture adds it, to a request, because the items of such a request have no other ids."""

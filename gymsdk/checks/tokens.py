@@ -13,6 +13,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk import responses
+from gymsdk.checks.results import CheckResult
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, ModelLost
@@ -79,6 +80,7 @@ class TokenReport(BaseModel):
         calls: The number of model calls.
         continuations: The calls that continue a conversation.
         failures: The messages of episodes that failed.
+        engine: The results of the checks of the engine; empty without a server.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -87,6 +89,12 @@ class TokenReport(BaseModel):
     calls: int
     continuations: list[Continuation]
     failures: list[str]
+    engine: list[CheckResult] = []
+
+    @property
+    def engine_defects(self) -> list[CheckResult]:
+        """The checks of the engine that failed."""
+        return [result for result in self.engine if result.outcome == "failed"]
 
     @property
     def broken(self) -> list[Continuation]:

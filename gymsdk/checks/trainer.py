@@ -13,24 +13,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeAlias
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from gymsdk import responses
 from gymsdk.checks import probe
+from gymsdk.checks.engine import EngineChecker, list_checks
+from gymsdk.checks.results import CheckFailed, CheckResult, CheckSkipped, run_check
 from gymsdk.client import ServerClient
 from gymsdk.config.model import Deployment, ModelServerConfig
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.environment import Environment
 from gymsdk.episode import play
-from gymsdk.errors import GymsdkError
 from gymsdk.http import client as http
 from gymsdk.models import registry as models
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, WEIGHT_VERSION_FIELD
+from gymsdk.tokens.tokenizer import load_tokenizer
 from gymsdk.types import Item, Row
-
-Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
 
 COMPONENTS = (
     "OpenAI-compatible generation server",
@@ -45,42 +43,10 @@ NAME = "trainer_probe"
 CONVERSATIONS = 8
 CONCURRENT_CALLS = 32
 UPDATE_SECONDS = 600.0
-SAMPLES = 32
-"""The number of samples of one prompt whose log-probabilities are compared."""
-
-STABLE_GAP = 1e-3
-"""The largest difference between two log-probabilities of one token after one prompt, with the same weights.
-
-Engines compute in reduced precision, and batches change the order of sums.
-"""
+MAX_LOGPROB = 1e-3
+"""The largest log-probability of reduced precision; it may exceed 0 by rounding."""
 
 PROMPT: Item = {"input": "Write one word.", "max_output_tokens": 1, "temperature": 1.0, "top_p": 1.0}
-
-
-class CheckResult(BaseModel):
-    """The result of one check.
-
-    Attributes:
-        component: The number of the component, from 1.
-        name: What is checked.
-        outcome: Whether it passed.
-        detail: What was measured, or why the check failed or was skipped.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    component: int
-    name: str
-    outcome: Outcome
-    detail: str
-
-
-class CheckFailed(Exception):
-    """A check found a defect; its message says which, and what to change."""
-
-
-class CheckSkipped(Exception):
-    """A check does not apply; its message says why."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +58,25 @@ class TrainerStack:
         model: The name under which it serves the policy.
         update_weights: A shell command that updates the weights of the generation server once; empty without one.
         token_interface: The token interface, `None` to find it out.
+        tokenizer: The trainer's tokenizer, a name or a folder, with which the engine's ids and texts are compared.
     """
 
     base_url: str
     model: str = "policy"
     update_weights: str = ""
     token_interface: str | None = None
+    tokenizer: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of gymsdk's model client."""
-        return {"base_url": self.base_url, "tokens": True, "token_interface": self.token_interface, "timeout": 60.0}
+        return {
+            "base_url": self.base_url,
+            "tokens": True,
+            "token_interface": self.token_interface,
+            "tokenizer": self.tokenizer,
+            "timeout": 60.0,
+        }
 
 
 async def check_trainer(stack: TrainerStack) -> AsyncIterator[CheckResult]:
@@ -121,7 +95,7 @@ async def check_trainer(stack: TrainerStack) -> AsyncIterator[CheckResult]:
         (1, f"answers {CONCURRENT_CALLS} calls at the same time", checker.call_concurrently),
         (1, "refuses a prompt that exceeds the context with 400", checker.exceed_context),
         (2, "keeps the sampled ids over several turns", checker.continue_ids),
-        (2, "gives one token of one prompt one log-probability", checker.repeat_logprobs),
+        *((2, name, checker.with_tokens(check)) for name, check in list_checks(checker.engine)),
         (3, "starts agent, model server and environment", checker.start),
         (4, "plays rollouts as single sequences of tokens", checker.play_rollouts),
         (4, "refuses a wrong row with 4xx", checker.send_wrong_row),
@@ -134,21 +108,11 @@ async def check_trainer(stack: TrainerStack) -> AsyncIterator[CheckResult]:
             if unreachable:
                 yield CheckResult(component=component, name=name, outcome="skipped", detail=unreachable)
                 continue
-            result = await _run_check(component, name, check)
+            result = await run_check(component, name, check)
             yield result
             if check == checker.call and result.outcome == "failed":
                 unreachable = "the generation server answers no call"
     await http.aclose()
-
-
-async def _run_check(component: int, name: str, check: Callable[[], Awaitable[str]]) -> CheckResult:
-    try:
-        outcome, detail = "passed", await check()
-    except CheckSkipped as skipped:
-        outcome, detail = "skipped", str(skipped)
-    except (CheckFailed, GymsdkError) as error:
-        outcome, detail = "failed", str(error)
-    return CheckResult.model_validate({"component": component, "name": name, "outcome": outcome, "detail": detail})
 
 
 class _TrainerChecker:
@@ -159,6 +123,8 @@ class _TrainerChecker:
         self._stack = stack
         self._model = models.model(f"vllm/{stack.model}", **stack.options)
         self._plain_model = models.model(f"vllm/{stack.model}", base_url=stack.base_url, timeout=60.0, retries=1)
+        tokenizer = None if stack.tokenizer is None else load_tokenizer(stack.tokenizer)
+        self.engine = EngineChecker(self._model, tokenizer)  # type: ignore[arg-type]  # a model on a server
         self._max_model_len: int | None = None
         self._has_tokens = False
         self._running: RunningServers | None = None
@@ -171,7 +137,7 @@ class _TrainerChecker:
             raise CheckFailed("GET /models has no list of models in `data`")
         for entry in entries:
             if entry.get("id") == self._stack.model:
-                self._max_model_len = entry.get("max_model_len")
+                self._max_model_len = self.engine.context = entry.get("max_model_len")
         names = [str(entry.get("id")) for entry in entries]
         if self._stack.model not in names:
             raise CheckFailed(f"the model {self._stack.model!r} is not listed ({', '.join(names)}); pass --model NAME")
@@ -188,7 +154,7 @@ class _TrainerChecker:
         response = await self._model.respond(PROMPT)
         carrier = response["output"][-1]
         logprobs = carrier[TOKEN_FIELDS[2]]
-        wrong = [each for each in logprobs if not math.isfinite(each) or each > STABLE_GAP]
+        wrong = [value for value in logprobs if not math.isfinite(value) or value > MAX_LOGPROB]
         if wrong:
             raise CheckFailed(f"the log-probability {wrong[0]} is no logarithm of a probability")
         self._has_tokens = True
@@ -232,20 +198,6 @@ class _TrainerChecker:
             raise CheckSkipped("no reply was complete, so no conversation had a second turn")
         return f"{turns} turns of {CONVERSATIONS} conversations"
 
-    async def repeat_logprobs(self) -> str:
-        self._require_tokens()
-        first, second = await self._sample_logprobs(), await self._sample_logprobs()
-        common = first.keys() & second.keys()
-        if not common:
-            raise CheckSkipped(f"no token was sampled twice in {2 * SAMPLES} samples")
-        gap = max(abs(first[token] - second[token]) for token in common)
-        if gap > STABLE_GAP:
-            raise CheckFailed(
-                f"the same token after the same prompt has log-probabilities that differ by {gap:.3g}; return the"
-                " log-probabilities of the policy, without penalties, masks or another temperature"
-            )
-        return f"largest difference {gap:.1e} over {len(common)} tokens"
-
     async def start(self) -> str:
         options = self._stack.options
         deployment = Deployment(
@@ -288,7 +240,23 @@ class _TrainerChecker:
         if not self._stack.update_weights:
             raise CheckSkipped("pass --update-weights COMMAND, which sends weights to the generation server once")
         self._require_tokens()
-        before, version = await self._sample_logprobs(), await self._get_version()
+        before, version = await self.engine.measure_reference(), await self._get_version()
+        await self._run_update()
+        after, new_version = await self.engine.measure_reference(), await self._get_version()
+        change = self.engine.describe_change(before, after)
+        if version is not None and version == new_version:
+            raise CheckFailed(f"the server still names the weight version {version}")
+        for check in (self.engine.check_scores, self.engine.check_sampling):
+            try:
+                await check()
+            except CheckFailed as failed:
+                raise CheckFailed(f"after the update: {failed}; clear the prefix cache with the update") from None
+            except CheckSkipped:
+                continue
+        versions = "" if version is None else f", weight version {version} to {new_version}"
+        return f"{change}{versions}"
+
+    async def _run_update(self) -> None:
         process = await asyncio.create_subprocess_shell(
             self._stack.update_weights, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )
@@ -301,20 +269,18 @@ class _TrainerChecker:
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
             raise CheckFailed(f"the command of --update-weights ended with {process.returncode}: {last[0]}")
-        after, new_version = await self._sample_logprobs(), await self._get_version()
-        common = before.keys() & after.keys()
-        gap = max((abs(before[token] - after[token]) for token in common), default=math.inf)
-        if gap == 0:
-            raise CheckFailed(
-                "all log-probabilities are exactly those before the update; the server has the old weights"
-            )
-        if version is not None and version == new_version:
-            raise CheckFailed(f"the server still names the weight version {version}")
-        versions = "" if version is None else f", weight version {version} to {new_version}"
-        return f"log-probabilities change by up to {gap:.1e}{versions}"
 
     def _build_rows(self) -> list[Row]:
         return [task.row() for task in islice(probe.tasks("probe"), CONVERSATIONS)]
+
+    def with_tokens(self, check: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+        """Return *check* for servers with token ids; with others it is skipped."""
+
+        async def run() -> str:
+            self._require_tokens()
+            return await check()
+
+        return run
 
     def _require_tokens(self) -> None:
         if not self._has_tokens:
@@ -334,14 +300,6 @@ class _TrainerChecker:
             raise CheckFailed(f"a rollout ends with status {answer.status}: {answer.text[:300]}")
         result: Row = answer.json()
         return result
-
-    async def _sample_logprobs(self) -> dict[int, float]:
-        """Return the log-probabilities of the tokens that are sampled after one prompt."""
-        sampled = await asyncio.gather(*(self._model.respond(PROMPT) for _ in range(SAMPLES)))
-        carriers = [response["output"][-1] for response in sampled]
-        return {
-            carrier[TOKEN_FIELDS[1]][0]: carrier[TOKEN_FIELDS[2]][0] for carrier in carriers if carrier[TOKEN_FIELDS[1]]
-        }
 
     async def _get_version(self) -> int | str | None:
         response = await self._model.respond(PROMPT)

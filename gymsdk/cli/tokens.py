@@ -45,7 +45,8 @@ def check(  # noqa: PLR0913  # each is an option of the command
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Without a server: let a scripted policy play with this tokenizer, a name or a folder.",
+            help="Compare the server's ids and texts with this tokenizer, a name or a folder. Without a server: let a"
+            " scripted policy play with it.",
             show_default=False,
             rich_help_panel=options.MODEL,
         ),
@@ -72,11 +73,12 @@ def check(  # noqa: PLR0913  # each is an option of the command
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
-    """Play episodes with token ids, and show the first call whose ids would drift in training.
+    """Play episodes with token ids, show the first call whose ids would drift in training, and check the engine.
 
     Each prompt should continue the ids that the policy read and sampled. The command also shows what Chat Completions
-    would do, which renders the whole conversation again for each call. The exit code is 1 if a prompt does not
-    continue.
+    would do, which renders the whole conversation again for each call. With --model, it also checks that the engine's
+    texts belong to its ids, and that its log-probabilities are those of its samples. The exit code is 1 if a prompt
+    does not continue, or if a check of the engine fails.
 
     Examples:
         gymsdk tokens check tool_call --model vllm/NAME --base-url http://HOST:8000/v1
@@ -90,7 +92,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.rollouts.tasks import check_one_source, get_default_split, read_file, read_splits
     from gymsdk.types import Budget
 
-    if (model is None) == (tokenizer is None):
+    if model is None and tokenizer is None:
         raise UsageError("name either the model's server with --model, or its tokenizer with --tokenizer")
     check_one_source(tasks, split)
     environment = registry.load(name, **options.parse_settings([name], settings)[name])
@@ -100,25 +102,29 @@ def check(  # noqa: PLR0913  # each is an option of the command
     else:
         rows = read_splits(environments, split or get_default_split(environment), seed=seed, limit=limit)
     if model is not None:
-        token_model = _build_model(model, options.join_base_urls(base_url), token_interface, timeout)
+        token_model = _build_model(model, options.join_base_urls(base_url), token_interface, timeout, tokenizer)
     else:
         token_model = _build_local_model(policy, tokenizer, seed)
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
     selected = [row for _, row in islice(rows, limit)]
     try:
         with show_warnings():
-            report = run_until_signal(_check(environment, token_model, selected, seed, budget))
+            report = run_until_signal(_check(environment, token_model, selected, seed, budget, tokenizer))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     echo(report.model_dump_json(indent=2) if json else "\n".join(_format_report(report)))
-    if report.broken or report.failures or not report.calls:
+    if report.broken or report.failures or report.engine_defects or not report.calls:
         raise typer.Exit(1)
 
 
-def _build_model(name: str, base_url: str | None, token_interface: str | None, timeout: float) -> TokenModel:
+def _build_model(
+    name: str, base_url: str | None, token_interface: str | None, timeout: float, tokenizer: str | None
+) -> TokenModel:
     from gymsdk.models import registry as models
 
-    built = models.model(name, base_url=base_url, timeout=timeout, tokens=True, token_interface=token_interface)
+    built = models.model(
+        name, base_url=base_url, timeout=timeout, tokens=True, token_interface=token_interface, tokenizer=tokenizer
+    )
     if not hasattr(built, "tokenize"):
         raise UsageError(
             f"{name} has no tokenizer to ask; name a model on a server, as in vllm/NAME, or use --tokenizer"
@@ -137,14 +143,20 @@ def _build_local_model(policy: str, tokenizer: str | None, seed: int) -> TokenMo
 
 
 async def _check(
-    environment: Environment, model: TokenModel, rows: list[Row], seed: int, budget: Budget
+    environment: Environment, model: TokenModel, rows: list[Row], seed: int, budget: Budget, tokenizer: str | None
 ) -> TokenReport:
+    from gymsdk.checks.engine import ServedModel, check_engine
     from gymsdk.checks.tokens import check_tokens
     from gymsdk.errors import Failed
     from gymsdk.http import client
+    from gymsdk.tokens.tokenizer import load_tokenizer
 
     try:
-        return await check_tokens(environment, model, rows, seed=seed, budget=budget)
+        report = await check_tokens(environment, model, rows, seed=seed, budget=budget)
+        if not isinstance(model, ServedModel) or not report.calls:
+            return report
+        results = await check_engine(model, load_tokenizer(tokenizer) if tokenizer else None)
+        return report.model_copy(update={"engine": results})
     except Failed as error:
         raise UsageError(str(error)) from error
     finally:
@@ -152,6 +164,12 @@ async def _check(
 
 
 def _format_report(report: TokenReport) -> Iterator[str]:
+    yield from _format_continuations(report)
+    for result in report.engine:
+        yield f"engine {result.outcome:<8} {result.name}: {result.detail}"
+
+
+def _format_continuations(report: TokenReport) -> Iterator[str]:
     total = len(report.continuations)
     yield f"{report.episodes} episodes, {report.calls} model calls, of which {total} continue a conversation"
     yield from (f"failed: {failure}" for failure in report.failures)

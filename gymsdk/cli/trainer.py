@@ -12,7 +12,8 @@ from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 
 if TYPE_CHECKING:
-    from gymsdk.checks.trainer import CheckResult, TrainerStack
+    from gymsdk.checks.results import CheckResult
+    from gymsdk.checks.trainer import TrainerStack
 
 app = typer.Typer(help="Check the integration of a trainer.", no_args_is_help=True, cls=CommandGroup)
 
@@ -43,6 +44,15 @@ def check(
         ),
     ] = "policy",
     token_interface: options.TokenInterface = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compare the engine's ids and texts with the trainer's tokenizer, a name or a folder.",
+            show_default=False,
+            rich_help_panel=options.MODEL,
+        ),
+    ] = None,
     update_weights: Annotated[
         str,
         typer.Option(
@@ -70,7 +80,7 @@ def check(
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
 
-    stack = TrainerStack(base_url.rstrip("/"), model, update_weights, token_interface)
+    stack = TrainerStack(base_url.rstrip("/"), model, update_weights, token_interface, tokenizer)
     try:
         with show_warnings():
             results = run_until_signal(_check(stack, prints=not json))

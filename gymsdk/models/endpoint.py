@@ -19,6 +19,7 @@ from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
+from gymsdk.models import token_settings
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
@@ -113,6 +114,10 @@ class Endpoint:
             Failed: The server has no `/detokenize`.
         """
         return await self._upstream.detokenize(ids)
+
+    def build_probe_call(self) -> TokenCall:
+        """Return a call with which checks send their own requests to the server."""
+        return self._upstream.build_probe_call()
 
     async def aclose(self) -> None:
         """Do nothing: connections are shared and close with the event loop."""
@@ -255,6 +260,10 @@ class Upstream:
             await self._parse_answer(refusal.answer, call)
             raise
 
+    def build_probe_call(self) -> TokenCall:
+        """Return a call with which checks send their own requests to the servers."""
+        return self._build_token_call(self._prepare_call({"input": "probe"}, self._api))
+
     def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> _Call:
         effective = request | self._effective_fields
         deadline = asyncio.get_running_loop().time() + self.options.timeout
@@ -275,7 +284,10 @@ class Upstream:
         if self._adds_fields:
             tokens = token_fields.TOKEN_REQUEST_FIELDS if options.tokens else {}
             pinned = {key: value for key, value in options.pinned.items() if key not in outbound_api.translated_fields}
-            complete = {**self._defaults, **options.extra_body, **complete, **tokens, **pinned}
+            complete = {**self._defaults, **options.extra_body, **complete}
+            if options.tokens:
+                token_settings.check_fields({**complete, **pinned})
+            complete = {**complete, **tokens, **pinned}
         if complete.get("n") not in {None, 1}:
             raise Failed("'n' must be 1: a model returns one answer; leave 'n' out", kind="model_bad_request")
         for limit in OUTPUT_LIMITS & complete.keys():

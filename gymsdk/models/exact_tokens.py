@@ -36,7 +36,15 @@ from gymsdk.models.token_calls import (
     run_steps,
 )
 from gymsdk.models.token_probe import probe
-from gymsdk.responses import BROKEN_FIELD, CONSTRAINED_FIELD, DIGEST_FIELD, TOKEN_FIELDS, TokenInterface
+from gymsdk.models.token_settings import add_logprobs, check_prefix, get_sampling_settings
+from gymsdk.responses import (
+    BROKEN_FIELD,
+    CONSTRAINED_FIELD,
+    DIGEST_FIELD,
+    SAMPLING_FIELD,
+    TOKEN_FIELDS,
+    TokenInterface,
+)
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
@@ -94,6 +102,7 @@ class ExactTokens:
             Failed: There is no valid answer.
         """
         interface = self._interface or await self.detect(call)
+        check_prefix(call.body, interface)
         sampling = VLLM_SAMPLING if interface.startswith("vllm") else SAMPLING
         call = replace(call, body={**sampling, **call.body})
         query = {
@@ -104,10 +113,12 @@ class ExactTokens:
             "chat": self._chat,
         }[interface]
         try:
-            return await query(call)
+            completion, prompt = await query(call)
+            add_logprobs(completion, call.request)
         except (LookupError, TypeError, AttributeError) as error:
             message = f"{self._name}: an answer of the engine lacks expected fields: {type(error).__name__}: {error}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
+        return completion, prompt
 
     def finish(self, response: Item, call: TokenCall, sent: TokenPrompt | None) -> None:
         """Check the ids of *response* against those of the call before, and mark the differences for a trainer.
@@ -137,6 +148,12 @@ class ExactTokens:
             self._warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
                 f" its items are marked {CONSTRAINED_FIELD}, and trainers leave them out of the loss"
+            )
+        if settings := get_sampling_settings(call.body):
+            carrier[SAMPLING_FIELD] = settings
+            self._warn(
+                f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
+                f" without these settings; the items are marked {SAMPLING_FIELD}"
             )
         if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
             self._warn(

@@ -8,13 +8,8 @@ from typing import Any
 from gymsdk.convert import chat
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH
-from gymsdk.models.token_calls import (
-    UNSUPPORTED_STATUSES,
-    EngineRefusal,
-    TokenCall,
-    build_completion_body,
-    build_no_ids_error,
-)
+from gymsdk.models.token_calls import TokenCall, build_completion_body, build_no_ids_error
+from gymsdk.models.token_scores import post_or_none as ask
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.types import Item
 
@@ -46,7 +41,7 @@ async def probe(call: TokenCall, name: str, *, has_tokenizer: bool = False) -> T
         ):
             if await probe_interface(call, base, messages, split):
                 return interface  # type: ignore[return-value]  # the names are those of the literal
-    completion = await _try_post(call, CHAT_PATH, base | {"messages": messages})
+    completion = await ask(call, CHAT_PATH, base | {"messages": messages})
     fields = chat.read_token_fields(completion, strict=False) if _is_completion(completion) else {}
     if not fields:
         raise build_no_ids_error(name)
@@ -60,7 +55,7 @@ async def probe(call: TokenCall, name: str, *, has_tokenizer: bool = False) -> T
             strict=True,
         )
     )
-    second = await _try_post(call, CHAT_PATH, base | {"messages": [*messages, turn, *messages]})
+    second = await ask(call, CHAT_PATH, base | {"messages": [*messages, turn, *messages]})
     again = chat.read_token_fields(second, strict=False) if _is_completion(second) else {}
     kept = [*turn[TOKEN_FIELDS[0]], *turn[TOKEN_FIELDS[1]]]
     if again and again[TOKEN_FIELDS[0]][: len(kept)] == kept:
@@ -77,9 +72,9 @@ async def probe(call: TokenCall, name: str, *, has_tokenizer: bool = False) -> T
 async def _find_unusual_ids(call: TokenCall, messages: list[Item]) -> list[int] | None:
     """Return a prompt that ends with a word split into letters; `None` if the engine has no `/tokenize`."""
     model = {"model": call.body.get("model")}
-    rendered = await _try_post(call, "/tokenize", model | {"messages": messages})
+    rendered = await ask(call, "/tokenize", model | {"messages": messages})
     letters = [
-        await _try_post(call, "/tokenize", model | {"prompt": letter, "add_special_tokens": False}) for letter in "then"
+        await ask(call, "/tokenize", model | {"prompt": letter, "add_special_tokens": False}) for letter in "then"
     ]
     answers = [rendered, *letters]
     if not all(isinstance(each, dict) and isinstance(each.get("tokens"), list) for each in answers):
@@ -88,13 +83,13 @@ async def _find_unusual_ids(call: TokenCall, messages: list[Item]) -> list[int] 
 
 
 async def _probe_generate(call: TokenCall, base: Item, messages: list[Item], ids: list[int]) -> bool:
-    rendered = await _try_post(call, f"{CHAT_PATH}/render", base | {"messages": messages})
+    rendered = await ask(call, f"{CHAT_PATH}/render", base | {"messages": messages})
     if not isinstance(rendered, dict) or not isinstance(rendered.get("token_ids"), list):
         return False
-    generated = await _try_post(call, "/inference/v1/generate", rendered | {"token_ids": ids, "return_token_ids": True})
+    generated = await ask(call, "/inference/v1/generate", rendered | {"token_ids": ids, "return_token_ids": True})
     if not _has_generated(generated, "token_ids"):
         return False
-    derendered = await _try_post(
+    derendered = await ask(
         call,
         f"{CHAT_PATH}/derender",
         {"generate_response": generated, "prompt_token_ids": ids, "chat_request": base | {"messages": messages}},
@@ -103,23 +98,13 @@ async def _probe_generate(call: TokenCall, base: Item, messages: list[Item], ids
 
 
 async def _probe_completions(call: TokenCall, base: Item, messages: list[Item], ids: list[int]) -> bool:
-    completion = await _try_post(call, "completions", build_completion_body(base | {"messages": messages}, ids, None))
+    completion = await ask(call, "completions", build_completion_body(base | {"messages": messages}, ids, None))
     if not _has_generated(completion, "token_ids"):
         choice = completion["choices"][0] if isinstance(completion, dict) and completion.get("choices") else {}
         spelled = (choice.get("logprobs") or {}).get("tokens") or [""]
         if not str(spelled[0]).startswith(token_fields.TOKEN_ID_PREFIX):
             return False
     return completion["choices"][0].get("prompt_token_ids") in (None, ids)
-
-
-async def _try_post(call: TokenCall, path: str, body: Item) -> Any:
-    """Return the JSON answer, `None` if the engine does not support the request."""
-    try:
-        return await call.post(path, body)
-    except EngineRefusal as error:
-        if error.answer.status in UNSUPPORTED_STATUSES:
-            return None
-        raise
 
 
 def _has_generated(answer: Any, key: str) -> bool:

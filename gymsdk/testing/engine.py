@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -138,6 +139,7 @@ class Generation:
         tokenizer: The tokenizer.
         is_complete: Whether the generation was not truncated.
         size: The number of tokens that count as usage.
+        ids: The token IDs of a text that the language model wrote; `None` encodes the text.
     """
 
     output: list[Item]
@@ -145,9 +147,12 @@ class Generation:
     tokenizer: TemplateTokenizer = DEFAULT_TOKENIZER
     is_complete: bool = True
     size: int = 0
+    ids: list[int] | None = None
 
     def get_token_ids(self) -> list[int]:
         """Return the token IDs; the IDs of a complete turn end with the end-of-turn token."""
+        if self.ids is not None:
+            return self.ids
         text_ids = encode_generation(self.text, self.tokenizer)
         return [*text_ids, self.tokenizer.eos_token_id] if self.is_complete else text_ids[: self.size]
 
@@ -211,17 +216,35 @@ def unparse_calls(output: list[Item]) -> list[Item]:
     return [*thoughts, responses.build_message(render_output(output, thoughts=False))]
 
 
-def compute_logprob(token: int, position: int) -> float:
-    """Return the log-probability of *token* at *position*, which depends on nothing else."""
-    return -(1 + (31 * token + 17 * position) % 97) / 50
+def write_generation(
+    prompt: Prompt, max_tokens: int, request: Item, rng: random.Random, *, parsed: bool, turn: int
+) -> Generation:
+    """Return a generation that the language model samples after *prompt*."""
+    tokenizer = prompt.tokenizer
+    ids = tokenizer.language_model.write(
+        prompt.get_token_ids(),
+        max_tokens,
+        temperature=request.get("temperature", 1.0),
+        allowed=request.get("allowed_token_ids"),
+        rng=rng,
+    )
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    written = f"{THINK_START}\n{text}" if tokenizer.template.opens_reasoning else text
+    is_complete = ids[-1] == tokenizer.eos_token_id
+    output = _parse_output(written, turn=turn, parsed=parsed)
+    return Generation(output, text, tokenizer, is_complete=is_complete, size=len(ids), ids=ids)
 
 
-def build_chat_logprobs(ids: list[int], *, as_ids: bool, top: bool, tokenizer: TemplateTokenizer) -> list[Item]:
-    """Return the log-probabilities of *ids* in the form of Chat Completions.
+def build_chat_logprobs(
+    prompt: list[int], ids: list[int], *, as_ids: bool, top: bool, tokenizer: TemplateTokenizer
+) -> list[Item]:
+    """Return the log-probabilities of *ids* after *prompt* in the form of Chat Completions.
 
     With *top*, `top_logprobs` of each entry contains the same token.
     """
-    return [_build_logprob(token, position, tokenizer, as_ids=as_ids, top=top) for position, token in enumerate(ids)]
+    logprobs = tokenizer.language_model.compute_logprobs(prompt, ids)
+    pairs = zip(ids, logprobs, strict=True)
+    return [_build_logprob(token, logprob, tokenizer, as_ids=as_ids, top=top) for token, logprob in pairs]
 
 
 def add_response_logprobs(generation: Generation, *, top: bool) -> list[Item]:
@@ -240,20 +263,16 @@ def _add_logprobs(part: Item, generation: Generation, *, top: bool) -> Item:
         return part
     before = generation.text.partition(text)[0] if text in generation.text else ""
     tokenizer = generation.tokenizer
-    start = len(encode_generation(before, tokenizer))
-    logprobs = [
-        _build_logprob(token, position, tokenizer, as_ids=False, top=top)
-        for position, token in enumerate(encode_generation(text, tokenizer), start)
-    ]
-    return part | {"logprobs": logprobs}
+    start, ids = encode_generation(before, tokenizer), encode_generation(text, tokenizer)
+    return part | {"logprobs": build_chat_logprobs(start, ids, as_ids=False, top=top, tokenizer=tokenizer)}
 
 
-def _build_logprob(token: int, position: int, tokenizer: TemplateTokenizer, *, as_ids: bool, top: bool) -> Item:
+def _build_logprob(token: int, logprob: float, tokenizer: TemplateTokenizer, *, as_ids: bool, top: bool) -> Item:
     text = tokenizer.decode([token])
     token_bytes = [*text.encode()] if token >= FIRST_SPECIAL_ID else [token]
     entry: Item = {
         "token": f"{TOKEN_ID_PREFIX}{token}" if as_ids else text,
-        "logprob": compute_logprob(token, position),
+        "logprob": logprob,
         "bytes": token_bytes,
     }
     return entry | {"top_logprobs": [entry] if top else []}
@@ -303,6 +322,9 @@ REASONING_FIELDS: dict[Reasoning, Item] = {
 }
 """The fields of a chat request that ask for each form of reasoning."""
 
+PROBE_TOKENS = 32
+"""The largest number of tokens of a request that the language model answers, if the policy cannot."""
+
 NO_PARSER_MESSAGE = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
 
@@ -341,6 +363,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.running = 0
         self._model = model
+        self._rng = random.Random(faults.seed)
         self._reasoning_fields = REASONING_FIELDS[reasoning]
         # A scripted policy counts only text, without the markup of the conversation.
         self._computes_usage = str(getattr(model, "name", "")).startswith("scripted/")
@@ -369,10 +392,12 @@ class Engine:
         try:
             response = await responses.query_model_allowing_filtered(self._model, request, episode=None)
         except Failed:
-            if max_tokens != 1:
+            if max_tokens is None or max_tokens > PROBE_TOKENS:
                 raise
-            # Clients probe an engine with requests for one token. An oracle does not know these conversations.
-            response = responses.build_response([responses.build_message("?")], model=self.name, usage=None)
+            # Clients probe an engine with requests for few tokens. An oracle does not know these conversations.
+            turn, parsed = prompt.count_turns(), not self.faults.unparsed
+            written = write_generation(prompt, max_tokens, request, self._rng, turn=turn, parsed=parsed)
+            return responses.build_response(written.output, model=self.name, usage=None), written
         output = self._apply_limits(response["output"], request, fate)
         generation = build_generation(
             output,
@@ -422,7 +447,8 @@ class Engine:
             answer["prompt_token_ids"], choice["token_ids"] = prompt.get_token_ids(), ids
         if body.get("logprobs"):
             as_ids, top = bool(body.get("return_tokens_as_token_ids")), bool(body.get("top_logprobs"))
-            logprobs = build_chat_logprobs(ids, as_ids=as_ids, top=top, tokenizer=self.tokenizer)
+            before = prompt.get_token_ids()
+            logprobs = build_chat_logprobs(before, ids, as_ids=as_ids, top=top, tokenizer=self.tokenizer)
             choice["logprobs"] = {"content": logprobs}
         if self.kind == "nemo-rl" and wants_tokens(body):
             choice["message"] |= _build_token_fields(prompt, generation)
@@ -511,9 +537,9 @@ def _wants_ids(body: Item) -> bool:
 
 
 def _build_token_fields(prompt: Prompt, generation: Generation) -> Item:
-    ids = generation.get_token_ids()
-    logprobs = [compute_logprob(token, position) for position, token in enumerate(ids)]
-    return dict(zip(responses.TOKEN_FIELDS, (prompt.get_token_ids(), ids, logprobs), strict=True))
+    before, ids = prompt.get_token_ids(), generation.get_token_ids()
+    logprobs = generation.tokenizer.language_model.compute_logprobs(before, ids)
+    return dict(zip(responses.TOKEN_FIELDS, (before, ids, logprobs), strict=True))
 
 
 STORED_REFERENCES = ("previous_response_id", "conversation", "prompt")

@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 
 from gymsdk.convert import content
 from gymsdk.errors import UsageError
+from gymsdk.testing.language_model import SymbolModel
 from gymsdk.tokens import chatml
 from gymsdk.types import Item
 
@@ -328,6 +329,11 @@ class TemplateTokenizer:
     def eos_token_id(self) -> int:
         """The id that ends a generation."""
         return self.special_ids[self.template.eos]
+
+    @cached_property
+    def language_model(self) -> SymbolModel:
+        """The probabilities of the ids."""
+        return SymbolModel(self.eos_token_id)
 
     @cached_property
     def special_ids(self) -> dict[str, int]:

@@ -23,7 +23,6 @@ from gymsdk.testing.engine import (
     Prompt,
     build_chat_prompt,
     build_prompt,
-    compute_logprob,
 )
 from gymsdk.testing.faults import Fate
 from gymsdk.tokens.chatml import THINK_START, parse_output
@@ -59,7 +58,7 @@ def build_endpoints(engine: Engine) -> dict[str, TokenEndpoint]:
         "vllm": endpoints | completions | scale_out,
         "vllm-completions": endpoints | completions,
         "nemo-rl": endpoints,
-        "sglang": {},
+        "sglang": {"/generate": partial(_score, engine)},
         "plain": {},
     }
     return by_kind[engine.kind]
@@ -86,7 +85,7 @@ async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the completion of a token prompt."""
     ids = _check_ids(body.get("prompt"), "prompt")
     limit = api.get_integer(body, "max_tokens") or DEFAULT_COMPLETION_TOKENS
-    generated = await _continue_prompt(engine, ids, limit, fate)
+    generated = await _continue_prompt(engine, ids, limit, fate, body)
     token_ids = generated.get_token_ids()
     choice: Item = {
         "index": 0,
@@ -100,7 +99,10 @@ async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
     if body.get("logprobs") is not None:
         as_ids = body.get("return_tokens_as_token_ids")
         spelled = [f"{TOKEN_ID_PREFIX}{token}" if as_ids else engine.tokenizer.decode([token]) for token in token_ids]
-        choice["logprobs"] = {"tokens": spelled, "token_logprobs": _compute_logprobs(token_ids)}
+        choice["logprobs"] = {"tokens": spelled, "token_logprobs": _compute_logprobs(engine, ids, token_ids)}
+    if body.get("prompt_logprobs") is not None:
+        pairs = zip(ids[1:], _compute_logprobs(engine, ids[:1], ids[1:]), strict=True)
+        choice["prompt_logprobs"] = [None, *({str(token): {"logprob": logprob}} for token, logprob in pairs)]
     return {
         "id": responses.generate_id("cmpl"),
         "object": "text_completion",
@@ -108,6 +110,14 @@ async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
         "choices": [choice],
         "usage": _build_usage(ids, token_ids),
     }
+
+
+async def _score(engine: Engine, body: Item, _: Fate) -> Item:
+    """Return the log-probabilities of `input_ids`, as SGLang's own interface does."""
+    ids = _check_ids(body.get("input_ids"), "input_ids")
+    logprobs = [None, *_compute_logprobs(engine, ids[:1], ids[1:])]
+    entries = [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
+    return {"text": "", "meta_info": {"input_token_logprobs": entries if body.get("return_logprob") else []}}
 
 
 async def _render(engine: Engine, body: Item, _: Fate) -> Item:
@@ -136,7 +146,7 @@ async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
     ids = _check_ids(body.get("token_ids"), "token_ids")
     parameters = api.get_object(body, "sampling_params")
     limit = api.get_integer(parameters, "max_tokens", "sampling_params")
-    generated = await _continue_prompt(engine, ids, limit, fate)
+    generated = await _continue_prompt(engine, ids, limit, fate, parameters)
     token_ids = generated.get_token_ids()
     choice: Item = {
         "index": 0,
@@ -146,7 +156,7 @@ async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
         "logprobs": None,
     }
     if parameters.get("logprobs") is not None:
-        logprobs = _compute_logprobs(token_ids)
+        logprobs = _compute_logprobs(engine, ids, token_ids)
         entries = zip(token_ids, logprobs, strict=True)
         choice["logprobs"] = {"content": [{"token_id": token, "logprob": logprob} for token, logprob in entries]}
     return {
@@ -201,7 +211,7 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
     }
 
 
-async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fate: Fate) -> Generation:
+async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fate: Fate, settings: Item) -> Generation:
     """Return what the policy generates after the prompt *ids*, which are parsed back into a conversation."""
     max_tokens = engine.compute_max_tokens(limit, len(ids))
     try:
@@ -209,6 +219,7 @@ async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fa
     except (UsageError, ValueError) as error:
         raise InvalidRequest(str(error), "prompt") from error
     request = chat_inbound.CHAT_API.parse_request({"model": engine.name, "messages": messages, "tools": tools})
+    request |= {key: settings[key] for key in ("temperature", "allowed_token_ids") if settings.get(key) is not None}
     prompt = Prompt(messages, tools, engine.tokenizer, ids)
     _, generation = await engine.generate(request, prompt, max_tokens, fate)
     return generation
@@ -253,8 +264,8 @@ def _decode(engine: Engine, ids: list[int], *, skip_special_tokens: bool = False
         raise InvalidRequest(str(error), "tokens") from error
 
 
-def _compute_logprobs(ids: list[int]) -> list[float]:
-    return [compute_logprob(token, position) for position, token in enumerate(ids)]
+def _compute_logprobs(engine: Engine, prompt: list[int], ids: list[int]) -> list[float]:
+    return engine.tokenizer.language_model.compute_logprobs(prompt, ids)
 
 
 def _get_finish_reason(generated: Generation) -> str:

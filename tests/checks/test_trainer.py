@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -33,6 +34,9 @@ class GenerationServer:
         is_stable: Whether a token has always the same log-probability.
         overflow_status: The status for a prompt that exceeds the context.
         updates: Whether an update has an effect.
+        jitters: Whether the log-probabilities of a token differ a little from call to call, as in reduced precision.
+        shift: A number that is added to the log-probabilities.
+        update_lies: Whether an update changes only the log-probabilities, and not what is sampled.
     """
 
     version: int = 0
@@ -41,6 +45,9 @@ class GenerationServer:
     is_stable: bool = True
     overflow_status: int = 400
     updates: bool = True
+    jitters: bool = False
+    shift: float = 0.0
+    update_lies: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def build_app(self) -> FastAPI:
@@ -64,12 +71,15 @@ class GenerationServer:
             message = f"This model's maximum context length is {CONTEXT} tokens."
             return JSONResponse({"error": {"message": message}}, status_code=self.overflow_status)
         ids, limit = [], body.get("max_tokens") or 4
+        logprobs = []
         while len(ids) < limit and END not in ids:
             # A space may be written in two ways, so a text does not determine its ids.
-            ids.append(self.rng.choice([*b"abcd", 31, END]) if len(ids) < 3 else END)
-        logprobs = [-1.0 - 0.01 * (token % 7) - 0.1 * self.version for token in ids]
-        if not self.is_stable:
-            logprobs = [each - self.rng.random() for each in logprobs]
+            choices = [*b"abcd", 31, END] if len(ids) < 3 else [END]
+            sampled, reported = (self.compute_probabilities(choices, version) for version in self.get_versions())
+            ids.append(self.rng.choices(choices, sampled)[0])
+            logprobs.append(math.log(reported[choices.index(ids[-1])]) + self.shift)
+        noise = 1.0 if not self.is_stable else 1e-3 if self.jitters else 0.0
+        logprobs = [value - noise * self.rng.random() for value in logprobs]
         message: dict[str, Any] = {"role": "assistant", "content": "".join(map(self.spell, ids))}
         if self.returns_ids:
             message |= {
@@ -84,6 +94,15 @@ class GenerationServer:
             "model": "policy",
             "choices": [{"index": 0, "message": message, "finish_reason": "stop" if END in ids else "length"}],
         }
+
+    def get_versions(self) -> tuple[int, int]:
+        """Return the versions of the weights that sample and that compute the log-probabilities."""
+        return (0 if self.update_lies else self.version), self.version
+
+    @staticmethod
+    def compute_probabilities(choices: list[int], version: int) -> list[float]:
+        weights = [(1 + (token * (version + 2)) % 7) ** 2 for token in choices]
+        return [weight / sum(weights) for weight in weights]
 
     @staticmethod
     def spell(token: int) -> str:
@@ -118,10 +137,20 @@ def list_failed(results: dict[str, CheckResult]) -> list[str]:
 
 async def test_a_sound_server_passes_every_check() -> None:
     results = await check(GenerationServer())
-    assert {result.outcome for result in results.values()} == {"passed"}, results
+    assert not list_failed(results)
+    # This server computes nothing for given ids, and decodes none, and the checks say so.
+    skipped = {name: result.detail for name, result in results.items() if result.outcome == "skipped"}
+    assert skipped == {
+        "returns the text of the sampled ids": "not checked: this engine has no /detokenize; pass --tokenizer NAME",
+        "computes the same log-probabilities for given ids": (
+            "not checked: this engine gives no prompt log-probabilities"
+        ),
+        "reports raw or processed log-probabilities": "not checked: this engine takes no token prompts",
+    }
     assert sorted({result.component for result in results.values()}) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defect", "name", "reason"),
     [
@@ -129,7 +158,10 @@ async def test_a_sound_server_passes_every_check() -> None:
         ({"keeps_ids": False}, "keeps the sampled ids over several turns", "does not continue the tokens"),
         ({"is_stable": False}, "gives one token of one prompt one log-probability", "without penalties"),
         ({"overflow_status": 500}, "refuses a prompt that exceeds the context with 400", "has status 500"),
+        ({"shift": -2.0}, "samples with the log-probabilities that it reports", "do not have the frequencies"),
         ({"updates": False}, "uses new weights after an update", "the server has the old weights"),
+        ({"updates": False, "jitters": True}, "uses new weights after an update", "no more than without an update"),
+        ({"update_lies": True}, "uses new weights after an update", "after the update: the first tokens"),
     ],
 )
 async def test_a_broken_server_fails_the_check_of_its_defect(defect: dict[str, Any], name: str, reason: str) -> None:
@@ -137,7 +169,14 @@ async def test_a_broken_server_fails_the_check_of_its_defect(defect: dict[str, A
     assert name in list_failed(results)
     assert reason in results[name].detail
     # A later check may fail for the same reason, and an unrelated one must not.
-    related = {"keeps the sampled ids over several turns": {"plays rollouts as single sequences of tokens"}}
+    related = {
+        "keeps the sampled ids over several turns": {"plays rollouts as single sequences of tokens"},
+        "gives one token of one prompt one log-probability": {
+            "samples with the log-probabilities that it reports",
+            "uses new weights after an update",
+        },
+        "samples with the log-probabilities that it reports": {"uses new weights after an update"},
+    }
     assert set(list_failed(results)) <= {name} | related.get(name, set())
 
 
@@ -156,8 +195,8 @@ def test_the_command_prints_the_checklist_and_fails(
     printed = capsys.readouterr().out
     assert printed.startswith("1. OpenAI-compatible generation server\n   failed   lists its models: ")
     assert "5. Training loop\n" in printed
-    assert printed.endswith("0 passed, 2 failed, 10 skipped\n")
+    assert printed.endswith("0 passed, 2 failed, 14 skipped\n")
     with pytest.raises(SystemExit):
         main(["trainer", "check", "--base-url", "http://127.0.0.1:9/v1", "--json"])
     results = json.loads(capsys.readouterr().out)
-    assert [each["outcome"] for each in results].count("skipped") == 10
+    assert [each["outcome"] for each in results].count("skipped") == 14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from checks.lying_engine import serve_lying_proxy
 
 from gymsdk.checks.tokens import check_tokens
 from gymsdk.cli.tokens import _format_report
@@ -112,6 +114,17 @@ def test_a_prompt_that_does_not_continue_is_an_error() -> None:
         result = run("--model", f"vllm/policy@{url}", "--token-interface", "chat", "--limit", "2")
     assert result.returncode == 1
     assert "The first prompt that does not continue: task 0, call 2" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", ["", "halved"])
+async def test_an_engine_that_lies_is_an_error(lie: str) -> None:
+    with serve_policy("--engine", "vllm-completions") as url:
+        async with serve_lying_proxy(url, lie) as proxy:
+            result = await asyncio.to_thread(run, "--model", f"vllm/policy@{proxy}", "--limit", "1", "--json")
+    outcomes = {check["name"]: check["outcome"] for check in json.loads(result.stdout)["engine"]}
+    assert result.returncode == (1 if lie else 0)
+    assert outcomes["samples with the log-probabilities that it reports"] == ("failed" if lie else "passed")
 
 
 @pytest.mark.slow

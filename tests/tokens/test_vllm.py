@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks.lying_engine import LIES, TOKENIZES_AGAIN, serve_lying_proxy
 
 import gymsdk
 from gymsdk import responses, tracing
+from gymsdk.checks.engine import check_engine
 from gymsdk.http import client
 from gymsdk.models import endpoint
 from gymsdk.responses import CONSTRAINED_FIELD, TOKEN_FIELDS, TokenInterface
@@ -356,3 +358,30 @@ async def test_a_prompt_that_exceeds_the_context_ends_the_turn(scaled_out: str) 
         model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface=interface)
         response = await model.respond({"input": [{"role": "user", "content": "then " * 5000}]})
         assert responses.is_incomplete_response(response)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "8-bit integers"])
+def precise(folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A vLLM that computes in the precision of the parameter."""
+    assert PYTHON is not None
+    if request.param == "8-bit integers":
+        model = folder.with_name("quantized")
+        subprocess.run([PYTHON, PROGRAMS / "quantize.py", folder, model], check=True, capture_output=True)
+        flags = ("--dtype", "bfloat16")
+    else:
+        model, flags = folder, ("--dtype", request.param)
+    with run_vllm(model, "--enable-scale-out", *flags) as url:
+        yield url
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "chat"])
+async def test_the_checks_of_an_engine_believe_vllm_in_any_precision(precise: str, interface: TokenInterface) -> None:
+    results = await check_engine(gymsdk.model(f"vllm/tiny@{precise}", tokens=True, token_interface=interface))
+    assert {result.name: result.detail for result in results if result.outcome != "passed"} == {}
+
+
+@pytest.mark.parametrize("lie", [*LIES, TOKENIZES_AGAIN])
+async def test_the_checks_of_an_engine_find_each_lie_of_vllm(precise: str, lie: str) -> None:
+    async with serve_lying_proxy(precise, lie) as url:
+        results = await check_engine(gymsdk.model(f"vllm/tiny@{url}", tokens=True, token_interface="vllm-completions"))
+    assert [result for result in results if result.outcome == "failed"], results
