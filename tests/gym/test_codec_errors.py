@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gymsdk import Environment
-from gymsdk.errors import UsageError
+from gymsdk.errors import BadRow, UsageError
 from gymsdk.gym.env import Env
 from gymsdk.gym.vector import VectorEnv, get_info
 from gymsdk.tokens.tokenizer import ByteTokenizer
@@ -74,18 +74,25 @@ def test_an_output_that_is_not_text_fails_the_step_of_its_own_slot(looks: Enviro
 
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
-@pytest.mark.parametrize("task", [PICTURE, BROKEN], ids=["picture", "no content"])
 def test_an_opening_that_is_not_text_is_reported_at_reset_and_ends_the_first_step(
-    looks: Environment, codec: str, task: Any
+    looks: Environment, codec: str
 ) -> None:
     env = Env(looks, tasks=[TEXT_TASK], codec=codec)
-    observation, info = env.reset(options={"task": task})
+    observation, info = env.reset(options={"task": PICTURE})
     assert (info["failure"]["stage"], info["failure"]["kind"]) == ("reset", "unspeakable")
     assert env.observation_space.contains(observation)
     _, reward, terminated, truncated, info = env.step(encode(codec, "stop"))
     assert (math.isnan(reward), terminated, truncated, info["outcome"]) == (True, False, True, "failed")
     env.reset(seed=1)
     assert env.step(encode(codec, "stop"))[1:3] == (0.0, True)
+    env.close()
+
+
+@pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
+def test_an_opening_without_content_does_not_fit_the_environment(looks: Environment, codec: str) -> None:
+    env = Env(looks, tasks=[TEXT_TASK], codec=codec)
+    with pytest.raises(BadRow, match=r"`input.0.content` must be text or a list of parts"):
+        env.reset(options={"task": BROKEN})
     env.close()
 
 

@@ -70,7 +70,7 @@ function App() {
   useEffect(() => { document.title = parts.length ? `${parts.slice(1).join(" ") || page} · gymsdk` : "gymsdk view"; }, [parts.join("/")]);
   useKeys({ "?": () => setShowsKeys(true), Escape: () => setShowsKeys(false) }, true);
   let body;
-  if (!hasToken) body = html`<div class="empty">This tab has no token. Open the address that <code>gymsdk view</code> printed in this tab.</div>`;
+  if (!hasToken) body = html`<div class="empty">This tab has no token. In this tab, open the address that <code>gymsdk view</code> printed.</div>`;
   else if (!page) body = html`<${RunsPage} />`;
   else if (page === "run" && rest.length === 1) body = html`<${RunPage} key=${run} run=${run} tab="rollouts" query=${query} version=${version} state=${state} />`;
   else if (page === "run" && ["groups", "tools", "failures"].includes(rest[1])) body = html`<${RunPage} key=${run} run=${run} tab=${rest[1]} query=${query} version=${version} state=${state} />`;
