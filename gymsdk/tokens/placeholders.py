@@ -20,8 +20,8 @@ MAX_GENERATED_END = 32
 """The number of ids at the end of a generation that are compared with what the template writes after it."""
 
 MAX_TURN_END = 8
-"""The number of ids with which a template ends a turn, at most. If the template leaves out an empty turn, the turns before
-and after it share them."""
+"""The number of ids with which a template ends a turn, at most. If the template leaves out an empty turn, the turns
+before and after it share them."""
 
 MAX_PROMPT_END = 64
 """The number of ids by which the start of the policy's turn can be longer than in a short conversation."""
