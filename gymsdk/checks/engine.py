@@ -29,7 +29,7 @@ from gymsdk.tokens.tokenizer import Tokenizer, get_vocab_size
 from gymsdk.types import Item, Model, is_reply
 
 SAMPLES = 256
-"""The number of generations after one prompt whose frequencies are compared with their log-probabilities."""
+"""The number of generations after one prompt. Their frequencies are compared with their log-probabilities."""
 
 SAMPLE_TOKENS = 3
 CONCURRENT_SAMPLES = 32
@@ -37,7 +37,7 @@ SEQUENCE_TOKENS = 24
 """The length of the generations that the engine scores again."""
 
 LONG_SAMPLES = 4
-"""The number of generations whose tokens are sampled again as first tokens."""
+"""The number of generations. Their tokens are sampled again as first tokens."""
 
 NOISE_FACTOR = 8
 """The tolerance of log-probabilities, as a multiple of the largest difference between two values of the same ids."""
@@ -59,7 +59,7 @@ log-probabilities are wrong for nearly all tokens.
 """
 
 TEXTS = 24
-"""The number of generations whose text is compared."""
+"""The number of generations with a compared text."""
 
 WORDS = "Write one word."
 PROMPT: Item = {"input": WORDS, "temperature": 1.0, "top_p": 1.0}
@@ -88,7 +88,7 @@ Reference: TypeAlias = dict[Any, float]
 
 @dataclass(frozen=True)
 class Generation:
-    """What the engine returned for one call."""
+    """The answer of the engine to one call."""
 
     prompt: list[int]
     ids: list[int]
@@ -153,7 +153,7 @@ class EngineChecker:
         return f"{self.noise}; {len(spreads)} tokens"
 
     async def check_scores(self) -> str:
-        """Compare the reported log-probabilities with those that the engine computes for the same ids."""
+        """Compare the reported log-probabilities with the engine's scores of the same ids."""
         if not await self._can_score():
             raise CheckSkipped("not checked: this engine gives no prompt log-probabilities")
         pairs: list[tuple[int, float, float]] = []
@@ -271,7 +271,7 @@ class EngineChecker:
 
     async def _generate_sequences(self) -> list[Generation]:
         """Return generations of prompts of different lengths; half of them run alone, and half at the same time."""
-        # One prompt is long enough for a prefix cache, whose content may be older than the weights.
+        # One prompt is long enough for a prefix cache, which may be older than the weights.
         words = [f"Write a few words about {topic}." for topic in TOPICS]
         words += ["1 2 3 " * min(self.context // 16, 100)] if self.context else []
         requests = [PROMPT | {"input": text, "max_output_tokens": SEQUENCE_TOKENS} for text in words]
@@ -326,7 +326,7 @@ class EngineChecker:
     async def _sample_twice(self) -> list[float]:
         """Return the differences between tokens that the engine reaches in one generation and as a first token.
 
-        Engines compute prompts and generated tokens with different code, whose results differ in reduced precision.
+        Engines compute prompts and generated tokens with different code. The results differ in reduced precision.
         """
         call, prompt = self._model.build_probe_call(), (await self._get_samples())[0].prompt
 

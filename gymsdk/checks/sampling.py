@@ -33,7 +33,7 @@ ROUNDING = 1e-6
 
 
 class _Context:
-    """What the samples before showed after one prefix: the counts, the reported values, and the alternatives' sums."""
+    """The result of earlier samples after one prefix: the counts, the reported values, and the alternatives' sums."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
@@ -55,7 +55,7 @@ class _Context:
             yield (self._counts[token] or concentration) / (seen + concentration)
         for (scale, shift), total in zip(TRANSFORMS, self._sums, strict=True):
             if token in self._reported:
-                # Probabilities whose sum exceeds 1 are no distribution until they are normalized.
+                # Probabilities with a sum above 1 are no distribution until they are normalized.
                 yield _exp(self._reported[token] * scale + shift) / max(total, 1.0)
             else:
                 yield max(1 - total, 0.0)

@@ -27,7 +27,7 @@ _until_exit = False
 
 
 def _drop_in_child() -> None:
-    # A forked copy would print what the stream still buffers, and would keep the reader of a pipe waiting.
+    # A forked copy would print the buffer of the stream, and would keep the reader of a pipe waiting.
     for descriptor in _saved:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor, inheritable=False)

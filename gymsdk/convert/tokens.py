@@ -165,7 +165,7 @@ def check_ids(ids: object, source: str) -> list[int]:
 
 
 def build_bad_tokens_error(reason: str) -> Failed:
-    """Return the error for an answer whose token fields cannot be used for training."""
+    """Return the error for an answer with token fields that cannot be used for training."""
     return Failed(f"the token fields of the model's answer are invalid: {reason}", kind="model_bad_tokens")
 
 

@@ -217,7 +217,7 @@ class RenderingCache:
 
 
 class Toolset:
-    """A list of tools as one tokenizer sees it. Episodes with equal tools share it.
+    """A list of tools for one tokenizer. Episodes with equal tools share it.
 
     Attributes:
         offered: The tools in the format of Chat Completions, with the special tokens in their texts escaped.
@@ -248,7 +248,7 @@ def _warn_once(message: str) -> None:
 
 
 class Prompt(NamedTuple):
-    """What the policy reads before its first turn.
+    """The prompt of the policy's first turn.
 
     Attributes:
         messages: The messages, as chat templates take them.
@@ -262,7 +262,7 @@ class Prompt(NamedTuple):
 
 
 class PromptEncoder:
-    """Renders prompts with one tokenizer, and keeps what the codecs of many slots would compute again.
+    """Renders prompts with one tokenizer, and keeps the results for the codecs of many slots.
 
     All episodes of an environment often have the same tools, and all episodes of a group have the same prompt.
 

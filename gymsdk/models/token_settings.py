@@ -1,4 +1,4 @@
-"""What the fields of a request do to token ids and log-probabilities: each is delivered, marked or refused.
+"""The effect of the fields of a request on token ids and log-probabilities: a field is delivered, marked or refused.
 
 A trainer computes importance ratios from the log-probabilities that the engine reports, and trains on the ids that it
 returns. A field that changes the distribution that is sampled is marked, and a field that changes the prompt, or asks
@@ -16,7 +16,9 @@ from gymsdk.errors import Failed
 from gymsdk.responses import TOKEN_FIELDS, TokenInterface
 from gymsdk.types import Item
 
-_NO_PREFILL = "a turn of the policy cannot begin with given text (a prefill), whose tokens it did not sample"
+_NO_PREFILL = (
+    "a turn of the policy cannot begin with given text (a prefill), because the policy did not sample its tokens"
+)
 _CHANGES_PROMPT = "it would change the prompt without a trace in the conversation"
 _ONE_ANSWER = "a call returns the tokens of one sampled answer"
 _NOT_RETURNED = "an answer with token ids returns the log-probabilities of the sampled tokens only"
@@ -100,7 +102,7 @@ PREFIX_FIELD = "required_prefix_token_ids"
 
 
 def check_fields(body: Item) -> None:
-    """Raise `Failed` if a field of a chat request, without those that gymsdk adds, has no meaning with token ids."""
+    """Raise `Failed` if a field of a chat request has no meaning with token ids, except fields that gymsdk adds."""
     for key, reason in REFUSED_FIELDS.items():
         if body.get(key) and not (key == "best_of" and body[key] == 1):
             raise _build_refusal(key, reason)

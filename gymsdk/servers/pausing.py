@@ -91,8 +91,8 @@ class PauseState(BaseModel):
         running: The number of calls that have begun and not ended.
         waiting: The number of calls that wait for the end of the pause.
         cut: The number of calls that the current pause, or the last one, has cut.
-        in_flight: The number of calls that may be at the engine: those that run, and those that were cut and of which
-            the engine has not said that they ended.
+        in_flight: The number of calls that may be at the engine: running calls, and cut calls until the engine
+            confirms their end.
         oldest_seconds: The age of the oldest call in flight, `None` if there is none.
     """
 
@@ -209,7 +209,7 @@ class PausableModel:
         return self.state
 
     async def pause_and_cut(self, wait_seconds: float, max_seconds: float) -> PauseState:
-        """Hold new calls, cut those that have not finished in *wait_seconds*, and return when they have ended.
+        """Hold new calls, cut running calls after *wait_seconds*, and return when they have ended.
 
         Raises:
             RequestRejected: Calls that were cut have not ended; the pause continues.
@@ -310,7 +310,7 @@ class PausableModel:
         self._pausing.discard(waiter)
 
     async def _confirm_cut_calls(self) -> None:
-        """Ask the engine how many calls it has: it goes on with a call for a while after its connection was closed."""
+        """Ask the engine for its number of calls: it works on a call for a while after the connection was closed."""
         counter = self._get_counter()
         if not self._unconfirmed or counter is None:
             return

@@ -90,12 +90,12 @@ class TemplateBridge:
     Args:
         terminators: The ids that may end a turn, if they are known: the end-of-text token and other special tokens.
             Otherwise the only visible token that the template writes after a turn ends it.
-        list_words: Returns words that the tokenizer knows, for tokenizers that do not know `PLACEHOLDER_WORDS`.
+        list_words: Returns words of the vocabulary, for tokenizers without `PLACEHOLDER_WORDS`.
     """
 
     def __init__(self, terminators: Collection[int] = (), list_words: Callable[[], Iterable[str]] = tuple) -> None:
         self._terminators = frozenset(terminators)
-        # An engine does not say which tokens are special. Those that end turns are learned.
+        # An engine does not say which tokens are special. The bridge learns the tokens that end turns.
         self._marks = {*terminators}
         self._pairs = [*PLACEHOLDER_WORDS]
         self._list_words = list_words
@@ -326,7 +326,7 @@ class TemplateBridge:
     def _choose_words(
         self, turn: Item, messages: Sequence[Item], earlier: Sequence[Item]
     ) -> TokenizerSteps[tuple[tuple[str, str], TurnEnding]]:
-        """Return the texts of two placeholder turns in place of *turn*, and what the template writes after the first.
+        """Return the texts of two placeholder turns in place of *turn*, and the template's text after the first.
 
         Raises:
             BridgeError: The renderings of placeholder turns do not differ.
@@ -356,7 +356,7 @@ class TemplateBridge:
     def _get_ending(
         self, turn: Item, words: tuple[str, str], earlier: Sequence[Item]
     ) -> TokenizerSteps[TurnEnding | None]:
-        """Return what the template writes after a turn like *turn*, `None` if the texts of *words* do not differ."""
+        """Return the template's text after a turn like *turn*, `None` if the texts of *words* do not differ."""
         calls = turn.get("tool_calls") or ()
         key = (_get_names(calls), words)
         if key not in self._endings:
@@ -371,7 +371,7 @@ class TemplateBridge:
     def _find_ending(self, *conversation: Any) -> TokenizerSteps[TurnEnding | None]:
         *earlier, turn, words = conversation
         if turn.get("tool_calls"):
-            # The token that ends a turn without calls is one that may end a turn with calls.
+            # The token that ends a turn without calls may also end a turn with calls.
             yield from self._get_ending({"role": "assistant", "content": ""}, words, [QUESTION])
         first: list[int] = yield Rendering([*earlier, place_word(turn, words[0])], add_generation_prompt=False)
         second: list[int] = yield Rendering([*earlier, place_word(turn, words[1])], add_generation_prompt=False)
@@ -390,7 +390,7 @@ class TemplateBridge:
     def _find_followed(
         self, earlier: list[Item], turn: Item, words: tuple[str, str], role: str = "user"
     ) -> TokenizerSteps[list[int]]:
-        """Return what the template writes after a turn like *turn* if its outputs or a message of *role* follow it."""
+        """Return the template's text after a turn like *turn* if its outputs or a message of *role* follow it."""
         following = build_outputs(turn.get("tool_calls") or ())
         renderings: list[list[int]] = []
         for word in words:

@@ -130,7 +130,8 @@ class Shaped:
         self.extra = {"structured_outputs": {"regex": pattern}} if pattern else {}
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        metadata = {"extra_body": json.dumps(self.extra | {"seed": random.randrange(2**31)})}
+        # Without a seed: vLLM for CPUs stops when it splits the prompt of a seeded request.
+        metadata = {"extra_body": json.dumps(self.extra)}
         return await self.model.respond(request | {"metadata": metadata})
 
 
