@@ -223,14 +223,17 @@ def describe_value(value: object) -> str:
 
 
 def redact_values(text: str, value: object) -> str:
-    """Return *text* with every text in *value* replaced by `***`: a validator may quote its input in its message."""
+    """Return *text* with `***` for each text in *value* that is no word: a validator may quote its input.
+
+    A word stays, so that the author of an environment can name the wrong choice.
+    """
     if isinstance(value, Mapping):
         for each in (*(key for key in map(str, value) if format_name(key) != key), *value.values()):
             text = redact_values(text, each)
-    elif isinstance(value, str):
+    elif isinstance(value, str) and format_name(value) != value:
         for form in {repr(value)[1:-1], value}:
             text = text.replace(form, "***") if len(form) >= MIN_REDACTED_CHARS else text
-    elif isinstance(value, Sequence):
+    elif isinstance(value, Sequence) and not isinstance(value, str):
         for each in value:
             text = redact_values(text, each)
     return text

@@ -339,7 +339,9 @@ class Upstream:
             raise Failed(f"{message}; {_suggest_v1(without_v1[0])}", kind="model_not_found")
 
     async def _tokenize(self, call: _Call) -> client.HttpResponse:
-        prompt = {key: call.body[key] for key in token_fields.PROMPT_FIELDS if key in call.body}
+        # With token ids, the engine gets the same prompt as from the calls.
+        body = relax_tools(call.body) if self.options.tokens else call.body
+        prompt = {key: body[key] for key in token_fields.PROMPT_FIELDS if key in body}
         return await self._send("/tokenize", prompt, call)
 
     async def _check_server(self, url: str) -> str | None:

@@ -152,7 +152,6 @@ async def test_the_example_split_is_not_compared(list_findings):
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ("[]", "its parameters are not the schema of an object"),
         ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
         ("{'type': 'object', 'properties': {'a': {'enum': []}}}", "parameters.a has an `enum` without values"),
         ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is 3 instead of a schema"),
@@ -164,10 +163,19 @@ async def test_the_example_split_is_not_compared(list_findings):
     ],
 )
 async def test_a_wrong_tool_schema_in_a_row_fails(list_findings, shape, expected):
+    [finding] = await _list_schema_findings(list_findings, shape)
+    assert finding.startswith(f"tool 'add': {expected}")
+
+
+async def test_tool_parameters_that_are_no_object_fail(list_findings):
+    [finding] = await _list_schema_findings(list_findings, "[]")
+    assert "`tools.0.parameters` must be an object" in finding
+
+
+async def _list_schema_findings(list_findings, shape):
     prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', 'parameters': {shape}}}]}}"
     source = SUMS.replace('Sum.ask(f"What is {first} + {second}?", ', f"Sum(responses_create_params={prompt}, ")
-    [finding] = await list_findings("runtime.tool_schemas", source)
-    assert finding.startswith(f"tool 'add': {expected}")
+    return await list_findings("runtime.tool_schemas", source)
 
 
 async def test_a_strict_schema_that_is_not_strict_fails(list_findings):

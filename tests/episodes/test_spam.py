@@ -8,6 +8,7 @@ import random
 import pytest
 
 from gymsdk import Environment, hookimpl, play, responses
+from gymsdk.errors import BadRow
 from gymsdk.models.scripted import build
 from gymsdk.types import Budget
 
@@ -85,7 +86,13 @@ async def test_a_row_with_unusual_tools_breaks_nothing(notebook):
         {"type": "function", "name": "note", "parameters": parameters}
         for parameters in (None, {}, {"type": "object", "properties": None}, {"anyOf": []}, {"enum": []}, {"type": []})
     ]
-    row = {"responses_create_params": {"input": "?", "tools": [*tools, {"type": "web_search"}, {"name": 5}]}}
+    row = {"responses_create_params": {"input": "?", "tools": [*tools, {"type": "web_search"}]}}
     for seed in range(20):
         rollout = await play(Environment("notebook", notebook), build("random"), row, seed=seed)
         assert rollout.outcome == "scored"
+
+
+async def test_a_tool_without_a_name_does_not_fit_the_environment(notebook):
+    row = {"responses_create_params": {"input": "?", "tools": [{"name": 5}]}}
+    with pytest.raises(BadRow, match=r"`tools.0.name` must be a string"):
+        await play(Environment("notebook", notebook), build("random"), row)
