@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SUMS
+from sums_environment import SUMS
 
 NOISY = """
 import atexit, ctypes, os, subprocess, sys, threading, time

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SUMS
+from sums_environment import SUMS
 
 from cli.conftest import Command
 

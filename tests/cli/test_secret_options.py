@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import SUMS
 from pydantic import SecretStr
+from sums_environment import SUMS
 
 from cli.conftest import Start
 from gymsdk import model

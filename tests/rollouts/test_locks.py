@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import SUMS
+from sums_environment import SUMS
 
 from gymsdk import locks
 
