@@ -19,11 +19,22 @@ import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from checks.lying_engine import KINDS, LIES, TOKENIZES_AGAIN, serve_lying_engine, serve_lying_proxy
-from checks.test_trainer import GenerationServer, check, list_failed
+from checks.lying_engine import (  # type: ignore[import-not-found]  # on the path only when the script runs
+    KINDS,
+    LIES,
+    TOKENIZES_AGAIN,
+    serve_lying_engine,
+    serve_lying_proxy,
+)
+from checks.test_trainer import (  # type: ignore[import-not-found]  # as above
+    GenerationServer,
+    check,
+    list_failed,
+)
 
 import gymsdk
 from gymsdk.checks.engine import EngineChecker, list_checks
@@ -46,7 +57,7 @@ UPDATE_CHECK = "uses new weights after an update"
 async def find_failure(url: str, name: str, interface: str) -> str:
     """Return the name of the first check that fails, empty if none does."""
     tokenizer = TemplateTokenizer() if interface == "sglang" else None
-    model = gymsdk.model(f"vllm/{name}@{url}", tokens=True, token_interface=interface, tokenizer=tokenizer)
+    model: Any = gymsdk.model(f"vllm/{name}@{url}", tokens=True, token_interface=interface, tokenizer=tokenizer)
     for title, run in list_checks(EngineChecker(model, tokenizer)):
         result = await run_check(2, title, run)
         if result.outcome == "failed":
@@ -55,7 +66,10 @@ async def find_failure(url: str, name: str, interface: str) -> str:
 
 
 def serve(interface: str, lie: str, vllm: str) -> AbstractAsyncContextManager[str]:
-    return serve_lying_proxy(vllm, lie) if vllm else serve_lying_engine(interface, lie)
+    served: AbstractAsyncContextManager[str] = (
+        serve_lying_proxy(vllm, lie) if vllm else serve_lying_engine(interface, lie)
+    )
+    return served
 
 
 def is_possible(lie: str, interface: str) -> bool:

@@ -60,7 +60,7 @@ class Player:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{' '.join(map(str, self._process.args))} ended with status {self._process.wait()}")
+            sys.exit(f"a process that plays episodes ended with status {self._process.wait()}")
         read: dict[str, Any] = json.loads(line)
         return read
 
