@@ -29,64 +29,59 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningS
     await http.aclose()
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"host": "localhost:1"}, 200),
-        ({"host": "127.0.0.9"}, 200),
-        ({"host": "[::1]:80"}, 200),
-        ({"host": "LOCALHOST."}, 200),
-        ({"host": "evil.test"}, 421),
-        ({"host": "127.0.0.1.evil.test:11000"}, 421),
-        ({"host": "evil.test", "origin": "http://evil.test"}, 421),
-        ({"content-type": "text/plain"}, 200),
-        ({"content-type": "application/x-www-form-urlencoded"}, 200),  # `curl -d`
-    ],
-)
-async def test_a_server_answers_programs_for_its_own_names(
-    running: RunningServers, headers: dict[str, str], status: int
-) -> None:
-    assert await _post_to_servers(running, headers) == {status}
+PROGRAMS: list[tuple[dict[str, str], int]] = [
+    ({}, 200),
+    ({"host": "localhost:1"}, 200),
+    ({"host": "127.0.0.9"}, 200),
+    ({"host": "[::1]:80"}, 200),
+    ({"host": "LOCALHOST."}, 200),
+    ({"host": "evil.test"}, 421),
+    ({"host": "127.0.0.1.evil.test:11000"}, 421),
+    ({"host": "evil.test", "origin": "http://evil.test"}, 421),
+    ({"content-type": "text/plain"}, 200),
+    ({"content-type": "application/x-www-form-urlencoded"}, 200),  # `curl -d`
+]
+"""Headers of programs, and the statuses of the answers."""
+
+PAGES: list[tuple[dict[str, str], int]] = [
+    ({"origin": "OWN"}, 200),
+    ({"origin": "OWN", "sec-fetch-site": "same-origin", "content-type": "text/plain"}, 200),
+    ({"sec-fetch-site": "none"}, 200),
+    ({"host": "localhost:9", "origin": "http://localhost:9"}, 200),  # a forwarded port
+    ({"host": "localhost", "origin": "http://localhost:80"}, 200),
+    ({"host": "LOCALHOST:9", "origin": "http://localhost:9"}, 200),
+    ({"host": "[::1]:9", "origin": "http://[::1]:9"}, 200),
+    ({"origin": "http://evil.test"}, 403),
+    ({"origin": "null"}, 403),
+    ({"origin": ""}, 403),
+    ({"origin": "http://[::"}, 403),
+    ({"origin": "http://localhost:3000"}, 403),
+    ({"origin": "http://127.0.0.1"}, 403),
+    ({"origin": "http://127.0.0.1:x"}, 403),
+    ({"host": "localhost:9", "origin": "http://127.0.0.1:9"}, 403),
+    ({"host": "localhost:9", "origin": "https://localhost:9"}, 403),
+    ({"host": "localhost:9", "origin": "http://localhost:9@evil.test"}, 403),
+    ({"host": "localhost:9", "origin": "http://evil.test@localhost:9"}, 403),
+    ({"host": "localhost:9", "origin": "http://localhost:9/path"}, 403),
+    ({"host": "localhost:9", "origin": "localhost:9"}, 403),
+    ({"host": "localhost:9", "origin": "http://localhost:9, http://evil.test"}, 403),
+    ({"host": "localhost:9", "origin": "http://localhost:9,http://localhost:9"}, 403),
+    ({"origin": "OWN", "sec-fetch-site": "cross-site"}, 403),
+    ({"origin": "http://evil.test", "sec-fetch-site": "same-origin"}, 403),
+    ({"sec-fetch-site": "same-site"}, 403),
+    ({"sec-fetch-site": "cross-site"}, 403),
+    ({"sec-fetch-site": "same-origin, none"}, 403),
+    ({"sec-fetch-site": ""}, 403),
+]
+"""Headers that browsers send, and the statuses of the answers; `OWN` stands for the URL of the server."""
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"origin": "OWN"}, 200),
-        ({"origin": "OWN", "sec-fetch-site": "same-origin", "content-type": "text/plain"}, 200),
-        ({"sec-fetch-site": "none"}, 200),
-        ({"host": "localhost:9", "origin": "http://localhost:9"}, 200),  # a forwarded port
-        ({"host": "localhost", "origin": "http://localhost:80"}, 200),
-        ({"host": "LOCALHOST:9", "origin": "http://localhost:9"}, 200),
-        ({"host": "[::1]:9", "origin": "http://[::1]:9"}, 200),
-        ({"origin": "http://evil.test"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": ""}, 403),
-        ({"origin": "http://[::"}, 403),
-        ({"origin": "http://localhost:3000"}, 403),
-        ({"origin": "http://127.0.0.1"}, 403),
-        ({"origin": "http://127.0.0.1:x"}, 403),
-        ({"host": "localhost:9", "origin": "http://127.0.0.1:9"}, 403),
-        ({"host": "localhost:9", "origin": "https://localhost:9"}, 403),
-        ({"host": "localhost:9", "origin": "http://localhost:9@evil.test"}, 403),
-        ({"host": "localhost:9", "origin": "http://evil.test@localhost:9"}, 403),
-        ({"host": "localhost:9", "origin": "http://localhost:9/path"}, 403),
-        ({"host": "localhost:9", "origin": "localhost:9"}, 403),
-        ({"host": "localhost:9", "origin": "http://localhost:9, http://evil.test"}, 403),
-        ({"host": "localhost:9", "origin": "http://localhost:9,http://localhost:9"}, 403),
-        ({"origin": "OWN", "sec-fetch-site": "cross-site"}, 403),
-        ({"origin": "http://evil.test", "sec-fetch-site": "same-origin"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-origin, none"}, 403),
-        ({"sec-fetch-site": ""}, 403),
-    ],
-)
-async def test_a_server_answers_no_page_but_its_own(
-    running: RunningServers, headers: dict[str, str], status: int
+@pytest.mark.parametrize("cases", [PROGRAMS, PAGES], ids=["programs", "pages"])
+async def test_a_server_answers_programs_and_its_own_pages(
+    running: RunningServers, cases: list[tuple[dict[str, str], int]]
 ) -> None:
-    assert await _post_to_servers(running, headers) == {status}
+    answered = [(headers, await _post_to_servers(running, headers)) for headers, _ in cases]
+    assert answered == [(headers, {status}) for headers, status in cases]
 
 
 async def _post_to_servers(running: RunningServers, headers: dict[str, str]) -> set[int]:
@@ -104,14 +99,14 @@ async def _post_to_servers(running: RunningServers, headers: dict[str, str]) -> 
     return statuses
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-@pytest.mark.parametrize("path", ["/", "/pause", "/metrics", "/nodes", "/nowhere", "/docs"])
-async def test_every_method_and_path_is_closed_to_other_pages(running: RunningServers, method: str, path: str) -> None:
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.test"}, {"sec-fetch-site": "cross-site"}])
+async def test_every_method_and_path_is_closed_to_other_pages(running: RunningServers, headers: dict[str, str]) -> None:
     urls = {running.head_url, *running.urls.values()}
     async with httpx.AsyncClient() as client:
-        for headers in ({"origin": "http://evil.test"}, {"sec-fetch-site": "cross-site"}):
-            statuses = {(await client.request(method, url + path, headers=headers)).status_code for url in urls}
-            assert statuses == {403}
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+            for path in ("/", "/pause", "/metrics", "/nodes", "/nowhere", "/docs"):
+                statuses = {(await client.request(method, url + path, headers=headers)).status_code for url in urls}
+                assert statuses == {403}, (method, path)
 
 
 async def test_the_check_comes_before_the_token_and_holds_on_all_addresses(
