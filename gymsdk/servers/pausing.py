@@ -134,6 +134,7 @@ class PausableModel:
         self._lock = threading.Lock()
         self._is_paused = False
         self._pause_number = 0
+        self._first_number = 0
         self._running: set[_RunningCall] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._pausing: set[asyncio.Future[None]] = set()
@@ -197,8 +198,7 @@ class PausableModel:
         loop = asyncio.get_running_loop()
         with self._lock:
             self._cut = self._cut if self._is_paused else 0
-            self._is_paused = True
-            self._pause_number += 1
+            self._begin()
         number = self._pause_number
         if self._shared is not None:
             self._shared.begin(max_seconds)
@@ -261,12 +261,19 @@ class PausableModel:
         if self._is_paused or self._shared is None or (seconds := self._shared.get_remaining_seconds()) <= 0:
             return
         with self._lock:
-            self._is_paused = True
-            self._pause_number += 1
+            self._begin()
         asyncio.get_running_loop().call_later(seconds, self._expire, self._pause_number, seconds)
 
+    def _begin(self) -> None:
+        """Begin a pause, or extend the current one."""
+        self._pause_number += 1
+        if not self._is_paused:
+            self._first_number = self._pause_number
+        self._is_paused = True
+
     def _cut_running(self, number: int) -> None:
-        if not self._is_paused or number != self._pause_number:
+        # A repeated request, which only goes on waiting, does not revoke the cut.
+        if not self._is_paused or number < self._first_number:
             return
         running = [*self._running]
         self._cut += len(running)

@@ -178,6 +178,18 @@ async def test_a_cut_call_is_in_flight_until_the_engine_has_ended_it(
     assert await asyncio.gather(*running) == ["v1"] * 3
 
 
+async def test_waiting_again_does_not_revoke_the_cut(engine: Engine, server: httpx.AsyncClient) -> None:
+    engine.seconds = 15.0
+    running = asyncio.ensure_future(call(server))
+    await wait_until(lambda: engine.running == 1)
+    await pause(server, cut_after=0.3)
+    state = await pause(server, wait=10)
+    assert (state["cut"], state["in_flight"], engine.running) == (1, 0, 0)
+    engine.seconds = 0.0
+    await server.post("/resume")
+    assert await running == "v1"
+
+
 async def test_an_engine_that_tells_no_number_may_still_have_the_cut_calls(
     engine: Engine, server: httpx.AsyncClient
 ) -> None:
