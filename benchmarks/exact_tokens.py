@@ -52,9 +52,12 @@ TOOLS = [
 
 
 @contextmanager
-def serve_engine(kind: str, template: str, policy: str = "random") -> Iterator[str]:
-    """Serve the test engine in another process and yield its base URL."""
-    flags = ["--engine", kind, "--chat-template", template, "--pairs", "--port", "0", "--json"]
+def serve_engine(kind: str, template: str, policy: str = "random", *, pairs: bool = True) -> Iterator[str]:
+    """Serve the test engine in another process and yield its base URL.
+
+    With *pairs*, the policy often generates other ids than the tokenizer has for the same text.
+    """
+    flags = ["--engine", kind, "--chat-template", template, *(["--pairs"] if pairs else []), "--port", "0", "--json"]
     command = [sys.executable, "-m", "gymsdk", "policy", "serve", policy, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -208,14 +211,18 @@ async def measure_long(url: str, interface: str) -> list[tuple[float, int]]:
 def print_long() -> None:
     """Print the third table."""
     print(f"\nCPU of this process per turn of one conversation of {LONG_TURNS} turns")
-    with serve_engine("vllm", "qwen", "echo") as url:
-        for interface in ("chat", "vllm-completions", "vllm-generate"):
-            turns = asyncio.run(measure_long(url, interface))
-            parts = []
-            for start in (10, 100, 190):
-                window = sorted(turns[start : start + 10])
-                parts.append(f"turn {start}: {window[5][0]:6.2f} ms ({turns[start][1]} prompt ids)")
-            print(f"{interface:<18}  {'   '.join(parts)}")
+    for pairs in (False, True):
+        print(
+            "the policy generates other ids than the tokenizer" if pairs else "the policy generates the tokenizer's ids"
+        )
+        with serve_engine("vllm", "qwen", "echo", pairs=pairs) as url:
+            for interface in ("chat", "vllm-completions", "vllm-generate"):
+                turns = asyncio.run(measure_long(url, interface))
+                parts = []
+                for start in (10, 100, 190):
+                    window = sorted(turns[start : start + 10])
+                    parts.append(f"turn {start}: {window[5][0]:6.2f} ms ({turns[start][1]} prompt ids)")
+                print(f"{interface:<18}  {'   '.join(parts)}")
 
 
 def main() -> None:

@@ -96,7 +96,8 @@ class RareCollector:
 def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
     """Prevent automatic full collections inside the block, and yield the collector that decides on them instead.
 
-    Objects that exist at the start, such as imported modules, are never traversed inside the block.
+    Objects that exist at the start, such as imported modules, are never traversed inside the block, unless the program
+    has frozen objects itself.
     Each `EpisodeCounter` calls the collector of the outermost block.
 
     Args:
@@ -110,14 +111,18 @@ def collect_rarely(max_growth: int | None = None) -> Iterator[RareCollector]:
         return
     thresholds, was_enabled = gc.get_threshold(), gc.isenabled()
     gc.collect()
-    gc.freeze()
+    # The objects that a program has frozen itself stay frozen: `gc.unfreeze` knows no others.
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NO_FULL_COLLECTION)
     _active_collector = RareCollector(max_growth)
     try:
         yield _active_collector
     finally:
         _active_collector = None
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         gc.set_threshold(*thresholds)
         if was_enabled:
             gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -68,6 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if str(item.path).startswith(prefixes):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the thousands of collected tests out of garbage collections: a run of rollouts begins with a complete one,
+    which would take a second."""
+    gc.collect()
+    gc.freeze()
 
 
 HEADER = """

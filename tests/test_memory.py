@@ -83,6 +83,19 @@ def test_the_automatic_collector_is_off_while_too_many_episodes_are_in_flight(is
         (gc.enable if before else gc.disable)()
 
 
+@pytest.mark.parametrize("has_frozen", [False, True])
+def test_only_objects_that_a_program_has_not_frozen_itself_are_unfrozen(has_frozen: bool) -> None:
+    gc.unfreeze()
+    if has_frozen:
+        gc.freeze()
+    try:
+        with collect_rarely():
+            assert gc.get_freeze_count() > 1000
+        assert (gc.get_freeze_count() > 1000) == has_frozen
+    finally:
+        gc.freeze()
+
+
 def test_many_episodes_in_flight_prevent_a_collection() -> None:
     with collect_rarely() as collector:
         garbage = _create_garbage()

@@ -13,32 +13,27 @@ The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens.placeholders import (
-    ID_BYTES,
-    MAX_TURN_END,
     PLACEHOLDER_WORDS,
     QUESTION,
     TurnEnding,
     build_outputs,
     build_short_conversation,
-    count_common_beginning,
     drop_generated,
-    find_aligned,
     find_following,
     find_last,
-    find_prompt_start,
     follows_placeholder,
     get_common_ending,
     get_turn_text,
     pair_words,
     place_word,
 )
+from gymsdk.tokens.read_ids import MAX_TURN_END, LastRead, count_common_beginning, find_after_turn, find_read
 from gymsdk.tokens.tokenizer import Tokenizer, get_eos_id, get_special_tokens, render_messages
 from gymsdk.types import Item, ToolCall, extract_text
 
@@ -51,6 +46,7 @@ MAX_CACHED = 1024
 OTHER_MESSAGES = "the chat template writes the messages in another way after the policy's own turn"
 NO_TERMINATOR = "the chat template ends an assistant turn without a special token"
 LEFT_OUT = "the chat template leaves out an assistant turn"
+REWRITTEN = "the chat template rewrites messages that the policy has read"
 UNKNOWN_WORDS = (
     "the tokenizer turns different words of an assistant turn into the same ids, so the ends of turns cannot be found;"
     " use a tokenizer whose vocabulary covers the texts of the conversations"
@@ -146,9 +142,15 @@ class TemplateBridge:
                 start a new one from the rendered conversation.
         """
         *earlier, turn = conversation or build_short_conversation(calls)
+        whole = [*earlier, turn, *messages]
+        real: list[int] = yield Rendering(whole, add_generation_prompt)
+        last_read = yield from self._find_read(read, real, whole)
+        if read and messages and last_read and generated and generated[-1] in self._marks:
+            suffix = find_after_turn(read[-1], generated, real, last_read)
+            if suffix is not None:
+                return suffix
         words, ending = yield from self._choose_words(turn, messages, earlier)
         first: list[int] = yield Rendering([*earlier, place_word(turn, words[0]), *messages], add_generation_prompt)
-        real: list[int] = yield Rendering([*earlier, turn, *messages], add_generation_prompt)
         found = find_following(first, real, ending)
         if found is None:
             second: list[int] = yield Rendering(
@@ -176,9 +178,7 @@ class TemplateBridge:
         following = following[end if is_complete or turn.get("tool_calls") else 0 :]
         if real[len(real) - len(following) :] != following:
             raise BridgeError(OTHER_MESSAGES)
-        yield from self._check_read(
-            read, real[: len(real) - len(following) + MAX_TURN_END], [*earlier, turn, *messages]
-        )
+        _check_read(last_read, len(real) - len(following))
         return drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
@@ -222,7 +222,8 @@ class TemplateBridge:
         last_turn = before[find_last(before[:index], terminator) + 1 : index + 1]
         if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
-        yield from self._check_read(read, whole[: cut + MAX_TURN_END], [*messages, *new_messages])
+        last_read = yield from self._find_read(read, whole, [*messages, *new_messages])
+        _check_read(last_read, cut)
         return drop_generated(generated, whole[cut - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
@@ -281,27 +282,17 @@ class TemplateBridge:
         text: str = yield Decoding([token])
         return bool(MARK.fullmatch(text.strip())) and not get_turn_text(turn).endswith(text.strip())
 
-    def _check_read(
+    def _find_read(
         self, read: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
-    ) -> TokenizerSteps[None]:
-        """Check that the ids of each part of *read*, without the start of the policy's turn, are in *ids*, in order.
-
-        Raises:
-            BridgeError: The template wrote them in another way when the policy read them.
-        """
+    ) -> TokenizerSteps[LastRead | None]:
+        """Find the parts of *read* in the rendering *ids* of the *conversation*; see `find_read`."""
         if not read:
-            return
+            return LastRead()
         prompts = [(yield from self._get_generation_prompt(conversation))]
         call = next((number for number, message in enumerate(conversation) if message.get("tool_calls")), None)
         if call is not None:
             prompts.append((yield from self._get_generation_prompt_after_outputs(conversation[call])))
-        packed, position = array("q", ids).tobytes(), 0
-        for part in read:
-            kept = array("q", part[: find_prompt_start(part, prompts)]).tobytes()
-            position = find_aligned(packed, kept, position)
-            if position < 0:
-                raise BridgeError("the chat template rewrites messages that the policy has read")
-            position += max(len(kept) - MAX_TURN_END * ID_BYTES, ID_BYTES)
+        return find_read(read, ids, prompts)
 
     def _get_generation_prompt(self, conversation: list[Item]) -> TokenizerSteps[list[int]]:
         if "" not in self._prompts:
@@ -525,6 +516,16 @@ def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
         turn: Item = {"role": "assistant", "content": PLACEHOLDER_WORDS[0][0]}
         closed = yield Rendering([*messages, turn], add_generation_prompt=False)
     return prompted[count_common_beginning(closed, prompted) :]
+
+
+def _check_read(last: LastRead | None, end: int) -> None:
+    """Check that what the policy read comes before its turn, which ends at the index *end* of the rendering.
+
+    Raises:
+        BridgeError: The template wrote it in another way when the policy read it.
+    """
+    if last is None or last.end > end + MAX_TURN_END:
+        raise BridgeError(REWRITTEN)
 
 
 def _get_names(calls: Sequence[Item]) -> tuple[str, ...]:

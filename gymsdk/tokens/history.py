@@ -47,8 +47,8 @@ def find_history(items: Sequence[Item]) -> TokenHistory | None:
 def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
     """Return the ids that the policy read before each of its turns in *items*, without those of earlier turns.
 
-    A part is left out if *items* do not show which of its ids the policy read and which it sampled, because they
-    contain an earlier turn without ids.
+    A part is empty if *items* do not show which of its ids the policy read and which it sampled, because they contain
+    an earlier turn without ids. Parts before a turn whose prompt was rendered again are left out.
     """
     carriers = [index for index, item in enumerate(items) if _is_carrier(item)]
     if not carriers:
@@ -67,8 +67,8 @@ def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
             if begin > end or prompt[begin - len(sampled) : begin] != sampled or items[index].get(BROKEN_FIELD):
                 # The prompt was rendered again, with the earlier turns.
                 break
-        if not any(map(is_policy_item, items[earlier + 1 : _find_turn_start(items, index)])):
-            parts.append(prompt[begin:end])
+        is_mixed = any(map(is_policy_item, items[earlier + 1 : _find_turn_start(items, index)]))
+        parts.append([] if is_mixed else prompt[begin:end])
         end = begin - len(sampled) if earlier >= 0 else 0
     return parts[::-1]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from gymsdk.tokens.read_ids import count_common_beginning
 from gymsdk.types import Item, extract_text
 
 QUESTION: Item = {"role": "user", "content": "question"}
@@ -18,15 +18,6 @@ ending of their renderings is the template's. Further pairs are for tokenizers t
 
 MAX_GENERATED_END = 32
 """The number of ids at the end of a generation that are compared with what the template writes after it."""
-
-MAX_TURN_END = 8
-"""The number of ids with which a template ends a turn, at most. If the template leaves out an empty turn, the turns
-before and after it share them."""
-
-MAX_PROMPT_END = 64
-"""The number of ids by which the start of the policy's turn can be longer than in a short conversation."""
-
-ID_BYTES = array("q").itemsize
 
 MAX_WORD_PAIRS = 8
 """The number of additional pairs that are tried."""
@@ -68,20 +59,6 @@ def build_outputs(calls: Sequence[Item]) -> list[Item]:
     return [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
 
 
-def find_prompt_start(part: Sequence[int], prompts: list[list[int]]) -> int:
-    """Return the index in *part*, which the policy read before its turn, at which the start of its turn begins.
-
-    The start can differ from those in *prompts* in its end, such as in an opening `<think>`.
-    """
-    best, start = 0, len(part)
-    for prompt in filter(None, prompts):
-        for index in range(max(len(part) - len(prompt) - MAX_PROMPT_END, 0), len(part)):
-            if part[index] == prompt[0]:
-                size = count_common_beginning(part[index:], prompt)
-                best, start = (size, index) if size >= best else (best, start)
-    return start
-
-
 def find_following(first: list[int], real: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:
     """Find the ids after the text of a turn, in which the renderings *first* and *real* agree.
 
@@ -112,19 +89,6 @@ def follows_placeholder(rendered: list[int], ending: list[int], placeholder: lis
 def get_common_ending(first: list[int], second: list[int]) -> list[int]:
     size = count_common_beginning(first[::-1], second[::-1])
     return first[len(first) - size :]
-
-
-def count_common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
-
-
-def find_aligned(packed: bytes, part: bytes, start: int) -> int:
-    """Return the position of *part* in *packed* from *start* on, both arrays of 8-byte ids; -1 if there is none."""
-    position = packed.find(part, start)
-    while position >= 0 and position % ID_BYTES:
-        position = packed.find(part, position + 1)
-    return position
 
 
 def get_turn_text(message: Item) -> str:

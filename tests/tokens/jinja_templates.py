@@ -327,7 +327,11 @@ class TemplateEngine:
         except UsageError:
             whole = f"{prompt}{get_mark(self.output)}{self.tokenizer.eos}"
         written = whole[count_common(prompt, whole) :]
-        end = written.rfind(mark) + len(mark) if (mark := get_mark(self.output)) in written else 0
+        mark = get_mark(self.output)
+        if mark not in written and any(item["type"] == "function_call" for item in self.output):
+            # A template may leave out calls that the policy generated.
+            written = f"{mark}{written}"
+        end = written.rfind(mark) + len(mark) if mark in written else 0
         if self.step.is_cut:
             return written[:end]
         if (stop := written.find(self.tokenizer.eos, end)) >= 0:

@@ -318,13 +318,17 @@ async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(inter
 
 
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions"])
-async def test_a_turn_renders_the_conversation_twice(interface: TokenInterface) -> None:
+@pytest.mark.parametrize(("pairs", "renderings"), [(False, 1), (True, 2)])
+async def test_a_turn_renders_the_conversation_twice_only_if_the_policy_chose_other_ids(
+    pairs: bool, renderings: int, interface: TokenInterface
+) -> None:
     turns = [Turn("", f"answer {number} is in there", ("look",), ("there", "", "")) for number in range(60)]
-    model, transport = build_upstream(TurnPolicy(turns), interface)
-    await play(model, turns)
+    model, transport = build_upstream(TurnPolicy(turns), interface, pairs=pairs)
+    played = await play(model, turns)
+    assert played.count_violations() == played.count_broken() == 0
     rendered = [body for path, body in transport.requests if path in {"/tokenize", "chat/completions/render"}]
     # The first turns also learn how the template ends a turn and starts the next.
-    assert len(rendered) <= 2 * len(turns) + 16
+    assert (renderings - 1) * len(turns) < len(rendered) <= renderings * len(turns) + 16
 
 
 def test_ids_after_a_broken_chain_are_left_out_for_trainers() -> None:
