@@ -321,6 +321,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
         yield workers
 
 
+@pytest.mark.slow
 async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_number(slow: Workers) -> None:
     urls = await get_own_urls(slow, "counting_simple_agent")
     first, other = (build_row(number, _ng_rollout_id="402-0") for number in (402, 403))
@@ -334,6 +335,7 @@ async def test_the_end_of_one_rollout_does_not_release_another_one_with_its_numb
     assert slow.count_played(403) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_one_worker_takes_over_each_rollout_of_a_killed_worker(slow: Workers) -> None:
     urls = await get_own_urls(slow, "counting_simple_agent")
@@ -360,6 +362,7 @@ async def test_a_pause_with_a_bad_body_is_rejected(served: Workers) -> None:
         assert (await client.get("/pause")).json()["paused"] is False
 
 
+@pytest.mark.slow
 def test_a_client_that_disconnects_during_a_pause_leaves_no_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -483,6 +486,7 @@ async def test_a_killed_worker_loses_its_sessions_and_no_others(tmp_path: Path) 
         assert (code, "restart its workers one by one: worker-1, worker-2" in output) == (1, True), output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_run_completes_although_a_worker_is_killed(tmp_path: Path) -> None:
     async with serving("tool_call", "--workers", 2, "--port", 0) as deployment:
@@ -496,12 +500,14 @@ async def test_a_run_completes_although_a_worker_is_killed(tmp_path: Path) -> No
         assert deployment.children()["worker-1"] == before["worker-1"]
 
 
+@pytest.mark.slow
 async def test_no_request_is_refused_while_one_of_one_workers_is_down(tmp_path: Path) -> None:
     with serve_workers(tmp_path, workers=1) as workers:
         os.kill(workers.children()["worker-1"], signal.SIGKILL)
         assert await play_session(workers.url(), 1) == [2, 3, 4, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(OPENSSL is None, reason="no openssl here that could make a certificate")
 async def test_workers_share_an_ipv6_port_with_tls_and_a_token_and_survive_the_head(tmp_path: Path) -> None:

@@ -221,7 +221,9 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 
     thread = Thread(target=go, name="gymsdk-check", daemon=True)
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        # A wait without a limit can miss a Ctrl-C that arrives just before it.
+        thread.join(1.0)
     if errors:
         raise errors[0]
     return ended[0]

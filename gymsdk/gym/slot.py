@@ -32,6 +32,10 @@ T = TypeVar("T")
 SHUTDOWN_SECONDS = 15.0
 """Seconds that an interrupted call, or all remaining work at exit, may take to end."""
 
+SIGNAL_CHECK_SECONDS = 1.0
+"""Seconds after which a waiting thread looks for signals. CPython notices a signal that arrives just before a thread
+starts to wait only when the wait ends."""
+
 log = logging.getLogger("gymsdk")
 
 _lock = threading.Lock()
@@ -83,7 +87,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     job = _Job(coroutine)
     try:
         loop.call_soon_threadsafe(job.start)
-        job.done.wait()
+        while not job.done.wait(SIGNAL_CHECK_SECONDS):
+            pass
     except BaseException:
         # After Ctrl-C, no half-played episode must continue in the background.
         loop.call_soon_threadsafe(job.cancel)

@@ -78,7 +78,7 @@ def build_samples(size: int, spread: float, count: int = 384, seed: int = 0) -> 
     return samples
 
 
-@pytest.mark.parametrize(("size", "spread"), [(2, 0.3), (13, 0.7), (100, 1.5)])
+@pytest.mark.parametrize(("size", "spread"), [(2, 0.3), (13, 0.7), pytest.param(100, 1.5, marks=pytest.mark.slow)])
 def test_true_probabilities_are_never_disproved(size: int, spread: float) -> None:
     for seed in range(10):
         assert max(measure_evidence(build_samples(size, spread, 200, seed), 1e-4)) < 1

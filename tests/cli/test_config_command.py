@@ -147,6 +147,7 @@ def test_a_wrong_secret_setting_is_redacted(gymsdk: Command, workdir: Path) -> N
     assert "sk-12345678" not in gymsdk("serve", "sums", "--set", 'key=["sk-12345678"]').err
 
 
+@pytest.mark.slow
 def test_a_node_validates_only_the_environments_it_serves(gymsdk: Command, workdir: Path) -> None:
     (workdir / "a.yaml").write_text(INVALID.replace("scripted/orakel", "scripted/null"))
     result = gymsdk("serve", "--config", "a.yaml", "--role", "model", "--host", "203.0.113.7", "--insecure")

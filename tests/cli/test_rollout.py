@@ -264,7 +264,11 @@ def test_no_key_is_written_to_disk(gymsdk: Command, workdir: Path, monkeypatch: 
     assert "hush" not in written
 
 
-@pytest.mark.parametrize("arguments", [("rollout", "--limit", 3, "--attempts", 1), ("play",)], ids=["rollout", "play"])
+@pytest.mark.parametrize(
+    "arguments",
+    [("rollout", "--limit", 3, "--attempts", 1), pytest.param(("play",), marks=pytest.mark.slow)],
+    ids=["rollout", "play"],
+)
 def test_a_command_says_that_it_waits_for_an_unreachable_model(start: Start, arguments: tuple[object, ...]) -> None:
     host = f"127.0.0.1:{_free_port()}"
     process = start(*arguments, "sums", "--model", "endpoint/x", "--base-url", f"http://{host}/v1")

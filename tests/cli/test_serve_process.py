@@ -67,6 +67,7 @@ def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
     assert "left behind" not in errors
 
 
+@pytest.mark.slow
 def test_a_head_that_does_not_answer_is_named_without_an_option_that_does_not_exist(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -76,6 +77,7 @@ def test_a_head_that_does_not_answer_is_named_without_an_option_that_does_not_ex
     assert line == f"no head answers at http://{host} yet ({reason}); waiting for it for at most 60 s\n"
 
 
+@pytest.mark.slow
 def test_file_names_that_are_not_utf_8_reach_separate_servers(start: Start, workdir: Path) -> None:
     ending = os.fsdecode(b"-caf\xe9")
     config, token, logs = workdir / f"config{ending}.yaml", workdir / f"token{ending}", workdir / f"logs{ending}"

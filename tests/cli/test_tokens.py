@@ -95,6 +95,7 @@ async def test_without_splits_and_with_a_template_that_keeps_everything_nothing_
     assert [len(report.broken), len(report.drifting)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_served_model_is_checked_through_its_own_tokenizer() -> None:
     with serve_policy("--chat-template", "qwen", "--pairs") as url:
         result = run("--model", f"vllm/policy@{url}", "--limit", "3")

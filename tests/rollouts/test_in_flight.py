@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import asyncio, json, tracemalloc
 import gymsdk
@@ -63,6 +65,7 @@ MAX_BYTES = 32 * 1024
 """The memory of a rollout in flight with a small row; its tools alone would be larger."""
 
 
+@pytest.mark.slow
 def test_two_thousand_rollouts_in_flight_share_their_tools_and_keep_no_request_bodies(
     installed: Callable[..., Path],
 ) -> None:

@@ -111,8 +111,14 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    ("name", "theme"),
+    [
+        *((name, "light") for name in PAGES),
+        ("rollout", "dark"),
+        *(pytest.param(name, "dark", marks=pytest.mark.slow) for name in PAGES if name != "rollout"),
+    ],
+)
 def test_each_page_is_accessible_and_has_its_picture(
     viewer: Viewer, open_viewer: Callable[..., Browser], run: Path, name: str, theme: str
 ) -> None:
@@ -458,7 +464,7 @@ def open_export(chromium: Any) -> Iterator[Callable[[Path], Browser]]:
     assert [problem for each in opened for problem in each.problems] == []
 
 
-@pytest.mark.parametrize("name", ["page.html", "folder"])
+@pytest.mark.parametrize("name", ["page.html", pytest.param("folder", marks=pytest.mark.slow)])
 def test_an_exported_page_shows_the_same_from_disk(
     run: Path, strong: Path, tmp_path: Path, open_export: Callable[[Path], Browser], browser: Browser, name: str
 ) -> None:
@@ -498,6 +504,7 @@ def test_a_part_of_a_run_is_exported(run: Path, tmp_path: Path, open_export: Cal
     assert count_shown(exported.page) == 7
 
 
+@pytest.mark.slow
 def test_hostile_transcripts_do_nothing_in_an_exported_page(
     weak: Path, tmp_path: Path, open_export: Callable[[Path], Browser]
 ) -> None:
