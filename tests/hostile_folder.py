@@ -46,7 +46,7 @@ class HostileFolder:
 
 
 def get_variables() -> dict[str, str]:
-    """Return the environment variables without those that change where Python imports from."""
+    """Return the environment variables without those that change the folders of Python's imports."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
 
 

@@ -1,4 +1,4 @@
-"""Network namespaces with addresses of their own, which behave like separate machines on one network."""
+"""Network namespaces with separate addresses, which behave like separate machines on one network."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ STARTERS = re.compile(
     r"Popen|run|call|check_call|check_output|create_subprocess_\w+|exec[lv]p?e?|spawn\w+|system|popen"
 )
 SPAWNING = {"multiprocessing", "concurrent.futures.process", "runpy"}
-"""Modules whose children import from the working folder, unless this process was started with `-P`."""
+"""Modules with children that import from the working folder, unless this process was started with `-P`."""
 
 SHOWN = {"gymsdk/rollouts/plan.py": "describe_program"}
 """Functions that show a command and do not run it."""

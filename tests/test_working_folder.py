@@ -161,7 +161,7 @@ def test_python_m_gymsdk_searches_a_folder_that_pythonpath_names(tmp_path: Path)
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Path:
-    """Return the configuration of a program that imports a module beside it, in a folder of its own."""
+    """Return the configuration of a program that imports a module beside it, in a separate folder."""
     server = tmp_path / "server"
     server.mkdir()
     (server / "sibling.py").write_text("UNIT = 'apples'\n")

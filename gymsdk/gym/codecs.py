@@ -237,7 +237,7 @@ class Toolset:
             return frozenset({self._eos, self.bridge.terminator})
         except BridgeError as error:
             # An episode with a single turn needs no bridge.
-            _warn_once(f"episodes of several turns will fail with this tokenizer: {error}")
+            _warn_once(f"episodes of several turns may fail with this tokenizer: {error}")
             return frozenset({self._eos})
 
 

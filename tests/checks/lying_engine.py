@@ -26,7 +26,7 @@ LOGPROB_LIES: dict[str, Change] = {
     "all -1.0": lambda values: [-1.0 for _ in values],
     "wrong from the second": lambda values: [*values[:1], *(1.5 * value - 0.5 for value in values[1:])],
 }
-"""What the engine reports for the log-probabilities of one generation."""
+"""The values that the engine reports for the log-probabilities of one generation."""
 
 LIES = (
     *LOGPROB_LIES,

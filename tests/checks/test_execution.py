@@ -1,4 +1,4 @@
-"""The check of executed replies says what the code did and where, and leaves nothing behind."""
+"""The check of executed replies names the effects of the code and their place, and leaves nothing behind."""
 
 from __future__ import annotations
 

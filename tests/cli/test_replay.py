@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test in a folder of its own."""
+    """Keep the indexes of a test in a separate folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

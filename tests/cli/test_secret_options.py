@@ -243,7 +243,7 @@ def test_no_setting_appears_in_the_arguments_or_variables_of_a_process(
     started = find_server_processes(process)
     served = json.loads(line)["servers"]
     assert len(started) == 1 + len(served)
-    # A grading worker can see the processes of its own user.
+    # A grading worker can see the processes of the same user.
     assert (grade(served["sums"]["url"], 2), grade(served["sums"]["url"], 3)) == (1.0, 0.0)
     processes = [pid for each in started for pid in list_descendants(each)]
     visible = {

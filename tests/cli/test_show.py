@@ -17,7 +17,7 @@ from .conftest import Command
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test in a folder of its own."""
+    """Keep the indexes of a test in a separate folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "120")
 

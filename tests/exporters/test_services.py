@@ -218,7 +218,7 @@ def test_a_run_does_not_fail_with_its_export(collector: Collector, tmp_path: Pat
 
 
 def read_wandb(path: Path) -> Iterator[Any]:
-    """Yield the records of W&B's file, whose blocks are those of LevelDB's log."""
+    """Yield the records of W&B's file, which has the blocks of LevelDB's log."""
     from wandb.proto import wandb_internal_pb2
 
     data, position, part = path.read_bytes(), 7, b""

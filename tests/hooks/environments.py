@@ -1,4 +1,4 @@
-"""Environments whose hooks return configured results, or record their arguments."""
+"""Environments with hooks that return configured results, or record their arguments."""
 
 from __future__ import annotations
 

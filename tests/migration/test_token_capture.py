@@ -34,7 +34,7 @@ math_agent:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """Yield a folder with a configuration whose policy judges its own answers."""
+    """Yield a folder with a configuration in which the policy judges its own answers."""
     workspace = Workspace(tmp_path_factory.mktemp("captured"))
     workspace.write("always.jsonl", ALWAYS)
     with workspace.serve("gymsdk policy serve script:always.jsonl --port 0") as policy:

@@ -65,7 +65,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def list_programs() -> set[int]:
-    """Return the process IDs of the programs of this test, whose working folder is that of the program."""
+    """Return the process IDs of the programs of this test, which run in the program's folder."""
     here = str(Path.cwd() / "resources_servers" / "counting")
     found = set()
     for each in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""An environment whose author uses Ray, the example of docs/ray.md, is served and graded on a cluster."""
+"""An environment that uses Ray itself, the example of docs/ray.md, is served and graded on a cluster."""
 
 from __future__ import annotations
 

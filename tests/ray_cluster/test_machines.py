@@ -1,4 +1,4 @@
-"""A Ray cluster that `ray start` runs on three machines: network namespaces with addresses of their own."""
+"""A Ray cluster that `ray start` runs on three machines: network namespaces with separate addresses."""
 
 from __future__ import annotations
 

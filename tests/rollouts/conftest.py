@@ -24,7 +24,7 @@ from gymsdk.usage import build_usage
 
 
 class RecordingProgress:
-    """A progress reporter that records what a run reports."""
+    """A progress reporter that records the reports of a run."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []

@@ -1,4 +1,4 @@
-"""What the rewards of repeats show about the difficulty of tasks."""
+"""The difficulty of tasks, from the rewards of repeats."""
 
 from __future__ import annotations
 

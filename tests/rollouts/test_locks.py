@@ -57,7 +57,7 @@ def build_source(fork: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working folder; the process whose id is in its file `pid` is killed at the end."""
+    """The working folder; the process with the id in its file `pid` is killed at the end."""
     folder = tmp_path / "there"
     folder.mkdir()
     monkeypatch.chdir(folder)

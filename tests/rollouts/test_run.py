@@ -168,7 +168,7 @@ def step(task: Pays):
 def verify():
     return Verdict(reward=1.5e308)
 """
-"""Source of an environment whose first task has a reward larger than a float can hold."""
+"""Source of an environment that gives its first task a reward larger than a float can hold."""
 
 
 def test_a_reward_sum_that_is_not_finite_is_a_failure_and_the_run_has_metrics(

@@ -169,7 +169,7 @@ def test_the_metrics_of_the_environment_are_merged(summary: dict[str, Any]) -> N
 
 
 class ConflictingMetrics:
-    """An environment whose `metrics` hook returns a metric that gymsdk computes itself, and a new metric."""
+    """An environment with a `metrics` hook that returns a metric that gymsdk computes itself, and a new metric."""
 
     @hookimpl
     def verify(self) -> Verdict:

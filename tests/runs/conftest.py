@@ -17,7 +17,7 @@ Play = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the indexes of a test in a folder of its own."""
+    """Keep the indexes of a test in a separate folder."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
@@ -39,7 +39,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
 
 @pytest.fixture(scope="session")
 def played(play: Play) -> Path:
-    """Return a run of two environments, half of whose rollouts are right."""
+    """Return a run of two environments with as many right as wrong rollouts."""
     options = ("--model", "scripted/oracle:0.5", "--split", "train", "--limit", "10", "--repeats", "4")
     return play("tool_call", "multineedle", *options, name="played")
 

@@ -1,4 +1,4 @@
-"""Large request bodies: what a server rejects before it takes memory, and how many it accepts together."""
+"""Large request bodies: those that a server rejects before it takes memory, and the number that it accepts together."""
 
 from __future__ import annotations
 

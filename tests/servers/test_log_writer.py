@@ -1,4 +1,4 @@
-"""Lines whose reader is slow or gone do not block the code that logs."""
+"""Lines to a slow or ended reader do not block the code that logs."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ async def serve_limited_agent(environment: Environment, model: Model) -> AsyncIt
 
 
 class DelayedModel:
-    """A model whose answers take a few milliseconds, so that requests wait for a slot."""
+    """A model that takes a few milliseconds, so that requests wait for a slot."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -25,7 +25,7 @@ CALL = {"model": "policy", "input": "hello"}
 
 
 class Engine:
-    """An inference engine whose answers take *seconds*, and name the version of its weights."""
+    """An inference engine with answers that take *seconds* and name the version of its weights."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds

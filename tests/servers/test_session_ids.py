@@ -45,7 +45,7 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningS
 
 @pytest.fixture
 async def connect(running: RunningServers) -> AsyncIterator[Callable[..., Any]]:
-    """Return a function that starts a client of its own, with its own connections and cookies."""
+    """Return a function that starts another client, with its own connections and cookies."""
     async with AsyncExitStack() as stack:
 
         async def start(server: str = "counter") -> httpx.AsyncClient:

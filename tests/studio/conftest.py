@@ -65,7 +65,7 @@ def start_viewer(*runs: Path, cache: Path, cwd: Path | None = None, options: Seq
         finally:
             process.terminate()
             process.wait(20)
-            # Open pages follow their runs by streams, whose end is no error.
+            # Open pages follow their runs by streams, and their end is no error.
             assert log.read_text() == ""
 
 
@@ -78,13 +78,13 @@ def play(folder: Path, model: str, *, limit: int = 20, repeats: int = 2) -> Path
 
 @pytest.fixture(scope="session")
 def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose policy solves half of the tasks."""
+    """A run in which the policy solves half of the tasks."""
     return play(tmp_path_factory.mktemp("runs") / "weak", "scripted/oracle:0.5")
 
 
 @pytest.fixture(scope="session")
 def strong(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the same tasks whose policy solves most of them."""
+    """A run of the same tasks in which the policy solves most of them."""
     return play(tmp_path_factory.mktemp("runs") / "strong", "scripted/oracle:0.9")
 
 
@@ -138,12 +138,12 @@ def playing_viewer(weak: Path, tmp_path: Path) -> Iterator[Viewer]:
 
 
 TOKENS = "Hé [end]"
-"""The text whose bytes are the token ids of an item."""
+"""The text with the bytes that are the token ids of an item."""
 
 
 @pytest.fixture
 def sampled(weak: Path, tmp_path: Path) -> Path:
-    """Return a run with one rollout, whose reply has token ids and log-probabilities."""
+    """Return a run with one rollout and a reply that has token ids and log-probabilities."""
     [line] = [line for _, line in read_rows(weak / "rollouts.jsonl") if line["gymsdk"]["id"] == "0:0"][:1]
     ids = list(TOKENS.encode())
     line["response"]["output"][-1] |= {

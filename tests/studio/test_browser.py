@@ -338,7 +338,7 @@ def test_an_unknown_page_run_and_rollout_are_explained(viewer: Viewer, open_view
     browser.open("#/nothing", "There is no such page")
     for address, text in (("#/run/nothing", "there is no run"), ("#/run/run/99:9", "no rollout")):
         browser.open(address, text)
-    # The browser reports an answer with status 404 as an error of its own.
+    # The browser reports an answer with status 404 as another error.
     assert all("404" in problem for problem in browser.problems)
     browser.problems.clear()
 
@@ -369,7 +369,7 @@ HOSTILE = [
 
 
 def build_hostile_run(folder: Path, line: dict[str, Any]) -> Path:
-    """Write a run whose every text is hostile."""
+    """Write a run in which every text is hostile."""
     folder.mkdir()
     rows = []
     for number, text in enumerate(HOSTILE):
@@ -599,7 +599,7 @@ def test_the_token_leaves_the_address_and_stays_in_the_tab(viewer: Viewer, open_
 def test_a_wrong_token_is_explained(viewer: Viewer, open_viewer: Callable[..., Browser]) -> None:
     browser = open_viewer(replace(viewer, token="wrong"))
     browser.page.get_by_text("needs the token in the address that `gymsdk view` printed").wait_for()
-    # The browser reports an answer with status 401 as an error of its own.
+    # The browser reports an answer with status 401 as another error.
     assert all("401" in problem for problem in browser.problems)
     browser.problems.clear()
 
@@ -618,6 +618,6 @@ def test_a_page_follows_the_run_again_after_the_viewer_was_started_again(
         with (run / "rollouts.jsonl").open("ab") as file:
             file.write(dump_row(line | {"_ng_task_index": 1000}))
         browser.page.get_by_text("1 new rollout").wait_for()
-    # The browser reports lost connections as errors of its own.
+    # The browser reports lost connections as further errors.
     assert all("ERR_" in problem for problem in browser.problems), browser.problems
     browser.problems.clear()

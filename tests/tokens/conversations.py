@@ -41,7 +41,7 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy generates in a turn, and what it reads afterwards.
+    """A turn of the policy, and the text that it reads afterwards.
 
     Attributes:
         reasoning: The reasoning, empty for none.

@@ -259,7 +259,7 @@ class JinjaTokenizer:
 
 
 class TemplateEngine:
-    """An engine without a server, whose policy plays the steps of a conversation as the template writes them."""
+    """An engine without a server; its policy plays the steps of a conversation as the template writes them."""
 
     def __init__(self, tokenizer: JinjaTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -364,11 +364,11 @@ def count_common(first: str, second: str) -> int:
 
 @dataclass
 class Reference:
-    """What the template itself writes for the whole conversation, in text."""
+    """The text that the template itself writes for the whole conversation, in text."""
 
     engine: TemplateEngine
     after: dict[str, str] = field(default_factory=dict)
-    """What the template wrote after each turn, by the turn's mark, when the policy read it."""
+    """The text that the template wrote after each turn, by the turn's mark, when the policy read it."""
 
     def is_kept(self, whole: str, opening: str) -> bool:
         """Return whether *whole* still contains the *opening* and what was read after each turn."""

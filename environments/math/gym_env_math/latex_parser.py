@@ -18,7 +18,7 @@ from antlr4 import ParserATNSimulator, PredictionMode  # type: ignore[import-unt
 from latex2sympy2_extended import latex2sympy2
 
 CONTEXT_RULES = frozenset({"atom_expr"})
-"""Rules whose decisions need the full context in common formulas, such as the exponent in `x^2+3x`."""
+"""Rules with decisions that need the full context in common formulas, such as the exponent in `x^2+3x`."""
 
 _INTEGER = re.compile(r"[0-9]{1,1000}")
 _DECIMAL = re.compile(r"[0-9]{1,15}\.[0-9]{1,15}")

@@ -11,7 +11,7 @@ from gymsdk import Rollout, ToolCall, Verdict
 from .haystack import SynonymTask
 
 MAX_VALUE = 2**63
-"""Integers whose absolute value reaches this bound are rejected: no word has such a value, and some JSON readers
+"""Integers with an absolute value that reaches this bound are rejected: no word has such a value, and some JSON readers
 cannot read such integers."""
 
 

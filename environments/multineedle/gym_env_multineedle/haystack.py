@@ -113,7 +113,7 @@ def build_haystack(rng: Random, entry: Entry, *, distractors: int, sizes: Sequen
 
 
 def _draw_synonyms(rng: Random, entry: Entry, number: int) -> list[str]:
-    """Draw synonyms of *entry* whose values differ from each other and from the value of the term."""
+    """Draw synonyms of *entry* with values that differ from each other and from the value of the term."""
     taken = {compute_value(entry.term)}
     names = entry.names(number)
     found = []

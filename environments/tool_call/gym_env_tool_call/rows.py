@@ -18,7 +18,7 @@ Answer: TypeAlias = str | int | float
 
 
 def drop_nulls(value: Any) -> Any:
-    """Return the JSON *value* without keys whose value is null. Tabular formats pad nested objects with such keys."""
+    """Return the JSON *value* without keys that have a null. Tabular formats pad nested objects with such keys."""
     if isinstance(value, list):
         return [drop_nulls(each) if isinstance(each, (dict, list)) else each for each in value]
     if isinstance(value, dict):

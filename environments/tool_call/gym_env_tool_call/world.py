@@ -1,4 +1,4 @@
-"""The world of an episode: dates and times, the records that the assistant may change, and what the tools look up."""
+"""The world of an episode: dates and times, the records that the assistant may change, and those of the lookups."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _FIELD_SETS: dict[frozenset[str], set[str]] = {}
 
 
 class Frozen(BaseModel):
-    """A model that never changes. Models whose data has the same fields share the set that names them.
+    """A model that never changes. Models with the same fields share the set that names them.
 
     pydantic gives every model such a set, and the sets would be half of the memory of a task.
     """
@@ -158,7 +158,7 @@ def count_facts(records: Records) -> Counter[Fact]:
 
 
 def subtract_records(records: Records, other: Records) -> Records:
-    """Return the records in *records* whose fact does not occur in *other*."""
+    """Return the records in *records* with a fact that does not occur in *other*."""
     known = count_facts(other)
     return Records(
         events=[each for each in records.events if _build_fact(each) not in known],
@@ -252,7 +252,7 @@ class World(Known):
 
 
 def find_contacts(contacts: list[Contact], words: str) -> list[Contact]:
-    """Return the contacts whose name and relation together contain all *words*."""
+    """Return the contacts that contain, in name and relation together, all *words*."""
     wanted = words.casefold().split()
     return [contact for contact in contacts if wanted and set(wanted) <= _words(contact)]
 
