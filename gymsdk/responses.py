@@ -376,6 +376,12 @@ def build_overflow_response(body: str, *, model: str, request: Item) -> Item:
     return empty | {"incomplete_details": {"reason": "max_output_tokens", "message": body[:500]}}
 
 
+def get_overflow_message(response: Item) -> str | None:
+    """Return the engine's message if *response* stands for a prompt that does not fit the context, else `None`."""
+    message = (response.get("incomplete_details") or {}).get("message")
+    return message if isinstance(message, str) and not response.get("output") else None
+
+
 def _requests_too_many_tokens(text: str) -> bool:
     context_size, requested = _CONTEXT_SIZE.search(text), _REQUESTED_TOKENS.search(text)
     if not context_size or not requested:

@@ -33,6 +33,7 @@ UNCHANGED_OPTIONS = (
     "headers",
     "tokens",
     "token_interface",
+    "propagate_context_overflow_errors",
     "tokenizer",
 )
 """The keys that are options of `gymsdk.model` under the same name."""
@@ -340,10 +341,6 @@ IMPLEMENTATION_SETTINGS: Mapping[str, Mapping[str, UnsupportedSetting]] = {
         "continue_final_assistant_message": UnsupportedSetting(
             harmless=False,
             advice="the model always begins a new turn; leave it out, and end the prompt with a message of the user",
-        ),
-        "propagate_context_overflow_errors": UnsupportedSetting(
-            harmless=False,
-            advice="a prompt that is too long gives an incomplete response, which is scored; leave it out",
         ),
     },
 }

@@ -12,6 +12,7 @@ from gymsdk.convert import api
 from gymsdk.convert.anthropic_content import build_blocks, parse_message, parse_parts
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest, build_frame, dump_line
 from gymsdk.convert.chat import ENGINE_FIELDS, drop_unknown_fields
+from gymsdk.convert.deferred_tools import load_deferred_tools
 from gymsdk.convert.tokens import get_carried_fields
 from gymsdk.jsonl import dump_json
 from gymsdk.types import Item
@@ -24,6 +25,8 @@ EMPTY_BLOCKS: MappingProxyType[str, Item] = MappingProxyType(
     {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
 )
 """By type of block, the fields that are empty in its first event because deltas fill them."""
+
+OVERFLOW_START = "prompt is too long"
 
 END_FIELDS = ("stop_reason", "stop_sequence", "stop_details")
 """The fields of a message that its last events have."""
@@ -52,6 +55,14 @@ def build_error(error: ApiError) -> Item:
     kind = ERROR_TYPES.get(error.status, default)
     details = {"details": {"error_code": error.code}} if error.code else {}
     return {"type": "error", "error": {"type": kind, "message": error.message} | details}
+
+
+def format_overflow(message: str) -> str:
+    """Return the error message for a prompt that is too long, from the *message* of the engine.
+
+    Programs recognize the beginning of Anthropic's own message.
+    """
+    return message if message.lower().startswith(OVERFLOW_START) else f"{OVERFLOW_START}: {message}"
 
 
 def build_error_frames(error: ApiError) -> bytes:
@@ -148,6 +159,7 @@ def parse_request(body: Item) -> Item:
     """
     if body.get("mcp_servers"):
         raise InvalidRequest("this server does not call 'mcp_servers'; send their tools as 'tools'", "mcp_servers")
+    body = load_deferred_tools(body)
     known = drop_unknown_fields(body, UNCHANGED_FIELDS | TRANSLATED_FIELDS, where="Messages")
     kept = {key: value for key, value in known.items() if key in UNCHANGED_FIELDS or key in ENGINE_FIELDS}
     translated = {
@@ -354,4 +366,6 @@ MESSAGES_API = InboundApi(
     build_error=build_error,
     build_error_frames=build_error_frames,
     heartbeat=PING_FRAME,
+    format_overflow=format_overflow,
+    refuses_overflow=True,
 )

@@ -69,6 +69,11 @@ class InboundApi:
         build_error: Returns the body of an error response.
         build_error_frames: Returns the last frames of a stream that fails after it has started.
         heartbeat: A frame that clients ignore, to keep the connection open.
+        format_overflow: Returns the message of the error for a prompt that is too long, from that of the engine.
+        refuses_overflow: Whether a prompt that is too long is an error unless the server is configured otherwise. The
+            programs that use Messages summarize the conversation after this error only.
+        echoes_token_ids: Whether a captured call returns its token ids without being asked. Our own agents need them;
+            other programs send them back with each later request.
     """
 
     path: str
@@ -78,6 +83,9 @@ class InboundApi:
     build_error: Callable[[ApiError], Item]
     build_error_frames: Callable[[ApiError], bytes]
     heartbeat: bytes
+    format_overflow: Callable[[str], str] = str
+    refuses_overflow: bool = False
+    echoes_token_ids: bool = False
 
 
 def build_error(error: ApiError) -> Item:

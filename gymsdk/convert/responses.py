@@ -352,4 +352,5 @@ RESPONSES_API = InboundApi(
     build_error=build_error,
     build_error_frames=build_error_frames,
     heartbeat=HEARTBEAT_FRAME,
+    echoes_token_ids=True,
 )

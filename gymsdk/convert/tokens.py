@@ -70,6 +70,12 @@ def get_carried_fields(items: Sequence[Item], fields: Sequence[str] = CARRIED_FI
     return {key: carrier[key] for key in fields if carrier.get(key) is not None}
 
 
+def drop_token_fields(items: Sequence[Item]) -> list[Item]:
+    """Return *items* without token ids, log-probabilities and the digest that belongs to them."""
+    dropped = {*ENGINE_FIELDS, DIGEST_FIELD}
+    return [{key: item[key] for key in item if key not in dropped} for item in items]
+
+
 def parse_weight_versions(answer: Item) -> Item:
     """Return the fields with the versions of the weights that sampled the tokens of a chat completion.
 

@@ -68,6 +68,7 @@ class Endpoint:
         self, name: str, options: ModelOptions, *, provider: str = "endpoint", defaults: Item | None = None
     ) -> None:
         self.name = name
+        self.options = options
         self._provider = provider
         outbound_api = get_outbound_api(options.api or "chat", thoughts=options.thoughts or "field")
         self._upstream = Upstream(name, options, outbound_api, defaults=defaults)

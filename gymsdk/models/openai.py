@@ -53,7 +53,7 @@ class HostedModel:
 
     def __init__(self, name: str, options: ModelOptions) -> None:
         self.name = name
-        self._options = options
+        self.options = options
         self._host = http.get_host(_get_base_url(options))
         # Hosted models reject the reasoning of other models, and `max_tokens`.
         outbound_api = get_outbound_api(
@@ -86,7 +86,7 @@ class HostedModel:
         """Return the answer unparsed: the SDK's own models would drop and add fields."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, HttpxBinaryResponseContent
 
-        client, secrets = await _get_clients(self._options).get(), _list_secrets(self._options)
+        client, secrets = await _get_clients(self.options).get(), _list_secrets(self.options)
         with redact_failures(*secrets):
             try:
                 async with asyncio.timeout_at(deadline):
@@ -101,7 +101,7 @@ class HostedModel:
                     raise failure from None
                 return self._build_response(error.status_code, error.response.content, error.response.headers)
             except (TimeoutError, APITimeoutError) as error:
-                raise http.build_timeout_error(self._host, self._options.timeout, http.MODEL_TIMEOUT_ADVICE) from error
+                raise http.build_timeout_error(self._host, self.options.timeout, http.MODEL_TIMEOUT_ADVICE) from error
             except APIConnectionError as error:
                 never_connected = type(error.__cause__).__name__.startswith("Connect")
                 build = http.build_unreachable_error if never_connected else http.build_interrupted_error
@@ -109,7 +109,7 @@ class HostedModel:
 
     def _build_response(self, status: int, body: bytes, headers: Mapping[str, str]) -> http.HttpResponse:
         retry_after = http.parse_retry_after(headers.get("Retry-After"))
-        return http.HttpResponse(self._host, status, body, retry_after, _list_secrets(self._options))
+        return http.HttpResponse(self._host, status, body, retry_after, _list_secrets(self.options))
 
 
 def build(name: str, options: ModelOptions) -> Model:

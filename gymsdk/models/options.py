@@ -95,6 +95,8 @@ class ModelOptions(BaseModel):
         headers: Headers of every call; their values are secret.
         tokens: Whether to ask for token ids and log-probabilities, and to continue conversations on exactly these ids.
         token_interface: How the server takes and returns token ids; `None` finds it out at the first call.
+        propagate_context_overflow_errors: Whether the model server answers a prompt that does not fit the context with
+            an error; `None` for errors to requests of Messages, and incomplete responses to others.
         tokenizer: The tokenizer of the model, for servers that do not tokenize: a name or a folder for transformers, or
             an object with the methods of `gymsdk.tokens.tokenizer.Tokenizer`.
     """
@@ -118,6 +120,7 @@ class ModelOptions(BaseModel):
     headers: Mapping[str, SecretStr] = {}
     tokens: bool = False
     token_interface: TokenInterface | None = None
+    propagate_context_overflow_errors: bool | None = None
     tokenizer: Any = None
 
     @model_validator(mode="after")

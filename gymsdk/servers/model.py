@@ -14,6 +14,7 @@ from gymsdk import responses, tracing
 from gymsdk.convert import anthropic, api
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.convert.tokens import drop_token_fields
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.http.client import RequestRefused
 from gymsdk.jsonl import NestingError, measure_depth
@@ -70,11 +71,17 @@ MAX_REQUEST_DEPTH = 500
 
 TOO_DEEP_MESSAGE = "the body is nested too deeply"
 
+OVERFLOW_CODE = "context_length_exceeded"
+"""OpenAI's code of the error for a prompt that does not fit the context of the model."""
+
+OVERFLOW_OPTION = "propagate_context_overflow_errors"
+"""NeMo Gym's option, and the key in the `metadata` of a request that sets it for one rollout."""
+
 NO_RETRY_HEADERS = {"x-should-retry": "false"}
 """Tells the SDKs of OpenAI and Anthropic not to retry the request."""
 
 
-NOT_FOUND = 404
+NOT_FOUND, UPGRADE_REQUIRED = 404, 426
 
 DEFAULT_NAME = "policy_model"
 """Default name of a model server, as in NeMo Gym."""
@@ -195,12 +202,14 @@ def create_app(
         name, "A model behind Responses, Chat Completions and Anthropic's Messages.", metrics=server_metrics
     )
     model_name = str(getattr(model, "name", name))
+    has_retries = bool(getattr(getattr(model, "options", None), "retries", 0))
     for path, inbound_api in INBOUND_APIS.items():
-        endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)
+        responder = ModelResponder(model, inbound_api)
+        endpoint = ApiEndpoint(inbound_api, responder.say, every=every, has_retries=has_retries)
         docs = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
         docs["responses"][200] = STREAM_RESPONSE
         app.add_post(f"/v1/{path}", endpoint.answer, **docs)
-    counter = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every)
+    counter = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every, has_retries=has_retries)
     docs = document_endpoint(
         CHAT_REQUEST_SCHEMA, more=ERROR_RESPONSES | {NOT_IMPLEMENTED: "The engine cannot count tokens."}
     )
@@ -222,10 +231,16 @@ async def _handle_not_found(request: Request, error: Exception) -> Response:
         request.scope["path"], request.method, headers.get("allow") or headers.get("Allow")
     )
     is_anthropic = is_anthropic_client(request.headers)
-    content = middleware.build_error_body(
-        request.scope["path"], ApiError(error.status_code, sentence), anthropic=is_anthropic
-    )
-    return json_response(content, status=error.status_code, headers=headers)
+    status = error.status_code
+    if request.headers.get("upgrade", "").lower() == "websocket":
+        # Codex sends requests without a websocket at once after this status, and tries others again.
+        status, sentence = UPGRADE_REQUIRED, f"{request.scope['path']} has no websocket; send requests with POST"
+    content = middleware.build_error_body(request.scope["path"], ApiError(status, sentence), anthropic=is_anthropic)
+    return json_response(content, status=status, headers=headers)
+
+
+class ContextOverflow(Exception):
+    """A prompt does not fit the context of the model; the argument is the message of the engine."""
 
 
 class ApiEndpoint:
@@ -235,12 +250,14 @@ class ApiEndpoint:
         inbound_api: Converts between the API and the Responses API.
         say: Computes the response.
         every: Seconds between two heartbeats of a stream.
+        has_retries: Whether the model tries failed calls again by itself.
     """
 
-    def __init__(self, inbound_api: InboundApi, say: Responder, *, every: float) -> None:
+    def __init__(self, inbound_api: InboundApi, say: Responder, *, every: float, has_retries: bool) -> None:
         self._api = inbound_api
         self._say = say
         self._every = every
+        self._has_retries = has_retries
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
@@ -270,9 +287,14 @@ class ApiEndpoint:
             )
         except EpisodeError as error:
             api_error = failure_to_api_error(error)
-            return StreamResult(
-                build_error_response(self._api, api_error, error), self._api.build_error_frames(api_error)
-            )
+            response = build_error_response(self._api, api_error, error)
+            if self._has_retries and api_error.status >= 500:  # noqa: PLR2004 - the SDKs retry after any 5xx status
+                # The retries of the client would multiply those of the model.
+                response.headers.update(NO_RETRY_HEADERS)
+            return StreamResult(response, self._api.build_error_frames(api_error))
+        except ContextOverflow as error:
+            api_error = ApiError(BAD_REQUEST, self._api.format_overflow(str(error)), code=OVERFLOW_CODE)
+            return StreamResult(build_error_response(self._api, api_error), self._api.build_error_frames(api_error))
         except RecursionError:
             api_error = depth_to_api_error(content)
             return StreamResult(build_error_response(self._api, api_error), self._api.build_error_frames(api_error))
@@ -294,11 +316,16 @@ class ModelResponder:
         """Return the model's response in the form of the API: a body, or all frames of a stream if `content` wants one.
 
         Raises:
+            ContextOverflow: The prompt does not fit the context, and the client gets an error for it.
             Failed: The model failed, or the API cannot express its response.
             NestingError: The response, which repeats parts of the request, is nested too deeply.
         """
         # A response stopped by a content filter is returned too: each API has its own form for it.
         response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
+        if (message := responses.get_overflow_message(response)) and self._refuses_overflow(content):
+            raise ContextOverflow(message)
+        if tracing.get_captured_rollout() and not (self._api.echoes_token_ids or content.get("return_token_ids")):
+            response = response | {"output": drop_token_fields(response["output"])}
         try:
             result = self._api.build_answer(response, content)
             return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
@@ -307,6 +334,14 @@ class ModelResponder:
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
+
+    def _refuses_overflow(self, content: Item) -> bool:
+        """Return whether the request with the body *content* gets an error if its prompt does not fit the context."""
+        metadata = content.get("metadata")
+        asked = metadata.get(OVERFLOW_OPTION) if isinstance(metadata, dict) else None
+        configured = getattr(getattr(self._model, "options", None), OVERFLOW_OPTION, None)
+        chosen = {"true": True, "false": False}.get(str(asked).lower(), configured)
+        return self._api.refuses_overflow if chosen is None else bool(chosen)
 
 
 class TokenCountResponder:
