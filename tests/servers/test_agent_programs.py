@@ -161,15 +161,15 @@ async def test_a_malformed_part_of_a_tool_result_is_refused(reference: Item) -> 
 async def test_the_retries_of_a_program_do_not_multiply_those_of_the_model(retries: int) -> None:
     engine = Engine()
     engine.status, engine.error = 500, "no"
-    async with serve(engine, retries=retries) as url:
-        async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=1) as openai_client,
-            anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=1) as anthropic_client,
-        ):
-            with pytest.raises(openai.InternalServerError):
-                await openai_client.chat.completions.create(model="m", messages=HI)
-            with pytest.raises(anthropic.APIStatusError):
-                await anthropic_client.messages.create(model="m", max_tokens=9, messages=HI)
+    async with (
+        serve(engine, retries=retries) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=1) as openai_client,
+        anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=1) as anthropic_client,
+    ):
+        with pytest.raises(openai.InternalServerError):
+            await openai_client.chat.completions.create(model="m", messages=HI)
+        with pytest.raises(anthropic.APIStatusError):
+            await anthropic_client.messages.create(model="m", max_tokens=9, messages=HI)
     # Without retries of the model, the programs try again.
     assert len(engine.bodies) == (2 * 2 if retries == 0 else 2 * (retries + 1))
 

@@ -56,7 +56,9 @@ class Harness:
 
     async def _play_turn(self, client: AsyncOpenAI, turn: Turn) -> None:
         extra: dict[str, Any] = {"max_tokens": turn.max_tokens} if turn.max_tokens else {}
-        answer = await client.chat.completions.create(model="policy", messages=self.messages, tools=CHAT_TOOLS, **extra)
+        answer = await client.chat.completions.create(
+            model="policy", messages=self.messages, tools=CHAT_TOOLS, extra_body={"return_token_ids": True}, **extra
+        )
         message = answer.choices[0].message.model_dump(exclude_none=True)
         self.carriers.append({key: message[key] for key in TOKEN_FIELDS})
         self.marked.append(message.get(BROKEN_FIELD, False))
