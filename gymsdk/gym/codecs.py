@@ -237,7 +237,7 @@ class Toolset:
             return frozenset({self._eos, self.bridge.terminator})
         except BridgeError as error:
             # An episode with a single turn needs no bridge.
-            _warn_once(f"episodes of several turns will fail with this tokenizer: {error}")
+            _warn_once(f"episodes of several turns can fail with this tokenizer: {error}")
             return frozenset({self._eos})
 
 
@@ -340,7 +340,7 @@ class Tokens:
         self._toolset = self._encoder.get_toolset([])
         self._generated: list[int] = []
         self._conversation: list[Item] = []
-        self._read: list[list[int]] = []
+        self._parts: list[list[int]] = []
         self._thinking = False
         self.observation_space = spaces.Tokens(self._encoder.vocab_size)
         self.action_space = spaces.Tokens(self._encoder.vocab_size)
@@ -356,7 +356,7 @@ class Tokens:
         # A tokenizer that cannot continue a conversation is reported before the first turn.
         _ = self._toolset.end_tokens
         prompt = self._encoder.encode_prompt(opening, self._toolset)
-        self._generated, self._conversation, self._read = [], prompt.messages, [prompt.ids]
+        self._generated, self._conversation, self._parts = [], prompt.messages, [prompt.ids]
         self._thinking = prompt.thinking
         return list(prompt.ids)
 
@@ -379,11 +379,11 @@ class Tokens:
             self._generated,
             messages,
             conversation=self._conversation,
-            read=self._read,
+            parts=self._parts,
             add_generation_prompt=not over,
         )
         self._conversation = [*self._conversation, *messages]
-        self._read = [*self._read, suffix]
+        self._parts = [*self._parts, self._generated, suffix]
         self._thinking = self._encoder.opens_reasoning(suffix)
         return suffix
 

@@ -48,7 +48,7 @@ from gymsdk.responses import (
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
-from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, find_read_ids
+from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, split_last_prompt
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
 from gymsdk.types import Item
 
@@ -285,14 +285,14 @@ class ExactTokens:
         conversation = messages[: len(messages) - len(new)]
         if [*conversation, *new] != messages or conversation[-1].get("role") != "assistant":
             raise BridgeError("the messages after the policy's turn change when they follow the conversation")
-        bridge, read = self._get_bridge(call), find_read_ids(items)
+        bridge, parts = self._get_bridge(call), split_last_prompt(items)
         try:
             return await run_steps(
-                bridge.compute_suffix(history.generated, new, conversation=conversation, read=read), renderer
+                bridge.compute_suffix(history.generated, new, conversation=conversation, parts=parts), renderer
             )
         except BridgeError as error:
             try:
-                return await run_steps(bridge.count_suffix(history.generated, conversation, new, read=read), renderer)
+                return await run_steps(bridge.count_suffix(history.generated, conversation, new, parts=parts), renderer)
             except BridgeError:
                 raise error from None
 
