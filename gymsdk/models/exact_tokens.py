@@ -143,7 +143,8 @@ class ExactTokens:
         if broken:
             carrier[BROKEN_FIELD] = True
             self._warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
-        if call.is_constrained:
+        # Over Chat Completions, the grammar of the engine cannot be left out.
+        if call.is_constrained or (self._interface == "chat" and call.allows_one_call):
             carrier[CONSTRAINED_FIELD] = True
             self._warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"

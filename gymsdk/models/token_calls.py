@@ -121,6 +121,14 @@ class TokenCall:
         return self.forces_tool or any(value for value in constraints if value != {"type": "text"})
 
     @property
+    def allows_one_call(self) -> bool:
+        """Whether the policy may call one tool at most, for which vLLM 0.32 with a tool parser adds a grammar."""
+        body = self.body
+        return (
+            bool(body.get("tools")) and body.get("tool_choice") != "none" and body.get("parallel_tool_calls") is False
+        )
+
+    @property
     def forces_tool(self) -> bool:
         """Whether the request requires a tool call."""
         choice = self.body.get("tool_choice")

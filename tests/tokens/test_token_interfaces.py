@@ -225,6 +225,21 @@ async def test_a_grammar_that_the_engine_adds_by_itself_is_left_out() -> None:
     assert ["structured_outputs" in parameters for parameters in sent[-2:]] == [False, True]
 
 
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+async def test_a_grammar_that_cannot_be_left_out_is_marked(interface: TokenInterface) -> None:
+    """Over Chat Completions, vLLM adds one for `parallel_tool_calls: false` if the request has tools."""
+    one = {"parallel_tool_calls": False}
+    for more, is_constrained in (
+        ({"tools": TOOLS, **one}, interface == "chat"),
+        ({"tools": TOOLS}, False),
+        ({"tools": TOOLS, "tool_choice": "none", **one}, False),
+        (one, False),
+    ):
+        model, _ = build_upstream(TurnPolicy(TALK), interface)
+        response = await model.respond({"input": OPENING, **more})
+        assert (CONSTRAINED_FIELD in response["output"][-1]) is is_constrained, more
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
 @pytest.mark.parametrize("tools", [[], TOOLS])
