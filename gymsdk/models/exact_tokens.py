@@ -50,6 +50,7 @@ from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, split_last_prompt
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item
 
 log = logging.getLogger("gymsdk")
@@ -87,7 +88,7 @@ class ExactTokens:
         self._tokenizer = tokenizer
         self._lock = CrossLoopSemaphore(1)
         self._bridges = lru_cache(MAX_BRIDGES)(self._build_bridge)
-        self._warned: set[str] = set()
+        self._once = OnceLogger(log)
 
     @property
     def interface(self) -> TokenInterface | None:
@@ -142,22 +143,22 @@ class ExactTokens:
             broken = "the engine rendered the conversation again, and the ids differ"
         if broken:
             carrier[BROKEN_FIELD] = True
-            self._warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
+            self._once.warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
         # Over Chat Completions, the grammar of the engine cannot be left out.
         if call.is_constrained or (self._interface == "chat" and call.allows_one_call):
             carrier[CONSTRAINED_FIELD] = True
-            self._warn(
+            self._once.warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
                 f" its items are marked {CONSTRAINED_FIELD}, and trainers leave them out of the loss"
             )
         if settings := get_sampling_settings(call.body):
             carrier[SAMPLING_FIELD] = settings
-            self._warn(
+            self._once.warn(
                 f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
                 f" without these settings; the items are marked {SAMPLING_FIELD}"
             )
         if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
-            self._warn(
+            self._once.warn(
                 f"{self._name}: a conversation came back without token ids, so its prompts are rendered again; let the"
                 f" agent return output items unchanged, with {', '.join(TOKEN_FIELDS)}, or serve the model with"
                 " --token-capture-dir and let the agent call /ng-rollout/ID/training-token-capture/v1"
@@ -317,12 +318,6 @@ class ExactTokens:
                 kind="model_misconfigured",
             )
         return load_tokenizer(self._tokenizer)
-
-    def _warn(self, message: str) -> None:
-        """Log each message once, because a run can have many such conversations."""
-        if message not in self._warned and len(self._warned) < MAX_BRIDGES:
-            self._warned.add(message)
-            log.warning("%s", message)
 
 
 def _check_text_only(messages: list[Item]) -> None:

@@ -469,7 +469,7 @@ async def play_kind(
 
 def get_warnings(model: Upstream) -> list[str]:
     """Return why conversations of *model* were marked."""
-    return [text.rpartition("token ids: ")[2] for text in model._exact_tokens._warned]
+    return [text.rpartition("token ids: ")[2] for text in model._exact_tokens._once.warnings]
 
 
 def count_outcomes(outcomes: list[tuple[Outcome, str]]) -> Counter[Outcome]:
