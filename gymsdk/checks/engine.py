@@ -161,6 +161,8 @@ class EngineChecker:
             scored = await self._score([*generation.prompt, *generation.ids])
             computed = (scored or [])[len(generation.prompt) - 1 :]
             pairs += zip(itertools.count(1), generation.logprobs, computed, strict=False)
+        if not pairs:
+            raise CheckSkipped("not checked: this engine gives no log-probabilities of prompts with a generation")
         gaps = [abs(reported - expected) for _, reported, expected in pairs]
         exceeding, is_wrong = self._count_exceeding(gaps)
         if is_wrong:

@@ -239,7 +239,7 @@ class Toolset:
         except BridgeError as error:
             # An episode with a single turn needs no bridge.
             # Every list of tools would repeat the warning.
-            once.warn(f"episodes of several turns can fail with this tokenizer: {error}")
+            once.warn(f"episodes of several turns may fail with this tokenizer: {error}")
             return frozenset({self._eos})
 
 

@@ -80,10 +80,10 @@ def test_a_tokenizer_that_knows_no_words_is_explained_once(caplog: pytest.LogCap
         for _ in range(3):
             codec = Tokens(tokenizer)
             codec.encode_opening([QUESTION], [])
-            # The turn was cut off, so that the rendering does not show its end.
+            # A turn that was cut off: what follows it is not there as it was generated.
             codec.parse_action([0], turn=0)
             with pytest.raises(UsageError, match="turns different words"):
                 codec.encode_reply([NEW], over=False)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
-    assert "episodes of several turns can fail with this tokenizer" in said[0]
+    assert "episodes of several turns may fail with this tokenizer" in said[0]
