@@ -21,7 +21,7 @@ from types import MappingProxyType
 from gymsdk import responses
 from gymsdk.convert import chat, content
 from gymsdk.convert import tokens as token_fields
-from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
+from gymsdk.convert.chat import CHAT_PATH
 from gymsdk.errors import Failed, UsageError
 from gymsdk.jsonl import dump_json
 from gymsdk.models.token_calls import (
@@ -256,7 +256,7 @@ class ExactTokens:
 
     async def _chat_with_ids(self, call: TokenCall) -> tuple[Item, TokenPrompt]:
         """Query SGLang, which takes the ids of the prompt beside the messages."""
-        renderer = LocalRenderer(self._load_tokenizer(), call.body.get("tools"))
+        renderer = LocalRenderer(self._load_tokenizer(), call)
         prompt = await self._build_prompt(call, renderer)
         return await call.post(CHAT_PATH, call.body | {"input_ids": prompt.ids}), prompt
 
@@ -305,8 +305,8 @@ class ExactTokens:
             raise Failed(str(error), kind="model_bad_request") from error
 
     def _get_bridge(self, call: TokenCall) -> TemplateBridge:
-        keys = ("tools", CHAT_TEMPLATE_KEY, "chat_template", "reasoning_effort")
-        return self._bridges(dump_json([call.body.get(key) for key in keys]))
+        settings = [call.body.get("tools"), call.body.get("chat_template"), call.template_variables]
+        return self._bridges(dump_json(settings))
 
     def _build_bridge(self, _key: bytes) -> TemplateBridge:
         return TemplateBridge(get_terminators(self._load_tokenizer()) if self._interface == "sglang" else ())

@@ -82,6 +82,7 @@ DELIVERED_FIELDS = frozenset(
         "cache_salt",
         "chat_template",
         "chat_template_kwargs",
+        "documents",
         "ignore_eos",
         "include_reasoning",
         "include_stop_str_in_output",

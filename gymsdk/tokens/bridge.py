@@ -14,8 +14,9 @@ The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gymsdk.errors import UsageError
@@ -506,9 +507,14 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
 
 
 def answer_from_tokenizer(
-    tokenizer: Tokenizer, request: Rendering | Decoding, tools: list[Item] | None
+    tokenizer: Tokenizer,
+    request: Rendering | Decoding,
+    tools: list[Item] | None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int] | str:
     """Return what *request* asks for: the ids of messages, or the text of ids.
+
+    The arguments are those of `render_messages`.
 
     Raises:
         UsageError: The chat template cannot render the messages.
@@ -516,7 +522,8 @@ def answer_from_tokenizer(
     if isinstance(request, Decoding):
         return tokenizer.decode(request.ids)
     messages = [parse_call_arguments(message) for message in request.messages]
-    return render_messages(tokenizer, messages, tools=tools, add_generation_prompt=request.add_generation_prompt)
+    prompted = request.add_generation_prompt
+    return render_messages(tokenizer, messages, tools=tools, add_generation_prompt=prompted, variables=variables)
 
 
 def parse_call_arguments(message: Item) -> Item:

@@ -103,7 +103,9 @@ def test_functions_are_found_in_the_prompt(prompt, functions):
 def test_a_record_is_complete_or_missing() -> None:
     """A grader may stop the program of a reply at any time; here it cannot write."""
     with open_programs(load("math")) as programs:
-        payload = programs.add("a reply", TaskView(Task(responses_create_params={"input": "?"}), Claims(), [], []), lambda _: [])
+        payload = programs.add(
+            "a reply", TaskView(Task(responses_create_params={"input": "?"}), Claims(), [], []), lambda _: []
+        )
         subprocess.run(["sh", "-c", f"ulimit -f 0; {payload.command}"], check=False, stderr=subprocess.DEVNULL)
         assert programs.list_executions() == []
         subprocess.run(payload.command, shell=True, check=True)

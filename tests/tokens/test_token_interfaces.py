@@ -225,6 +225,15 @@ async def test_a_grammar_that_the_engine_adds_by_itself_is_left_out() -> None:
     assert ["structured_outputs" in parameters for parameters in sent[-2:]] == [False, True]
 
 
+async def test_a_tokenizer_that_does_not_take_a_variable_of_the_template_is_named() -> None:
+    """SGLang takes ids, so that it would ignore the variable."""
+    model, _ = build_upstream(TurnPolicy(TALK), "sglang")
+    request = {"input": OPENING, "metadata": {"chat_template_kwargs": json.dumps({"enable_thinking": False})}}
+    with pytest.raises(Failed, match="enable_thinking") as refused:
+        await model.respond(request)
+    assert refused.value.kind == "model_bad_request"
+
+
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
 async def test_a_grammar_that_cannot_be_left_out_is_marked(interface: TokenInterface) -> None:
     """Over Chat Completions, vLLM adds one for `parallel_tool_calls: false` if the request has tools."""

@@ -35,6 +35,10 @@ CONTINUED = {
         after="{% if add_generation_prompt %}<|start|>assistant\n"
         "{% if '/no_think' in system %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
     ),
+    "switch among the variables": build_turns(
+        after="{% if add_generation_prompt %}<|start|>assistant\n"
+        "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    ),
     "another end of the last turn": build_turns(
         f"<|start|>{{{{ message.role }}}}\n{{{{ message.content }}}}{CALLS}"
         "{% if loop.last and message.role == 'assistant' %}<|return|>{% else %}<|im_end|>{% endif %}"
