@@ -58,8 +58,8 @@ log = logging.getLogger("gymsdk")
 SAMPLING = MappingProxyType({"temperature": 1.0, "top_p": 1.0})
 """The sampling parameters of requests that do not set them. A server would otherwise use those of the model's files."""
 
-VLLM_SAMPLING = MappingProxyType({**SAMPLING, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
-"""The same for vLLM. The servers of trainers reject the additional parameters."""
+ENGINE_SAMPLING = MappingProxyType({**SAMPLING, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
+"""The same for vLLM and SGLang. The servers of trainers reject the additional parameters."""
 
 MAX_BRIDGES = 64
 """The number of cached bridges. There is one for each list of tools and arguments of the chat template."""
@@ -104,7 +104,7 @@ class ExactTokens:
         """
         interface = self._interface or await self.detect(call)
         check_prefix(call.body, interface)
-        sampling = VLLM_SAMPLING if interface.startswith("vllm") else SAMPLING
+        sampling = SAMPLING if interface in {"nemo-rl", "chat"} else ENGINE_SAMPLING
         call = replace(call, body={**sampling, **call.body})
         query = {
             "vllm-generate": self._generate,

@@ -326,7 +326,7 @@ async def test_a_prompt_that_exceeds_the_context_ends_the_turn(interface: TokenI
     assert "maximum context length is 300 tokens" in response["incomplete_details"]["message"]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
 async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(interface: TokenInterface) -> None:
     model, transport = build_upstream(TurnPolicy(TALK), interface)
     await model.respond({"input": OPENING})
@@ -336,7 +336,7 @@ async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(inter
     )
     keys = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     first, second = ([body.get(key) for key in keys] for sent, body in transport.requests if sent == path)
-    pinned = [None] * 3 if interface == "nemo-rl" else [-1, 0.0, 1.0]
+    pinned = [None] * 3 if interface in {"nemo-rl", "chat"} else [-1, 0.0, 1.0]
     assert first == [1.0, 1.0, *pinned]
     assert second == [0.5, 1.0, 20, *pinned[1:]]
 
