@@ -76,7 +76,7 @@ class PageCheck:
                 site = value if site is None else site + b"," + value
         if host and not self._is_allowed(host):
             return Rejection(421, UNKNOWN_HOST_MESSAGE.format(name=_parse_hostname(host)[:80]))
-        # Behind a proxy with TLS, the server's pages have another scheme than the server. The browser knows their origin.
+        # Behind a proxy with TLS, the server's pages have another scheme than the server; the browser knows it.
         schemes = DEFAULT_PORTS if site == SAME_ORIGIN else (scheme,)
         if origin is not None and not any(_is_own_origin(origin, own, host) for own in schemes):
             return _reject_page("Origin", origin)
