@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import re
@@ -35,6 +36,31 @@ os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 LogField: TypeAlias = str | int | float | bool | None
+
+
+MAX_WARNINGS = 64
+"""The number of different warnings of a `OnceLogger`. Their texts can contain what a policy or a client wrote."""
+
+
+class OnceLogger:
+    """Logs each warning once, because a run can repeat its cause thousands of times.
+
+    Args:
+        log: The logger.
+
+    Attributes:
+        warnings: The warnings that were logged.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self.warnings: set[str] = set()
+
+    def warn(self, message: str) -> None:
+        """Log *message*, unless it was logged before."""
+        if message not in self.warnings and len(self.warnings) < MAX_WARNINGS:
+            self.warnings.add(message)
+            self._log.warning("%s", message)
 
 
 @dataclass(slots=True)

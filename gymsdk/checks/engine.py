@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gymsdk.checks.results import CheckFailed, CheckResult, CheckSkipped, run_check
 from gymsdk.checks.sampling import MAX_EVIDENCE, find_undetected, measure_evidence
-from gymsdk.models.exact_tokens import VLLM_SAMPLING
+from gymsdk.models.exact_tokens import ENGINE_SAMPLING
 from gymsdk.models.token_calls import TokenCall, build_completion_body
 from gymsdk.models.token_scores import post_or_none, score
 from gymsdk.responses import TOKEN_FIELDS, read_text
@@ -161,6 +161,8 @@ class EngineChecker:
             scored = await self._score([*generation.prompt, *generation.ids])
             computed = (scored or [])[len(generation.prompt) - 1 :]
             pairs += zip(itertools.count(1), generation.logprobs, computed, strict=False)
+        if not pairs:
+            raise CheckSkipped("not checked: this engine gives no log-probabilities of prompts with a generation")
         gaps = [abs(reported - expected) for _, reported, expected in pairs]
         exceeding, is_wrong = self._count_exceeding(gaps)
         if is_wrong:
@@ -344,7 +346,7 @@ class EngineChecker:
 
     async def _complete(self, call: TokenCall, prompt: list[int], fields: Item) -> list[tuple[int, float]] | None:
         """Return the tokens that the engine generates after the ids *prompt*; `None` if it takes no ids."""
-        body = build_completion_body(call.body | VLLM_SAMPLING | fields, prompt, None)
+        body = build_completion_body(call.body | ENGINE_SAMPLING | fields, prompt, None)
         answer = await post_or_none(call, "completions", body)
         try:
             choice: Item = answer["choices"][0]

@@ -77,7 +77,8 @@ mark()
 """
 """The program sets a variable and attributes, and writes a record of its process."""
 
-SHELL_PROGRAM = "printf '{{\"process\": %s}}' \"$$\" > '{record}'\n"
+# The record must not be read before it is complete.
+SHELL_PROGRAM = "printf '{{\"process\": %s}}' \"$$\" > '{record}.part' && mv '{record}.part' '{record}'\n"
 
 FIX = (
     "treat a reply as data, never as code; if the task is to write code, run it in a sandbox: a container, or another"

@@ -319,7 +319,7 @@ def _parse_messages(messages: Any) -> list[Item]:
 
 def _parse_max_tokens(body: Item) -> int | None:
     limit = body.get("max_tokens")
-    if limit is None or (isinstance(limit, int) and limit > 0):
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
         return limit
     raise api.build_invalid_field("max_tokens", "a positive integer")
 

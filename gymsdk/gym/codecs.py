@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
@@ -20,6 +20,7 @@ from gymsdk.tokens import tokenizer as tokenizers
 from gymsdk.tokens.bridge import Bridge, BridgeError, parse_call_arguments
 from gymsdk.tokens.chatml import SpecialToken, escape_markers, parse_output
 from gymsdk.tokens.tokenizer import Tokenizer
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from gymsdk.tokens.tokenizer import Tokenizer
 
-log = logging.getLogger("gymsdk")
+once = OnceLogger(logging.getLogger("gymsdk"))
 
 CodecName: TypeAlias = Literal["chat", "text", "tokens"]
 """The form of observations and actions: chat messages, text, or token IDs."""
@@ -237,14 +238,9 @@ class Toolset:
             return frozenset({self._eos, self.bridge.terminator})
         except BridgeError as error:
             # An episode with a single turn needs no bridge.
-            _warn_once(f"episodes of several turns may fail with this tokenizer: {error}")
+            # Every list of tools would repeat the warning.
+            once.warn(f"episodes of several turns may fail with this tokenizer: {error}")
             return frozenset({self._eos})
-
-
-@lru_cache(maxsize=64)
-def _warn_once(message: str) -> None:
-    """Log each *message* once, because every list of tools would repeat it."""
-    log.warning("%s", message)
 
 
 class Prompt(NamedTuple):
@@ -340,7 +336,7 @@ class Tokens:
         self._toolset = self._encoder.get_toolset([])
         self._generated: list[int] = []
         self._conversation: list[Item] = []
-        self._read: list[list[int]] = []
+        self._parts: list[list[int]] = []
         self._thinking = False
         self.observation_space = spaces.Tokens(self._encoder.vocab_size)
         self.action_space = spaces.Tokens(self._encoder.vocab_size)
@@ -356,7 +352,7 @@ class Tokens:
         # A tokenizer that cannot continue a conversation is reported before the first turn.
         _ = self._toolset.end_tokens
         prompt = self._encoder.encode_prompt(opening, self._toolset)
-        self._generated, self._conversation, self._read = [], prompt.messages, [prompt.ids]
+        self._generated, self._conversation, self._parts = [], prompt.messages, [prompt.ids]
         self._thinking = prompt.thinking
         return list(prompt.ids)
 
@@ -379,11 +375,11 @@ class Tokens:
             self._generated,
             messages,
             conversation=self._conversation,
-            read=self._read,
+            parts=self._parts,
             add_generation_prompt=not over,
         )
         self._conversation = [*self._conversation, *messages]
-        self._read = [*self._read, suffix]
+        self._parts = [*self._parts, self._generated, suffix]
         self._thinking = self._encoder.opens_reasoning(suffix)
         return suffix
 

@@ -27,7 +27,8 @@ FOREIGN_PAGE_MESSAGE = (
     " its address in the browser"
 )
 
-OWN_SITES = frozenset({b"same-origin", b"none"})
+SAME_ORIGIN = b"same-origin"
+OWN_SITES = frozenset({SAME_ORIGIN, b"none"})
 """Values of `Sec-Fetch-Site` for a page of the server itself, and for an address that a person entered."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -75,7 +76,9 @@ class PageCheck:
                 site = value if site is None else site + b"," + value
         if host and not self._is_allowed(host):
             return Rejection(421, UNKNOWN_HOST_MESSAGE.format(name=_parse_hostname(host)[:80]))
-        if origin is not None and not _is_own_origin(origin, scheme, host):
+        # Behind a proxy with TLS, the server's pages have another scheme than the server; the browser knows it.
+        schemes = DEFAULT_PORTS if site == SAME_ORIGIN else (scheme,)
+        if origin is not None and not any(_is_own_origin(origin, own, host) for own in schemes):
             return _reject_page("Origin", origin)
         if site is not None and site not in OWN_SITES:
             return _reject_page("Sec-Fetch-Site", site)

@@ -304,6 +304,10 @@ class Upstream:
         request = call.request
         if responses.is_context_overflow(answer.status, answer.body):
             message, _ = errors.parse_refusal(answer.text)
+            # Some servers take -1 for "no limit". Others give the message of a prompt that fills the context.
+            negative = [name for name in OUTPUT_LIMITS if isinstance(limit := call.body.get(name), int) and limit < 0]
+            if negative:
+                raise Failed(f"{negative[0]!r} must be at least 1: {message}", kind="model_bad_request")
             self._warn_of_overflow(answer.host, message)
             return responses.build_overflow_response(message, model=request["model"], request=request)
         with redact_failures(*answer.secrets):

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from gymsdk import responses
 from gymsdk.convert import chat, content
 from gymsdk.convert import tokens as token_fields
-from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
+from gymsdk.convert.chat import CHAT_PATH
 from gymsdk.errors import Failed, UsageError
 from gymsdk.jsonl import dump_json
 from gymsdk.models.token_calls import (
@@ -48,8 +48,9 @@ from gymsdk.responses import (
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
-from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, find_read_ids
+from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, split_last_prompt
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item
 
 log = logging.getLogger("gymsdk")
@@ -57,8 +58,8 @@ log = logging.getLogger("gymsdk")
 SAMPLING = MappingProxyType({"temperature": 1.0, "top_p": 1.0})
 """The sampling parameters of requests that do not set them. A server would otherwise use those of the model's files."""
 
-VLLM_SAMPLING = MappingProxyType({**SAMPLING, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
-"""The same for vLLM. The servers of trainers reject the additional parameters."""
+ENGINE_SAMPLING = MappingProxyType({**SAMPLING, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
+"""The same for vLLM and SGLang. The servers of trainers reject the additional parameters."""
 
 MAX_BRIDGES = 64
 """The number of cached bridges. There is one for each list of tools and arguments of the chat template."""
@@ -87,7 +88,7 @@ class ExactTokens:
         self._tokenizer = tokenizer
         self._lock = CrossLoopSemaphore(1)
         self._bridges = lru_cache(MAX_BRIDGES)(self._build_bridge)
-        self._warned: set[str] = set()
+        self._once = OnceLogger(log)
 
     @property
     def interface(self) -> TokenInterface | None:
@@ -103,7 +104,7 @@ class ExactTokens:
         """
         interface = self._interface or await self.detect(call)
         check_prefix(call.body, interface)
-        sampling = VLLM_SAMPLING if interface.startswith("vllm") else SAMPLING
+        sampling = SAMPLING if interface in {"nemo-rl", "chat"} else ENGINE_SAMPLING
         call = replace(call, body={**sampling, **call.body})
         query = {
             "vllm-generate": self._generate,
@@ -142,21 +143,22 @@ class ExactTokens:
             broken = "the engine rendered the conversation again, and the ids differ"
         if broken:
             carrier[BROKEN_FIELD] = True
-            self._warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
-        if call.is_constrained:
+            self._once.warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
+        # Over Chat Completions, the grammar of the engine cannot be left out.
+        if call.is_constrained or (self._interface == "chat" and call.allows_one_call):
             carrier[CONSTRAINED_FIELD] = True
-            self._warn(
+            self._once.warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
                 f" its items are marked {CONSTRAINED_FIELD}, and trainers leave them out of the loss"
             )
         if settings := get_sampling_settings(call.body):
             carrier[SAMPLING_FIELD] = settings
-            self._warn(
+            self._once.warn(
                 f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
                 f" without these settings; the items are marked {SAMPLING_FIELD}"
             )
         if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
-            self._warn(
+            self._once.warn(
                 f"{self._name}: a conversation came back without token ids, so its prompts are rendered again; let the"
                 f" agent return output items unchanged, with {', '.join(TOKEN_FIELDS)}, or serve the model with"
                 " --token-capture-dir and let the agent call /ng-rollout/ID/training-token-capture/v1"
@@ -254,7 +256,7 @@ class ExactTokens:
 
     async def _chat_with_ids(self, call: TokenCall) -> tuple[Item, TokenPrompt]:
         """Query SGLang, which takes the ids of the prompt beside the messages."""
-        renderer = LocalRenderer(self._load_tokenizer(), call.body.get("tools"))
+        renderer = LocalRenderer(self._load_tokenizer(), call)
         prompt = await self._build_prompt(call, renderer)
         return await call.post(CHAT_PATH, call.body | {"input_ids": prompt.ids}), prompt
 
@@ -285,14 +287,14 @@ class ExactTokens:
         conversation = messages[: len(messages) - len(new)]
         if [*conversation, *new] != messages or conversation[-1].get("role") != "assistant":
             raise BridgeError("the messages after the policy's turn change when they follow the conversation")
-        bridge, read = self._get_bridge(call), find_read_ids(items)
+        bridge, parts = self._get_bridge(call), split_last_prompt(items)
         try:
             return await run_steps(
-                bridge.compute_suffix(history.generated, new, conversation=conversation, read=read), renderer
+                bridge.compute_suffix(history.generated, new, conversation=conversation, parts=parts), renderer
             )
         except BridgeError as error:
             try:
-                return await run_steps(bridge.count_suffix(history.generated, conversation, new, read=read), renderer)
+                return await run_steps(bridge.count_suffix(history.generated, conversation, new, parts=parts), renderer)
             except BridgeError:
                 raise error from None
 
@@ -303,8 +305,8 @@ class ExactTokens:
             raise Failed(str(error), kind="model_bad_request") from error
 
     def _get_bridge(self, call: TokenCall) -> TemplateBridge:
-        keys = ("tools", CHAT_TEMPLATE_KEY, "chat_template", "reasoning_effort")
-        return self._bridges(dump_json([call.body.get(key) for key in keys]))
+        settings = [call.body.get("tools"), call.body.get("chat_template"), call.template_variables]
+        return self._bridges(dump_json(settings))
 
     def _build_bridge(self, _key: bytes) -> TemplateBridge:
         return TemplateBridge(get_terminators(self._load_tokenizer()) if self._interface == "sglang" else ())
@@ -316,12 +318,6 @@ class ExactTokens:
                 kind="model_misconfigured",
             )
         return load_tokenizer(self._tokenizer)
-
-    def _warn(self, message: str) -> None:
-        """Log each message once, because a run can have many such conversations."""
-        if message not in self._warned and len(self._warned) < MAX_BRIDGES:
-            self._warned.add(message)
-            log.warning("%s", message)
 
 
 def _check_text_only(messages: list[Item]) -> None:

@@ -54,6 +54,9 @@ CONSTRAINT_FIELDS = (
 )
 """The fields with which a request constrains the decoding: those of vLLM, SGLang and llama.cpp."""
 
+TEMPLATE_FIELDS = ("documents", "reasoning_effort")
+"""The fields that chat completions pass on to the chat template."""
+
 FORCED_TOOL_CHOICE = "required"
 
 REJECTED_STATUSES = frozenset({400, 422})
@@ -115,10 +118,24 @@ class TokenCall:
         return await answer.json_async(exact=False)
 
     @property
+    def template_variables(self) -> Item:
+        """The variables that the request passes to the chat template besides the messages and the tools."""
+        fields = {key: self.body[key] for key in TEMPLATE_FIELDS if self.body.get(key)}
+        return {**fields, **(self.body.get(CHAT_TEMPLATE_KEY) or {})}
+
+    @property
     def is_constrained(self) -> bool:
         """Whether the engine constrains the decoding of this call."""
         constraints = [self.body.get(key) for key in CONSTRAINT_FIELDS]
         return self.forces_tool or any(value for value in constraints if value != {"type": "text"})
+
+    @property
+    def allows_one_call(self) -> bool:
+        """Whether the policy may call one tool at most, for which vLLM 0.32 with a tool parser adds a grammar."""
+        body = self.body
+        return (
+            bool(body.get("tools")) and body.get("tool_choice") != "none" and body.get("parallel_tool_calls") is False
+        )
 
     @property
     def forces_tool(self) -> bool:
@@ -149,10 +166,9 @@ class EngineRenderer:
         self._call = call
         self._fields = {key: call.body[key] for key in token_fields.PROMPT_FIELDS if key in call.body}
         self.max_model_len: int | None = None
-        if effort := call.body.get("reasoning_effort"):
-            # Chat completions pass it on to the template; /tokenize does not know the field.
-            template = {"reasoning_effort": effort, **self._fields.get(CHAT_TEMPLATE_KEY, {})}
-            self._fields[CHAT_TEMPLATE_KEY] = template
+        # Chat completions pass some fields on to the template, which /tokenize does not know.
+        if variables := call.template_variables:
+            self._fields[CHAT_TEMPLATE_KEY] = variables
 
     async def render(self, messages: list[Item], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids of *messages*. Raises `UsageError` if the template rejects them."""
@@ -190,14 +206,16 @@ class GenerateRenderer(EngineRenderer):
 class LocalRenderer:
     """A tokenizer of this process."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: list[Item] | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, call: TokenCall) -> None:
         self._tokenizer = tokenizer
-        self._tools = tools
+        self._tools = call.body.get("tools")
+        template = call.body.get("chat_template")
+        self._variables = call.template_variables | ({"chat_template": template} if template else {})
 
     async def render(self, messages: list[Item], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids of *messages*. Raises `UsageError` if the template rejects them."""
         request = Rendering(messages, add_generation_prompt)
-        ids = await asyncio.to_thread(answer_from_tokenizer, self._tokenizer, request, self._tools)
+        ids = await asyncio.to_thread(answer_from_tokenizer, self._tokenizer, request, self._tools, self._variables)
         assert isinstance(ids, list), "a rendering is a list of ids"
         return ids
 

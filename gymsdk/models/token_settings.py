@@ -44,6 +44,9 @@ REFUSED_FIELDS = MappingProxyType(
 )
 """The fields that are refused with token ids unless they have no effect, and why."""
 
+EFFECTIVE_ZEROS = frozenset({"prompt_logprobs", "truncate_prompt_tokens"})
+"""The refused fields that have an effect if they are 0: the log-probabilities of the prompt, or an empty prompt."""
+
 REFUSED_IF_FALSE = MappingProxyType(
     {"add_generation_prompt": _NO_PREFILL, "detokenize": "without text there is no message"}
 )
@@ -79,6 +82,7 @@ DELIVERED_FIELDS = frozenset(
         "cache_salt",
         "chat_template",
         "chat_template_kwargs",
+        "documents",
         "ignore_eos",
         "include_reasoning",
         "include_stop_str_in_output",
@@ -104,7 +108,9 @@ PREFIX_FIELD = "required_prefix_token_ids"
 def check_fields(body: Item) -> None:
     """Raise `Failed` if a field of a chat request has no meaning with token ids, except fields that gymsdk adds."""
     for key, reason in REFUSED_FIELDS.items():
-        if body.get(key) and not (key == "best_of" and body[key] == 1):
+        value = body.get(key)
+        is_set = value is not None and value is not False if key in EFFECTIVE_ZEROS else bool(value)
+        if is_set and not (key == "best_of" and value == 1):
             raise _build_refusal(key, reason)
     for key, reason in REFUSED_IF_FALSE.items():
         if body.get(key) is False:

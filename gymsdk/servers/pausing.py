@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import cache
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
@@ -28,6 +27,7 @@ from gymsdk.servers.requests import parse_body
 from gymsdk.servers.shared_memory import SharedPause
 from gymsdk.threads import resolve_future
 from gymsdk.timers import timeout_at
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Episode, Item, Model
 
 CUT_SECONDS = 10.0
@@ -343,17 +343,14 @@ class PausableModel:
 
 def add_pause_endpoints(app: FastAPI, model: PausableModel) -> None:
     """Add `POST /pause`, `POST /resume` and `GET /pause` to a model server."""
-
-    @cache
-    def warn_once() -> None:
-        log.warning(WAIT_SECONDS_MESSAGE)
+    once = OnceLogger(log)
 
     async def pause(request: Request) -> Response:
         """Hold the calls of the model; 202 if `wait` is over and calls are still at the engine."""
         query = parse_body(PauseQuery, dict(request.query_params), where="query")
         body = parse_body(PauseRequest, await read_json_object(request))
         if body.wait_seconds is not None:
-            warn_once()
+            once.warn(WAIT_SECONDS_MESSAGE)
             return _build_response(await model.pause_and_cut(body.wait_seconds, body.max_seconds))
         state = await model.pause(query.wait, cut_after=body.cut_after, max_seconds=body.max_seconds)
         return _build_response(state, STILL_RUNNING if query.wait and state.in_flight else 200)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from gymsdk import responses
 from gymsdk.convert import chat_inbound, content
-from gymsdk.convert.api import InboundApi, InvalidRequest
+from gymsdk.convert.api import InboundApi, InvalidRequest, get_integer
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX, wants_tokens
 from gymsdk.errors import Failed, UsageError
@@ -379,7 +380,7 @@ class Engine:
             prompt = _keep_generated_ids(prompt)
             prompt_size = prompt.count_tokens()
         thoughts = api is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
-        max_tokens = self.compute_max_tokens(_get_max_tokens(request), prompt_size)
+        max_tokens = self.compute_max_tokens(get_max_tokens(body, LIMIT_FIELDS[api.path]), prompt_size)
         response, generation = await self.generate(request, prompt, max_tokens, fate, thoughts=thoughts)
         return self._build_answer(
             api, options, request, response | {"model": self.name}, prompt, generation, prompt_size
@@ -523,12 +524,27 @@ def _keep_generated_ids(prompt: Prompt) -> Prompt:
     return Prompt(prompt.messages, prompt.tools, tokenizer, [*kept, *rendered[cut:]])
 
 
-def _get_max_tokens(request: Item) -> int | None:
-    limit: Any = request.get("max_output_tokens")
-    if limit is None:
-        return None
-    if not isinstance(limit, int) or limit < 1:
-        raise BadRequest(f"max_tokens must be at least 1, got {limit}.", "max_tokens")
+LIMIT_FIELDS = MappingProxyType(
+    {
+        "chat/completions": ("max_completion_tokens", "max_tokens"),
+        "completions": ("max_tokens",),
+        "messages": ("max_tokens",),
+        "responses": ("max_output_tokens",),
+    }
+)
+"""The fields that limit the tokens of an answer, by the path of the API. The first one counts."""
+
+
+def get_max_tokens(body: Item, fields: Sequence[str], where: str = "") -> int | None:
+    """Return the limit that *body* has in one of *fields*, `None` if it sets none.
+
+    Raises:
+        InvalidRequest: The limit is not a positive integer. The message names the field that the client sent.
+    """
+    field = next((field for field in fields if body.get(field) is not None), fields[0])
+    limit = get_integer(body, field, where)
+    if limit is not None and limit < 1:
+        raise BadRequest(f"{field} must be at least 1, got {limit}.", field)
     return limit
 
 

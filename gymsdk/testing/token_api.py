@@ -17,12 +17,14 @@ from gymsdk.convert.api import InvalidRequest
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX
 from gymsdk.errors import UsageError
 from gymsdk.testing.engine import (
+    LIMIT_FIELDS,
     Engine,
     EngineKind,
     Generation,
     Prompt,
     build_chat_prompt,
     build_prompt,
+    get_max_tokens,
 )
 from gymsdk.testing.faults import Fate
 from gymsdk.tokens.chatml import THINK_START, parse_output
@@ -84,7 +86,7 @@ async def _detokenize(engine: Engine, body: Item, _: Fate) -> Item:
 async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the completion of a token prompt."""
     ids = _check_ids(body.get("prompt"), "prompt")
-    limit = api.get_integer(body, "max_tokens") or DEFAULT_COMPLETION_TOKENS
+    limit = get_max_tokens(body, LIMIT_FIELDS["completions"]) or DEFAULT_COMPLETION_TOKENS
     generated = await _continue_prompt(engine, ids, limit, fate, body)
     token_ids = generated.get_token_ids()
     choice: Item = {
@@ -125,7 +127,7 @@ async def _render(engine: Engine, body: Item, _: Fate) -> Item:
     request = chat_inbound.CHAT_API.parse_request(body)
     _check_arguments(body["messages"])
     prompt, size = build_prompt(chat_inbound.CHAT_API, body, request, engine.tokenizer)
-    limit = engine.compute_max_tokens(request.get("max_output_tokens"), size)
+    limit = engine.compute_max_tokens(get_max_tokens(body, LIMIT_FIELDS["chat/completions"]), size)
     parameters = {key: body[key] for key in ("temperature", "top_p", "seed", "stop") if body.get(key) is not None}
     is_strict = any((tool.get("function") or {}).get("strict") for tool in body.get("tools") or [])
     if body.get("tools") and (is_strict or body.get("parallel_tool_calls") is False):
@@ -145,7 +147,7 @@ async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
     """Return the ids that the policy generates after the ids of the prompt."""
     ids = _check_ids(body.get("token_ids"), "token_ids")
     parameters = api.get_object(body, "sampling_params")
-    limit = api.get_integer(parameters, "max_tokens", "sampling_params")
+    limit = get_max_tokens(parameters, LIMIT_FIELDS["completions"], "sampling_params")
     generated = await _continue_prompt(engine, ids, limit, fate, parameters)
     token_ids = generated.get_token_ids()
     choice: Item = {

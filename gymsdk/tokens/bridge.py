@@ -4,7 +4,8 @@ A chat template renders a whole conversation, and its rendering of an earlier tu
 tokens: the same text can be tokenized in several ways, and templates drop earlier reasoning. `TemplateBridge`
 therefore asks the template to render the conversation twice: as it is, and with a placeholder in place of the text of
 the policy's last turn. The two renderings agree in what the template writes after that turn, which is what follows the
-generation. The rendering as it is must also still contain what the policy read before.
+generation. The rendering as it is must also still contain what the policy read before, from its beginning, with
+nothing between but the turns of the policy.
 
 The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or `Decoding`, and receives their results.
 `Bridge` runs it with a tokenizer in this process; the models run it with the tokenizer of an inference server.
@@ -13,8 +14,9 @@ The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gymsdk.errors import UsageError
@@ -33,7 +35,15 @@ from gymsdk.tokens.placeholders import (
     pair_words,
     place_word,
 )
-from gymsdk.tokens.read_ids import MAX_TURN_END, LastRead, count_common_beginning, find_after_turn, find_read
+from gymsdk.tokens.read_ids import (
+    MAX_TURN_END,
+    Gap,
+    LastRead,
+    count_common_beginning,
+    find_after_turn,
+    find_read,
+    is_own_turn,
+)
 from gymsdk.tokens.tokenizer import Tokenizer, get_eos_id, get_special_tokens, render_messages
 from gymsdk.types import Item, ToolCall, extract_text
 
@@ -117,7 +127,7 @@ class TemplateBridge:
         messages: Sequence[Item],
         *,
         conversation: Sequence[Item] = (),
-        read: Sequence[Sequence[int]] = (),
+        parts: Sequence[Sequence[int]] = (),
         calls: Sequence[Item] = (),
         add_generation_prompt: bool = True,
     ) -> TokenizerSteps[list[int]]:
@@ -129,8 +139,9 @@ class TemplateBridge:
             messages: The chat messages after the turn.
             conversation: The chat messages up to and including the turn. Without them, a short conversation takes
                 their place; a template that looks at them then writes another text.
-            read: The ids that the policy read before its turns: those of the opening messages, and those after each
-                earlier turn. The template must still write them.
+            parts: The ids before the turn: those of the opening messages, then alternately those that the policy
+                generated in an earlier turn and those that it read after that turn. The template must still write
+                what the policy read, and nothing between it and the turns.
             calls: The tool calls of the turn, if there is no *conversation*.
             add_generation_prompt: Whether to append the start of the next assistant turn.
 
@@ -144,10 +155,10 @@ class TemplateBridge:
         *earlier, turn = conversation or build_short_conversation(calls)
         whole = [*earlier, turn, *messages]
         real: list[int] = yield Rendering(whole, add_generation_prompt)
-        last_read = yield from self._find_read(read, real, whole)
-        if read and messages and last_read and generated and generated[-1] in self._marks:
-            suffix = find_after_turn(read[-1], generated, real, last_read)
-            if suffix is not None:
+        last_read = yield from self._find_read(parts, real, whole)
+        if parts and messages and last_read and generated and generated[-1] in self._marks:
+            suffix = find_after_turn(parts[-1], generated, real, last_read)
+            if suffix is not None and all(is_own_turn(gap, self._marks) for gap in last_read.gaps):
                 return suffix
         words, ending = yield from self._choose_words(turn, messages, earlier)
         first: list[int] = yield Rendering([*earlier, place_word(turn, words[0]), *messages], add_generation_prompt)
@@ -178,7 +189,7 @@ class TemplateBridge:
         following = following[end if is_complete or turn.get("tool_calls") else 0 :]
         if real[len(real) - len(following) :] != following:
             raise BridgeError(OTHER_MESSAGES)
-        _check_read(last_read, len(real) - len(following))
+        self._check_read(last_read, generated, real, len(real) - len(following))
         return drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
@@ -194,7 +205,7 @@ class TemplateBridge:
         messages: Sequence[Item],
         new_messages: Sequence[Item],
         *,
-        read: Sequence[Sequence[int]] = (),
+        parts: Sequence[Sequence[int]] = (),
     ) -> TokenizerSteps[list[int]]:
         """Return the same ids as `compute_suffix`, found by counting the turns in the rendered conversation.
 
@@ -205,7 +216,7 @@ class TemplateBridge:
             generated: The ids that the policy generated in its turn.
             messages: The whole conversation up to and including that turn.
             new_messages: The chat messages after the turn.
-            read: The ids that the policy read before its turns, as for `compute_suffix`.
+            parts: The ids before that turn, as for `compute_suffix`.
 
         Raises:
             BridgeError: The template does not determine these ids.
@@ -222,8 +233,8 @@ class TemplateBridge:
         last_turn = before[find_last(before[:index], terminator) + 1 : index + 1]
         if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
-        last_read = yield from self._find_read(read, whole, [*messages, *new_messages])
-        _check_read(last_read, cut)
+        last_read = yield from self._find_read(parts, whole, [*messages, *new_messages])
+        self._check_read(last_read, generated, whole, cut - 1)
         return drop_generated(generated, whole[cut - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
@@ -264,6 +275,7 @@ class TemplateBridge:
         if is_mark and last in final[: len(common) + 1]:
             index = final.index(last)
             if (yield from self._is_mark(following[index], turn)):
+                self._marks |= {final[index], following[index]}
                 return index
         followed = yield from self._find_followed([QUESTION], turn, words, role)
         shared = following[: count_common_beginning(following, followed)]
@@ -283,16 +295,36 @@ class TemplateBridge:
         return bool(MARK.fullmatch(text.strip())) and not get_turn_text(turn).endswith(text.strip())
 
     def _find_read(
-        self, read: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
+        self, parts: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
     ) -> TokenizerSteps[LastRead | None]:
-        """Find the parts of *read* in the rendering *ids* of the *conversation*; see `find_read`."""
-        if not read:
+        """Find what the policy read in the rendering *ids* of the *conversation*; see `find_read`."""
+        if not parts:
             return LastRead()
         prompts = [(yield from self._get_generation_prompt(conversation))]
         call = next((number for number, message in enumerate(conversation) if message.get("tool_calls")), None)
         if call is not None:
             prompts.append((yield from self._get_generation_prompt_after_outputs(conversation[call])))
-        return find_read(read, ids, prompts)
+        return find_read(parts, ids, prompts)
+
+    def _check_read(self, last: LastRead | None, generated: Sequence[int], rendering: list[int], end: int) -> None:
+        """Check that the template wrote what the policy read, and between it nothing but the policy's turns.
+
+        Args:
+            last: Where the part is that the policy read last.
+            generated: The ids of the last turn.
+            rendering: The conversation.
+            end: The index in it of the ids to append to the turn.
+
+        Raises:
+            BridgeError: The template wrote it in another way when the policy read it.
+        """
+        if last is None or last.end > end + MAX_TURN_END:
+            raise BridgeError(REWRITTEN)
+        gaps = [*last.gaps]
+        if last.own is not None:
+            gaps.append(Gap(rendering[last.end : end], [*last.own, *generated], rendering[end:]))
+        if not all(is_own_turn(gap, self._marks) for gap in gaps):
+            raise BridgeError(REWRITTEN)
 
     def _get_generation_prompt(self, conversation: list[Item]) -> TokenizerSteps[list[int]]:
         if "" not in self._prompts:
@@ -430,7 +462,7 @@ class Bridge:
         messages: Sequence[Item],
         *,
         conversation: Sequence[Item] = (),
-        read: Sequence[Sequence[int]] = (),
+        parts: Sequence[Sequence[int]] = (),
         calls: Sequence[Item] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
@@ -440,7 +472,7 @@ class Bridge:
                 generated,
                 messages,
                 conversation=conversation,
-                read=read,
+                parts=parts,
                 calls=calls,
                 add_generation_prompt=add_generation_prompt,
             )
@@ -475,9 +507,14 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
 
 
 def answer_from_tokenizer(
-    tokenizer: Tokenizer, request: Rendering | Decoding, tools: list[Item] | None
+    tokenizer: Tokenizer,
+    request: Rendering | Decoding,
+    tools: list[Item] | None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int] | str:
     """Return what *request* asks for: the ids of messages, or the text of ids.
+
+    The arguments are those of `render_messages`.
 
     Raises:
         UsageError: The chat template cannot render the messages.
@@ -485,7 +522,8 @@ def answer_from_tokenizer(
     if isinstance(request, Decoding):
         return tokenizer.decode(request.ids)
     messages = [parse_call_arguments(message) for message in request.messages]
-    return render_messages(tokenizer, messages, tools=tools, add_generation_prompt=request.add_generation_prompt)
+    prompted = request.add_generation_prompt
+    return render_messages(tokenizer, messages, tools=tools, add_generation_prompt=prompted, variables=variables)
 
 
 def parse_call_arguments(message: Item) -> Item:
@@ -516,16 +554,6 @@ def _find_generation_prompt(messages: list[Item]) -> TokenizerSteps[list[int]]:
         turn: Item = {"role": "assistant", "content": PLACEHOLDER_WORDS[0][0]}
         closed = yield Rendering([*messages, turn], add_generation_prompt=False)
     return prompted[count_common_beginning(closed, prompted) :]
-
-
-def _check_read(last: LastRead | None, end: int) -> None:
-    """Check that what the policy read comes before its turn, which ends at the index *end* of the rendering.
-
-    Raises:
-        BridgeError: The template wrote it in another way when the policy read it.
-    """
-    if last is None or last.end > end + MAX_TURN_END:
-        raise BridgeError(REWRITTEN)
 
 
 def _get_names(calls: Sequence[Item]) -> tuple[str, ...]:

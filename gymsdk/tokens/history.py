@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from typing import NamedTuple
 
 from gymsdk.convert import content
@@ -44,11 +45,12 @@ def find_history(items: Sequence[Item]) -> TokenHistory | None:
     return TokenHistory([*prompt, *generated], generated, [*items[start : index + 1]], index + 1)
 
 
-def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
-    """Return the ids that the policy read before each of its turns in *items*, without those of earlier turns.
+def split_last_prompt(items: Sequence[Item]) -> list[list[int]]:
+    """Return the prompt of the last turn in *items* in parts: what the policy read and its turns, alternately.
 
-    A part is empty if *items* do not show which of its ids the policy read and which it sampled, because they contain
-    an earlier turn without ids. Parts before a turn whose prompt was rendered again are left out.
+    The parts begin and end with ids that the policy read. Such a part is empty if *items* do not show which of its ids
+    the policy read and which it sampled, because they contain an earlier turn without ids, or because the prompt was
+    rendered again with earlier turns.
     """
     carriers = [index for index, item in enumerate(items) if _is_carrier(item)]
     if not carriers:
@@ -56,7 +58,7 @@ def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
     last = items[carriers[-1]]
     prompt: list[int] = last[TOKEN_FIELDS[0]]
     if (turns := last.get(TURNS_FIELD)) is not None:
-        return [prompt[begin:end] for begin, end in zip([0, *turns[1::2]], [*turns[::2], len(prompt)], strict=True)]
+        return [prompt[begin:end] for begin, end in pairwise([0, *turns, len(prompt)])]
     parts: list[list[int]] = []
     end = len(prompt)
     for earlier, index in zip([-1, *carriers][-2::-1], carriers[::-1], strict=False):
@@ -66,10 +68,13 @@ def find_read_ids(items: Sequence[Item]) -> list[list[int]]:
             begin = len(items[earlier][TOKEN_FIELDS[0]]) + len(sampled)
             if begin > end or prompt[begin - len(sampled) : begin] != sampled or items[index].get(BROKEN_FIELD):
                 # The prompt was rendered again, with the earlier turns.
+                parts.append([])
                 break
         is_mixed = any(map(is_policy_item, items[earlier + 1 : _find_turn_start(items, index)]))
         parts.append([] if is_mixed else prompt[begin:end])
-        end = begin - len(sampled) if earlier >= 0 else 0
+        if earlier >= 0:
+            parts.append(sampled)
+            end = begin - len(sampled)
     return parts[::-1]
 
 

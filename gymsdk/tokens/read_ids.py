@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 MAX_TURN_END = 8
 """The number of ids with which a template ends a turn, at most. If the template leaves out an empty turn, the turns
 before and after it share them."""
 
+MIN_PART = 3
+"""The number of ids that are searched for, at least. A template that drops a message leaves a line break, say."""
+
 MAX_PROMPT_END = 64
 """The number of ids by which the start of the policy's turn can be longer than in a short conversation."""
 
 ID_BYTES = array("q").itemsize
+
+
+class Gap(NamedTuple):
+    """What a rendering has between two parts that the policy read, if these are not the ids of its turn.
+
+    Attributes:
+        written: The ids in the rendering.
+        own: The ids that the policy generated, after the start of its turn.
+        following: The ids after the gap.
+    """
+
+    written: Sequence[int]
+    own: Sequence[int]
+    following: Sequence[int]
 
 
 class LastRead(NamedTuple):
@@ -23,35 +40,89 @@ class LastRead(NamedTuple):
         start: The index of its first id.
         end: The index after its last id; equal to *start* if it is not known what the policy read.
         repeated: The index at which its ids occur again, -1 if they do not.
+        gaps: The gaps before it.
+        own: The ids from its end to the last turn, with the start of that turn; `None` if some of them are not known.
     """
 
     start: int = 0
     end: int = 0
     repeated: int = -1
+    gaps: Sequence[Gap] = ()
+    own: Sequence[int] | None = None
 
 
-def find_read(read: Sequence[Sequence[int]], ids: list[int], prompts: list[list[int]]) -> LastRead | None:
-    """Find the parts of *read*, without the start of the policy's turn, in order in a rendering.
+def find_read(parts: Sequence[Sequence[int]], ids: list[int], prompts: list[list[int]]) -> LastRead | None:
+    """Find what the policy read, without the start of its turns, in order in a rendering.
 
     Args:
-        read: The ids that the policy read before its turns, as for `TemplateBridge.compute_suffix`.
+        parts: The ids before the policy's last turn, as for `TemplateBridge.compute_suffix`.
         ids: The rendering.
         prompts: The ids with which the template starts a turn of the policy.
 
     Returns:
-        Where the last part is; `None` if the rendering does not contain a part.
+        Where the last part is; `None` if the rendering does not contain a part, or does not begin with the first.
     """
-    packed, position = array("q", ids).tobytes(), 0
-    kept, found = b"", 0
-    for part in read:
-        kept = array("q", part[: find_prompt_start(part, prompts)]).tobytes()
-        if kept:
-            found = find_aligned(packed, kept, position)
-            if found < 0:
-                return None
-            position = found + max(len(kept) - MAX_TURN_END * ID_BYTES, ID_BYTES)
-    repeated = find_aligned(packed, kept, found + ID_BYTES) if kept else -1
-    return LastRead(found // ID_BYTES, (found + len(kept)) // ID_BYTES, repeated // ID_BYTES)
+    packed, gaps = array("q", ids).tobytes(), []
+    found = end = 0
+    # The ids since the last part that was found.
+    own: list[int] | None = []
+    for number, part in enumerate(parts):
+        size = 0 if number % 2 else find_prompt_start(part, prompts)
+        if size < MIN_PART:
+            own = [*own, *part] if part and own is not None else None
+            found = end
+            continue
+        kept = array("q", part[:size]).tobytes()
+        found = _find_part(packed, kept, end, own, is_first=number == 0)
+        if found < 0:
+            return None
+        if own is not None and packed[end:found] != array("q", own).tobytes():
+            gaps.append(Gap(ids[end // ID_BYTES : found // ID_BYTES], own, part[:size]))
+        # After ids that are not known, the same text may be that of another message.
+        is_unique = own is not None or find_aligned(packed, kept, found + ID_BYTES) < 0
+        end, own = found + len(kept), [*part[size:]] if is_unique else None
+    repeated = find_aligned(packed, packed[found:end], found + ID_BYTES) if found < end else -1
+    return LastRead(found // ID_BYTES, end // ID_BYTES, repeated // ID_BYTES, gaps, own)
+
+
+def _find_part(packed: bytes, part: bytes, end: int, own: list[int] | None, *, is_first: bool) -> int:
+    """Return the position of *part* after *end*, at which the part before ends; -1 if it is not there."""
+    if is_first:
+        return 0 if packed.startswith(part) else -1
+    if own is not None and packed.startswith(part, end + len(own) * ID_BYTES):
+        return end + len(own) * ID_BYTES
+    if own is None or len(own) <= MAX_PROMPT_END:
+        # If the template leaves out an empty turn, the parts before and after it share the end of a turn.
+        shared = find_aligned(packed, part, max(end - MAX_TURN_END * ID_BYTES, end - len(part) + ID_BYTES, 0))
+        if shared <= end:
+            return shared
+    return find_aligned(packed, part, end)
+
+
+def is_own_turn(gap: Gap, marks: Collection[int]) -> bool:
+    """Return whether a gap has nothing but a turn of the policy, which a template may write in other ids.
+
+    Templates leave out reasoning, and write calls in another form. They do not end the turn more often than the policy.
+
+    Args:
+        gap: The gap.
+        marks: The ids that may end a turn.
+    """
+    own, written = (_close_turn(ids, gap.following, marks) for ids in (gap.own, gap.written))
+    if not gap.written or not own or own[-1] not in marks:
+        return True
+    if written[-1] not in marks and own[-1] in written:
+        return False
+    ends = {own[-1], written[-1]}
+    return sum(token in ends for token in written) <= sum(token in ends for token in own)
+
+
+def _close_turn(ids: Sequence[int], following: Sequence[int], marks: Collection[int]) -> Sequence[int]:
+    """Return *ids* up to the id that ends the turn, which the policy reads if its turn was cut off."""
+    if ids and ids[-1] in marks:
+        return ids
+    end = next((index for index, token in enumerate(following) if token in marks), None)
+    return ids if end is None else [*ids, *following[: end + 1]]
 
 
 def find_after_turn(part: Sequence[int], generated: Sequence[int], ids: list[int], last: LastRead) -> list[int] | None:

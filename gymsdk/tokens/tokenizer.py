@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
 from itertools import chain, groupby
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from gymsdk.errors import UsageError
@@ -93,15 +94,29 @@ def _decode_token(tokenizer: Any, token: int) -> str:
 
 
 def render_messages(
-    tokenizer: Tokenizer, messages: list[Item], *, tools: list[Item] | None = None, add_generation_prompt: bool = False
+    tokenizer: Tokenizer,
+    messages: list[Item],
+    *,
+    tools: list[Item] | None = None,
+    add_generation_prompt: bool = False,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
     """Return the ids of *messages* according to the chat template of *tokenizer*.
+
+    Args:
+        tokenizer: The tokenizer.
+        messages: The messages of Chat Completions.
+        tools: The tools.
+        add_generation_prompt: Whether to append the start of the next assistant turn.
+        variables: Further variables of the template, such as `enable_thinking`, or another `chat_template`.
 
     Raises:
         UsageError: The chat template fails, or does not return a list of token ids.
     """
     try:
-        rendered = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        rendered = tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
     except UsageError:
         raise
     except Exception as error:  # a chat template is a program, which can raise any exception

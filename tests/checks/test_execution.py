@@ -11,9 +11,11 @@ import tempfile
 import pytest
 
 from checks.test_corpus import read_source
-from gymsdk import offload
-from gymsdk.checks.execution import MARK
+from gymsdk import Task, load, offload
+from gymsdk.checks.attack import TaskView
+from gymsdk.checks.execution import MARK, open_programs
 from gymsdk.checks.programs import find_functions
+from gymsdk.types import Claims
 from gymsdk.workers.offload import use_executor
 from gymsdk.workers.processes import ProcessExecutor
 
@@ -96,3 +98,15 @@ async def test_code_that_runs_in_a_private_mount_is_no_finding(subject, outcome,
 )
 def test_functions_are_found_in_the_prompt(prompt, functions):
     assert find_functions(prompt) == functions
+
+
+def test_a_record_is_complete_or_missing() -> None:
+    """A grader may stop the program of a reply at any time; here it cannot write."""
+    with open_programs(load("math")) as programs:
+        payload = programs.add(
+            "a reply", TaskView(Task(responses_create_params={"input": "?"}), Claims(), [], []), lambda _: []
+        )
+        subprocess.run(["sh", "-c", f"ulimit -f 0; {payload.command}"], check=False, stderr=subprocess.DEVNULL)
+        assert programs.list_executions() == []
+        subprocess.run(payload.command, shell=True, check=True)
+        assert len(programs.list_executions()) == 1

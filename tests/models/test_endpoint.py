@@ -174,6 +174,15 @@ async def test_a_request_for_no_tokens_is_refused(api: Api) -> None:
     assert (caught.value.kind, bodies) == ("model_bad_request", [])
 
 
+@BOTH
+async def test_a_refused_negative_limit_is_no_full_context(api: Api) -> None:
+    message = "max_tokens must be at least 1, got -1. (parameter=max_tokens, value=-1)"
+    async with serve_answers((400, {"error": {"message": message}})) as (url, _):
+        with pytest.raises(Failed, match="must be at least 1") as caught:
+            await model("vllm/m", base_url=url, api=api).respond({"input": "hi", "max_output_tokens": -1})
+    assert caught.value.kind == "model_bad_request"
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [

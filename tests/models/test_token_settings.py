@@ -15,6 +15,7 @@ from gymsdk.models import registry
 from gymsdk.models.token_calls import CONSTRAINT_FIELDS
 from gymsdk.models.token_settings import (
     DELIVERED_FIELDS,
+    EFFECTIVE_ZEROS,
     NEUTRAL_VALUES,
     PREFIX_FIELD,
     REFUSED_FIELDS,
@@ -58,6 +59,13 @@ async def test_a_field_without_meaning_is_refused_with_its_reason(interface: Tok
     assert reason in str(refused.value)
     # A null value leaves the field out.
     assert (await respond(interface, {field: None}))["output"]
+
+
+@pytest.mark.parametrize("field", sorted(EFFECTIVE_ZEROS))
+async def test_a_zero_with_an_effect_is_refused(field: str) -> None:
+    """vLLM returns the log-probabilities of the prompt's own tokens for `prompt_logprobs: 0`."""
+    with pytest.raises(Failed, match=field):
+        await respond("vllm-completions", {field: 0})
 
 
 async def test_requested_top_logprobs_are_refused_and_not_dropped() -> None:

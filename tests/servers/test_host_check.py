@@ -51,6 +51,12 @@ PAGES: list[tuple[dict[str, str], int]] = [
     ({"host": "localhost", "origin": "http://localhost:80"}, 200),
     ({"host": "LOCALHOST:9", "origin": "http://localhost:9"}, 200),
     ({"host": "[::1]:9", "origin": "http://[::1]:9"}, 200),
+    # A proxy with TLS in front of the server.
+    ({"host": "localhost:9", "origin": "https://localhost:9", "sec-fetch-site": "same-origin"}, 200),
+    ({"host": "localhost", "origin": "https://localhost", "sec-fetch-site": "same-origin"}, 200),
+    ({"host": "localhost", "origin": "https://localhost", "sec-fetch-site": "cross-site"}, 403),
+    ({"host": "localhost", "origin": "https://localhost:8443", "sec-fetch-site": "same-origin"}, 403),
+    ({"host": "localhost", "origin": "ftp://localhost", "sec-fetch-site": "same-origin"}, 403),
     ({"origin": "http://evil.test"}, 403),
     ({"origin": "null"}, 403),
     ({"origin": ""}, 403),

@@ -169,11 +169,24 @@ async def test_a_truncated_turn_keeps_the_text_before_it(limit: int, kinds: list
     assert answer["output"][0]["summary"][0]["text"][:2] == "tw"
 
 
-@pytest.mark.parametrize(("limit", "param"), [(0, "max_tokens"), (-1, "max_tokens"), ("x", "max_output_tokens")])
-async def test_an_invalid_limit_is_rejected(limit: Any, param: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("responses", "max_output_tokens", {"input": "hi"}),
+        ("chat/completions", "max_tokens", HELLO),
+        ("chat/completions", "max_completion_tokens", HELLO),
+        ("chat/completions/render", "max_completion_tokens", HELLO),
+        ("messages", "max_tokens", HELLO),
+        ("completions", "max_tokens", {"prompt": [1, 2]}),
+    ],
+)
+async def test_an_invalid_limit_is_rejected_by_its_name(path: str, field: str, body: Item) -> None:
     async with endpoint_client(FixedModel()) as client:
-        answer = await client.post("responses", json={"input": "hi", "max_output_tokens": limit})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        for limit in (0, -1, "x", "5", True, 1.5, [3]):
+            answer = await client.post(path, json=body | {field: limit})
+            error = answer.json()["error"]
+            assert (answer.status_code, error.get("param", field)) == (400, field), limit
+            assert error["message"].startswith(f"{field} must be "), limit
 
 
 async def test_calls_stay_in_the_text_if_the_engine_does_not_parse_them() -> None:

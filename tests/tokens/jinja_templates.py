@@ -220,7 +220,7 @@ class JinjaTokenizer:
     def added_tokens_decoder(self) -> dict[int, SimpleNamespace]:
         return {number: SimpleNamespace(content=text, special=True) for text, number in self._ids.items()}
 
-    def render(self, messages: list[Item], tools: list[Item] | None, *, prompted: bool) -> str:
+    def render(self, messages: list[Item], tools: list[Item] | None, *, prompted: bool, **variables: Any) -> str:
         """Return the text of a conversation. Raises `UsageError` if the template rejects it."""
         try:
             return str(
@@ -233,16 +233,22 @@ class JinjaTokenizer:
                     eos_token=self.eos,
                     pad_token="</s>",
                     unk_token="</s>",
-                    **self.variables,
+                    **(self.variables | variables),
                 )
             )
         except Exception as error:  # a template is a program
             raise UsageError(f"the chat template rejects the messages: {error}") from error
 
     def apply_chat_template(
-        self, messages: list[Item], /, *, tools: list[Item] | None = None, add_generation_prompt: bool = False
+        self,
+        messages: list[Item],
+        /,
+        *,
+        tools: list[Item] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
     ) -> list[int]:
-        return self.encode(self.render(messages, tools, prompted=add_generation_prompt))
+        return self.encode(self.render(messages, tools, prompted=add_generation_prompt, **variables))
 
     def encode(self, text: str, /, *, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = []
@@ -417,7 +423,8 @@ async def play_kind(
     engine = TemplateEngine(tokenizer)
     options = ModelOptions.model_validate(
         {"base_url": "http://engine/v1", "tokens": True, "token_interface": interface}
-        | ({"tokenizer": tokenizer} if interface == "sglang" else {})
+        | ({"tokenizer": JinjaTokenizer(source)} if interface == "sglang" else {})
+        | {"chat_template_kwargs": kind.variables}
     )
     model = Upstream("m", options, get_outbound_api("chat"), post=engine.answer)
     reference = Reference(engine)
@@ -469,7 +476,7 @@ async def play_kind(
 
 def get_warnings(model: Upstream) -> list[str]:
     """Return why conversations of *model* were marked."""
-    return [text.rpartition("token ids: ")[2] for text in model._exact_tokens._warned]
+    return [text.rpartition("token ids: ")[2] for text in model._exact_tokens._once.warnings]
 
 
 def count_outcomes(outcomes: list[tuple[Outcome, str]]) -> Counter[Outcome]:

@@ -225,6 +225,30 @@ async def test_a_grammar_that_the_engine_adds_by_itself_is_left_out() -> None:
     assert ["structured_outputs" in parameters for parameters in sent[-2:]] == [False, True]
 
 
+async def test_a_tokenizer_that_does_not_take_a_variable_of_the_template_is_named() -> None:
+    """SGLang takes ids, so that it would ignore the variable."""
+    model, _ = build_upstream(TurnPolicy(TALK), "sglang")
+    request = {"input": OPENING, "metadata": {"chat_template_kwargs": json.dumps({"enable_thinking": False})}}
+    with pytest.raises(Failed, match="enable_thinking") as refused:
+        await model.respond(request)
+    assert refused.value.kind == "model_bad_request"
+
+
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
+async def test_a_grammar_that_cannot_be_left_out_is_marked(interface: TokenInterface) -> None:
+    """Over Chat Completions, vLLM adds one for `parallel_tool_calls: false` if the request has tools."""
+    one = {"parallel_tool_calls": False}
+    for more, is_constrained in (
+        ({"tools": TOOLS, **one}, interface == "chat"),
+        ({"tools": TOOLS}, False),
+        ({"tools": TOOLS, "tool_choice": "none", **one}, False),
+        (one, False),
+    ):
+        model, _ = build_upstream(TurnPolicy(TALK), interface)
+        response = await model.respond({"input": OPENING, **more})
+        assert (CONSTRAINED_FIELD in response["output"][-1]) is is_constrained, more
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
 @pytest.mark.parametrize("tools", [[], TOOLS])
@@ -302,7 +326,7 @@ async def test_a_prompt_that_exceeds_the_context_ends_the_turn(interface: TokenI
     assert "maximum context length is 300 tokens" in response["incomplete_details"]["message"]
 
 
-@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
+@pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "sglang", "nemo-rl", "chat"])
 async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(interface: TokenInterface) -> None:
     model, transport = build_upstream(TurnPolicy(TALK), interface)
     await model.respond({"input": OPENING})
@@ -312,7 +336,7 @@ async def test_sampling_parameters_do_not_come_from_the_files_of_the_model(inter
     )
     keys = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     first, second = ([body.get(key) for key in keys] for sent, body in transport.requests if sent == path)
-    pinned = [None] * 3 if interface == "nemo-rl" else [-1, 0.0, 1.0]
+    pinned = [None] * 3 if interface in {"nemo-rl", "chat"} else [-1, 0.0, 1.0]
     assert first == [1.0, 1.0, *pinned]
     assert second == [0.5, 1.0, 20, *pinned[1:]]
 

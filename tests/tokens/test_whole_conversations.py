@@ -35,6 +35,10 @@ CONTINUED = {
         after="{% if add_generation_prompt %}<|start|>assistant\n"
         "{% if '/no_think' in system %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
     ),
+    "switch among the variables": build_turns(
+        after="{% if add_generation_prompt %}<|start|>assistant\n"
+        "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    ),
     "another end of the last turn": build_turns(
         f"<|start|>{{{{ message.role }}}}\n{{{{ message.content }}}}{CALLS}"
         "{% if loop.last and message.role == 'assistant' %}<|return|>{% else %}<|im_end|>{% endif %}"
@@ -65,6 +69,7 @@ CONTINUED = {
 }
 """Templates that determine each continuation."""
 
+MESSAGES_READ = "(messages | rejectattr('role', 'equalto', 'assistant') | list | length)"
 MARKED = {
     "system text in the last user turn": (
         build_turns(
@@ -86,6 +91,35 @@ MARKED = {
     ),
     "count of messages in the system block": (
         build_turns(before="<|start|>system\n{{ messages | length }} messages<|im_end|>\n"),
+        "rewrites messages that the policy has read",
+    ),
+    "system block once there are outputs": (
+        build_turns().replace(
+            SYSTEM,
+            f"{SYSTEM}{{% if messages | selectattr('role', 'equalto', 'tool') | list %}}<|start|>system\n"
+            "You read outputs.<|im_end|>\n{% endif %}",
+        ),
+        "rewrites messages that the policy has read",
+    ),
+    "later system messages moved to the start": (
+        build_turns(
+            before="{% set found = messages | selectattr('role', 'in', ['system', 'developer']) | list %}"
+            "{% set messages = found + messages | rejectattr('role', 'in', ['system', 'developer']) | list %}"
+        ),
+        "rewrites messages that the policy has read",
+    ),
+    "note after the first turn of a long conversation": (
+        build_turns(
+            f"{TURN}{{% if message.role == 'assistant' and loop.index < 4 and {MESSAGES_READ} > 3 %}}<|start|>note\n"
+            "This was long ago.<|im_end|>\n{% endif %}"
+        ),
+        "rewrites messages that the policy has read",
+    ),
+    "text after the end of earlier turns": (
+        build_turns(
+            f"<|start|>{{{{ message.role }}}}\n{{{{ message.content }}}}{CALLS}<|im_end|>{{% if message.role =="
+            f" 'assistant' %}}{{{{ '..' if {MESSAGES_READ} > 3 else '.' }}}}{{% endif %}}\n"
+        ),
         "rewrites messages that the policy has read",
     ),
     "messages that depend on the text of the turn": (
@@ -141,8 +175,8 @@ def test_the_bridge_takes_the_whole_conversation() -> None:
     opening = [{"role": "system", "content": "/no_think"}, {"role": "user", "content": "hello"}]
     turn, new = {"role": "assistant", "content": "hi"}, {"role": "user", "content": "bye"}
     generated = tokenizer.encode("hi<|im_end|>")
-    read = [tokenizer.apply_chat_template(opening, add_generation_prompt=True)]
-    suffix = Bridge(tokenizer).suffix(generated, [new], conversation=[*opening, turn], read=read)
+    parts = [tokenizer.apply_chat_template(opening, add_generation_prompt=True)]
+    suffix = Bridge(tokenizer).suffix(generated, [new], conversation=[*opening, turn], parts=parts)
     assert tokenizer.decode(suffix) == "\n<|start|>user\nbye<|im_end|>\n<|start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -150,9 +184,9 @@ def test_the_bridge_refuses_what_a_template_rewrites() -> None:
     tokenizer = JinjaTokenizer(MARKED["system text in the last user turn"][0])
     opening = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
     turn, new = {"role": "assistant", "content": "hi"}, {"role": "user", "content": "bye"}
-    read = [tokenizer.apply_chat_template(opening, add_generation_prompt=True)]
+    parts = [tokenizer.apply_chat_template(opening, add_generation_prompt=True)]
     with pytest.raises(BridgeError, match="rewrites messages that the policy has read"):
-        Bridge(tokenizer).suffix(tokenizer.encode("hi<|im_end|>"), [new], conversation=[*opening, turn], read=read)
+        Bridge(tokenizer).suffix(tokenizer.encode("hi<|im_end|>"), [new], conversation=[*opening, turn], parts=parts)
 
 
 async def test_an_earlier_turn_without_ids_hides_no_other_text() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gymsdk.errors import UsageError
-from gymsdk.gym.codecs import Tokens, _warn_once
+from gymsdk.gym.codecs import Tokens, once
 from gymsdk.tokens.bridge import Bridge, BridgeError, TemplateBridge
 from gymsdk.types import Item
 
@@ -75,7 +75,7 @@ def test_a_tokenizer_that_knows_no_words_is_explained_once(caplog: pytest.LogCap
     tokenizer = WordTokenizer(())
     with pytest.raises(BridgeError, match=r"turns different words .* use a tokenizer whose vocabulary covers"):
         continue_turn(tokenizer, "gold")
-    _warn_once.cache_clear()
+    once.warnings.clear()
     with caplog.at_level(logging.WARNING, logger="gymsdk"):
         for _ in range(3):
             codec = Tokens(tokenizer)

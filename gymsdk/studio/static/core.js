@@ -55,9 +55,9 @@ export async function followEvents(path, receive, signal) {
   while (!signal.aborted) {
     try {
       const response = await request(path, { signal, headers: last === null ? {} : { "Last-Event-ID": last } });
-      // The run or the token is unknown: another attempt gets the same answer.
-      if (!response.ok) return;
-      for await (const event of readEvents(response.body)) {
+      // The run or the token is unknown: another attempt gets the same answer. A proxy answers 5xx while the viewer restarts.
+      if (!response.ok && response.status < 500) return;
+      for await (const event of response.ok ? readEvents(response.body) : []) {
         last = event.id ?? last;
         if (event.data !== undefined) receive(JSON.parse(event.data));
       }
