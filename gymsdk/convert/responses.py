@@ -27,7 +27,7 @@ from gymsdk.convert.arguments import mend_items
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
-from gymsdk.types import Item, extract_text, find_invalid_param, is_object_list, is_reply
+from gymsdk.types import Item, extract_text, find_invalid_param, is_object_list, is_policy_item, is_reply
 from gymsdk.usage import fill_usage_details, normalize_usage
 
 EncodedFields: TypeAlias = dict[str, bytes]
@@ -295,7 +295,7 @@ class ReasoningFilter:
                 if not reasoning_dropped:
                     yield item
                 continue
-            reasoning_dropped = reasoning_dropped and responses.is_policy_item(item)
+            reasoning_dropped = reasoning_dropped and is_policy_item(item)
             # A provider that recognizes the id of an item also demands the reasoning before it.
             yield {key: value for key, value in item.items() if key != "id"} if reasoning_dropped else item
 

@@ -51,7 +51,7 @@ from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, find_read_ids
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
-from gymsdk.types import Item
+from gymsdk.types import Item, is_policy_item
 
 log = logging.getLogger("gymsdk")
 
@@ -156,7 +156,7 @@ class ExactTokens:
                 f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
                 f" without these settings; the items are marked {SAMPLING_FIELD}"
             )
-        if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
+        if history is None and any(map(is_policy_item, items)) and any("status" in item for item in items):
             self._warn(
                 f"{self._name}: a conversation came back without token ids, so its prompts are rendered again; let the"
                 f" agent return output items unchanged, with {', '.join(TOKEN_FIELDS)}, or serve the model with"
