@@ -77,7 +77,7 @@ from gymsdk.types import (
 VERIFY_SECONDS = 120.0
 """Seconds that `verify` may take, independent of the episode's deadline.
 
-The wait for a worker or a judge does not count.
+The wait for a worker or a judge does not count. A plain function may use this much CPU time, whatever the clock says.
 """
 
 CLOSE_SECONDS = 10.0
