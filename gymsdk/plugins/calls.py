@@ -143,7 +143,7 @@ class HookRunner:
             with timeout_at(deadline.at):
                 return await self.threads.run(call)
         # On a busy machine, a grader takes longer, but not more CPU time.
-        seconds, clock = deadline.get_remaining_seconds(), ThreadClock()
+        seconds, clock = round(deadline.get_remaining_seconds(), 1), ThreadClock()
         watch = CpuWatch(clock.read, cpu=seconds, idle=seconds)
         try:
             with deadline.pause():
