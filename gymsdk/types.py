@@ -7,6 +7,7 @@ of the OpenAI Responses API, kept as plain JSON (https://platform.openai.com/doc
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,14 @@ def _arguments_to_json(arguments: object) -> object:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
 
 
+def _parse_finite(text: str) -> float:
+    """Return a number in JSON text. Raises `ValueError` for NaN and infinity, which JSON does not have."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
 class ToolCall(BaseModel):
     """A policy's call of one tool.
 
@@ -106,7 +115,7 @@ class ToolCall(BaseModel):
     def parsed(self) -> dict[str, Any] | None:
         """Return the arguments as a dict, or `None` if they are not a JSON object."""
         try:
-            value = json.loads(self.arguments)
+            value = json.loads(self.arguments, parse_constant=_parse_finite, parse_float=_parse_finite)
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None

@@ -130,7 +130,7 @@ def offload(
         TypeError: The function is not a plain function at the top of a module.
     """
     if misplaced:
-        raise TypeError("write `@offload()` with parentheses, and its limits by name, as in `@offload(timeout=5)`")
+        raise TypeError("write `@offload()` with parentheses, and its limits by name, as in `@offload(cpu=5)`")
     cpu_seconds = timeout / 2 if cpu is None else cpu
     if not (cpu_seconds > 0 and timeout > 0):
         raise ValueError(f"cpu and timeout must be positive, in seconds, got cpu={cpu_seconds:g}, timeout={timeout:g}")
