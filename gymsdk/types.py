@@ -266,7 +266,7 @@ def is_policy_item(item: Item) -> bool:
 def iter_tool_calls(items: Iterable[Item], earlier: Iterable[Item] = ()) -> Iterator[ToolCall]:
     """Yield the function calls among *items*.
 
-    Engines repeat ids. A call whose id another call before it has gets an id of its own: `ID#2`, `ID#3` and so on.
+    Engines repeat ids. A call whose id another call before it has gets a unique one: `ID#2`, `ID#3` and so on.
 
     Args:
         items: The items of a conversation.
@@ -364,7 +364,7 @@ class Transcript:
     def calls(self, name: str | None = None) -> list[ToolCall]:
         """Return the tool calls in order; with *name*, only the calls of that tool.
 
-        Each call has an id of its own, even if the engine repeats ids: the second call with the id `ID` is `ID#2`.
+        Each call has a unique id, even if the engine repeats ids: the second call with the id `ID` is `ID#2`.
         """
         return [call for call in iter_tool_calls(self.items) if name is None or call.name == name]
 

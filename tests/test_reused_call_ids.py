@@ -126,7 +126,7 @@ async def test_an_engine_with_one_id_gets_its_ids_back_and_the_environment_sees_
 
 @pytest.fixture(scope="module")
 def unique(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run in which each call has an id of its own."""
+    """Return a run in which the ids of calls are unique."""
     folder = tmp_path_factory.mktemp("runs") / "unique"
     options = ["tool_call", "--split", "train", "--limit", "12", "--model", "scripted/oracle", "--output", str(folder)]
     subprocess.run([sys.executable, "-m", "gymsdk", "rollout", *options], check=True, capture_output=True)

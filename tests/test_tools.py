@@ -128,14 +128,12 @@ class Pair:
 
 def measure(
     number: float = 1.0,
-    either: float = 1,
     numbers: list[float] | None = None,
     by_name: dict[str, float] | None = None,
     unique: set[float] | None = None,
     point: Point | None = None,
     pair: Pair | None = None,
     tree: dict[str, list[Point]] | None = None,
-    text: str = "",
     text_or_number: str | float = "",
 ): ...
 
@@ -145,7 +143,6 @@ def measure(
     ("arguments", "path"),
     [
         ('{"number": "TEXT"}', "number"),
-        ('{"either": "TEXT"}', "either"),
         ('{"numbers": [1, "TEXT"]}', "numbers.1"),
         ('{"by_name": {"a": "TEXT"}}', "by_name.a"),
         ('{"unique": ["TEXT"]}', "unique.0"),
@@ -162,8 +159,8 @@ def test_a_text_is_no_number_if_the_number_is_not_finite(arguments: str, path: s
 
 def test_texts_defaults_and_other_numbers_stay_as_they_are():
     made = build_tool(measure)
-    given = '{"text": "nan", "text_or_number": "inf", "point": {"x": "1.5"}, "pair": {"first": 2}, "number": "1e3"}'
-    expected = {"text": "nan", "text_or_number": "inf", "point": Point(x=1.5), "pair": Pair(2.0), "number": 1000.0}
+    given = '{"text_or_number": "inf", "point": {"x": "1.5"}, "pair": {"first": 2}, "number": "1e3"}'
+    expected = {"text_or_number": "inf", "point": Point(x=1.5), "pair": Pair(2.0), "number": 1000.0}
     assert made.parse_arguments(given) == expected
 
 
