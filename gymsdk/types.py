@@ -373,16 +373,20 @@ class Transcript:
 
         An output that belongs to no call is under its own id.
         """
-        call_ids = [call.call_id for call in iter_tool_calls(self.items)]
-        calls = (index for index, item in enumerate(self.items) if item.get("type") == "function_call")
-        names, pairs = dict(zip(calls, call_ids, strict=True)), pair_outputs(self.items)
-        owners = {output: names[call] for call, output in pairs.items()}
-        found: dict[str, str] = {}
+        call_ids: dict[int, str] = {}
+        outputs: dict[int, Item] = {}
+        used: dict[str, int] = {}
         for index, item in enumerate(self.items):
-            if item.get("type") == "function_call_output":
-                call_id = owners.get(index, _get_call_id(item))
-                if index in owners or call_id not in call_ids:
-                    found.setdefault(call_id, extract_text(item.get("output")))
+            if item.get("type") == "function_call":
+                call_ids[index] = _choose_call_id(item, used)
+            elif item.get("type") == "function_call_output":
+                outputs[index] = item
+        owners = {output: call_ids[call] for call, output in pair_outputs(self.items).items()}
+        found: dict[str, str] = {}
+        for index, item in outputs.items():
+            call_id = owners.get(index) or _get_call_id(item)
+            if index in owners or call_id not in used:
+                found.setdefault(call_id, extract_text(item.get("output")))
         return found
 
     def output(self, call_id: str) -> str | None:
