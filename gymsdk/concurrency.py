@@ -72,11 +72,11 @@ class Deadline:
             of `verify` does: time spent in a queue for a worker or for a slow judge does not make a verifier slow.
     """
 
-    __slots__ = ("_at", "_pausable", "_paused_at", "_pauses")
+    __slots__ = ("_at", "_paused_at", "_pauses", "is_pausable")
 
     def __init__(self, at: float, *, pausable: bool = False) -> None:
         self._at = at
-        self._pausable = pausable
+        self.is_pausable = pausable
         self._pauses = 0
         self._paused_at = 0.0
 
@@ -93,7 +93,7 @@ class Deadline:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Stop the deadline's clock inside the block, if the deadline is pausable."""
-        if not self._pausable:
+        if not self.is_pausable:
             yield
             return
         loop = asyncio.get_running_loop()

@@ -77,7 +77,7 @@ from gymsdk.types import (
 VERIFY_SECONDS = 120.0
 """Seconds that `verify` may take, independent of the episode's deadline.
 
-The wait for a worker or a judge does not count.
+The wait for a worker or a judge does not count. A plain function may use this much CPU time, whatever the clock says.
 """
 
 CLOSE_SECONDS = 10.0
@@ -380,10 +380,10 @@ class Environment:
             raise self._build_hook_error("tasks", error) from error
 
     def _collect_tools(self) -> dict[str, tools.Tool]:
+        shared_type = object if self._stack.implementations["lifespan"] else tools.NothingShared
         try:
-            return tools.build_toolbox(
-                chain.from_iterable(map(self._list_tool_functions, self._stack.implementations["tools"]))
-            )
+            functions = chain.from_iterable(map(self._list_tool_functions, self._stack.implementations["tools"]))
+            return tools.build_toolbox(functions, shared_type)
         except TypeError as error:
             raise BrokenEnvironment(f"environment {self.name!r}: {error}") from None
 

@@ -18,7 +18,6 @@ from gymsdk.responses import (
     build_response,
     check_model,
     is_incomplete_response,
-    is_policy_item,
     iter_turn_spans,
     parse_actions,
     query_model,
@@ -47,6 +46,7 @@ from gymsdk.types import (
     ToolRun,
     Transcript,
     Verdict,
+    is_policy_item,
 )
 from gymsdk.usage import NO_USAGE, UsageByRole, collect_usage, record_usage, usage_to_item
 
@@ -213,21 +213,23 @@ async def play_turn(
         max_output_chars: The maximum length of one tool output.
     """
     messages: list[Item] = []
+    actions = parse_actions(output, episode.transcript.items)
+    # The engine reads its own ids, even if it repeats them.
+    call_ids = [str(item.get("call_id", "")) for item in output if item.get("type") == "function_call"] or [""]
     episode.transcript.items.extend(output)
-    actions = parse_actions(output)
     try:
-        for action in actions:
+        for action, call_id in zip(actions, call_ids, strict=False):
             if result.ended or (isinstance(action, ToolCall) and result.calls >= calls_left):
                 result.ended = result.ended or "tools"
-                result.items.append(_build_not_run_output(action))
-                result.runs += _record_tool_run(action, time.time(), answered=False)
+                result.items.append(build_function_call_output(call_id, NOT_RUN_OUTPUT))
+                result.runs += _record_tool_run(action, call_id, time.time(), answered=False)
                 continue
             started, started_clock = time.time(), time.perf_counter()
             step = await environment.step(episode, action)
             milliseconds = (time.perf_counter() - started_clock) * 1e3
-            result.runs += _record_tool_run(action, started, milliseconds=milliseconds)
+            result.runs += _record_tool_run(action, call_id, started, milliseconds=milliseconds)
             result.reward = add_rewards(result.reward, step.reward, "step")
-            result.items.extend(_build_tool_output(action, step, max_output_chars))
+            result.items.extend(_build_tool_output(action, call_id, step, max_output_chars))
             result.calls += isinstance(action, ToolCall)
             messages += [message.item() for message in step.messages]
             result.ended = "done" if step.done else None
@@ -240,23 +242,18 @@ async def play_turn(
     episode.done = result.ended is not None
 
 
-def _build_tool_output(action: Action, step: Step, max_chars: int) -> list[Item]:
+def _build_tool_output(action: Action, call_id: str, step: Step, max_chars: int) -> list[Item]:
     if not isinstance(action, ToolCall):
         return []
-    return [build_function_call_output(action.call_id, truncate_output(step.output or "", max_chars))]
+    return [build_function_call_output(call_id, truncate_output(step.output or "", max_chars))]
 
 
 def _record_tool_run(
-    action: Action, started: float, *, milliseconds: float = 0.0, answered: bool = True
+    action: Action, call_id: str, started: float, *, milliseconds: float = 0.0, answered: bool = True
 ) -> list[ToolRun]:
     if not isinstance(action, ToolCall):
         return []
-    return [ToolRun(action.call_id, action.name, started, round(milliseconds, 3), answered)]
-
-
-def _build_not_run_output(action: Action) -> Item:
-    call_id = action.call_id if isinstance(action, ToolCall) else ""
-    return build_function_call_output(call_id, NOT_RUN_OUTPUT)
+    return [ToolRun(call_id, action.name, started, round(milliseconds, 3), answered)]
 
 
 # Episodes

@@ -15,7 +15,7 @@ GymsdkError
     ├── Failed               the model, a tool or the environment broke
     └── Unscorable           the grader could not decide
         ├── BudgetSpent      an offloaded call exceeded its own CPU or memory limit
-        └── WorkerLost       an offloaded call lost its worker or its wall-clock time
+        └── WorkerLost       an offloaded call lost its worker, or hangs
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ class Unscorable(EpisodeError):
 
 
 class BudgetSpent(Unscorable):
-    """An offloaded call exceeded its own CPU or memory limit: its input was too much for it, at any load."""
+    """A grader or an offloaded call exceeded its CPU or memory limit: its input was too much for it, at any load."""
 
 
 class WorkerLost(Unscorable):
-    """An offloaded call lost its worker or its wall-clock time for a reason other than its own work."""
+    """An offloaded call lost its worker for a reason other than its own work, or hangs."""
 
 
 E = TypeVar("E", Failed, Unscorable)

@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Any, Literal, TypeAlias, TypeGuard
 from weakref import WeakSet
 
@@ -24,8 +23,10 @@ from gymsdk.types import (
     Model,
     extract_text,
     is_content,
+    is_policy_item,
     is_reply,
     iter_tool_calls,
+    pair_outputs,
 )
 from gymsdk.usage import build_usage
 
@@ -414,10 +415,15 @@ def _iter_error_texts(body: Item) -> Iterator[str]:
 # Turns
 
 
-def parse_actions(output: Iterable[Item]) -> list[Action]:
-    """Return the actions of one turn: its tool calls in order, else its text as a single reply, else nothing."""
+def parse_actions(output: Iterable[Item], earlier: Iterable[Item] = ()) -> list[Action]:
+    """Return the actions of one turn: its tool calls in order, else its text as a single reply, else nothing.
+
+    Args:
+        output: The policy's items.
+        earlier: The items before the turn; their calls determine the ids of calls whose ids the engine repeats.
+    """
     items = list(output)
-    calls: list[Action] = list(iter_tool_calls(items))
+    calls: list[Action] = list(iter_tool_calls(items, earlier))
     if calls:
         return calls
     text = "".join(extract_text(item.get("content")) for item in items if is_reply(item))
@@ -448,9 +454,13 @@ def get_played_actions(items: Sequence[Item], span: slice) -> list[Action]:
 
     Calls without an output and calls with `NOT_RUN_OUTPUT` are left out.
     """
-    outputs = takewhile(lambda item: not is_policy_item(item), items[span.stop :])
-    run_ids = [item.get("call_id") for item in outputs if item.get("output", NOT_RUN_OUTPUT) != NOT_RUN_OUTPUT]
-    return [action for action in parse_actions(items[span]) if isinstance(action, Message) or action.call_id in run_ids]
+    end = next((index for index in range(span.stop, len(items)) if is_policy_item(items[index])), len(items))
+    turn = items[span.start : end]
+    calls = (index for index, item in enumerate(turn) if item.get("type") == "function_call")
+    pairs = pair_outputs(turn)
+    was_run = [index in pairs and turn[pairs[index]].get("output", NOT_RUN_OUTPUT) != NOT_RUN_OUTPUT for index in calls]
+    actions = parse_actions(items[span], items[: span.start])
+    return [action for action, run in zip(actions, was_run or [True] * len(actions), strict=True) if run]
 
 
 def get_weight_versions(response: Item | None) -> list[int | str]:
@@ -473,12 +483,6 @@ def is_on_policy(item: Item) -> bool:
     Trainers leave the tokens of other turns out of the loss.
     """
     return not item.get(CONSTRAINED_FIELD)
-
-
-def is_policy_item(item: Item) -> bool:
-    """Return whether the policy produced *item*, and not the environment."""
-    # A tuple, and a list in `get_played_actions`: a client's item may have an unhashable type or id.
-    return is_reply(item) or item.get("type") in ("function_call", "reasoning")
 
 
 # Truncation of tool outputs

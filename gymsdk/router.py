@@ -22,8 +22,7 @@ from gymsdk.errors import Failed
 from gymsdk.http import client as http
 from gymsdk.http import errors
 from gymsdk.http.backoff import Backoff
-from gymsdk.responses import is_policy_item
-from gymsdk.types import Episode, Item, extract_text
+from gymsdk.types import Episode, Item, extract_text, is_policy_item
 
 log = logging.getLogger("gymsdk")
 

@@ -12,20 +12,24 @@ import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, NotRequired
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, NewType, NotRequired, TypeVar, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from gymsdk.errors import format_suggestion, format_validation_error
+from gymsdk.finite import find_non_finite
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.types import Content, Item
+from gymsdk.types import Config, Content, Item, State, Task
 
-HOST_PARAMETERS = frozenset({"state", "task", "config", "shared"})
+HOST_TYPES: Mapping[str, type] = {"state": State, "task": Task, "config": Config}
+"""The types of the values with which the host fills parameters of these names."""
+
+HOST_PARAMETERS = frozenset({*HOST_TYPES, "shared"})
 """The names of parameters that the host fills; they are not part of a tool's schema."""
 
 CONTENT_PART_TYPES = frozenset({"input_text", "input_image", "input_file"})
@@ -46,6 +50,10 @@ Providers reject a strict schema with any other keyword.
 
 STRICT_FORMATS = frozenset({None, "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 """The values of `format` in strict schemas."""
+
+
+class NothingShared:
+    """Stands for the type of `shared` in an environment without a `lifespan`; no annotation but a general one fits."""
 
 
 class InvalidArguments(ValueError):
@@ -86,10 +94,14 @@ class Tool:
             raise InvalidArguments(f"Invalid tool call arguments: {self.name} takes a JSON object")
         present = {key: each for key, each in value.items() if each is not None or key not in self.optional}
         try:
-            return self.arguments.validate_python(present)
+            validated = self.arguments.validate_python(present)
         except ValidationError as error:
             reason = format_validation_error(error)
             raise InvalidArguments(f"Invalid tool call arguments for {self.name}: {reason}") from None
+        if path := find_non_finite(present, validated):
+            reason = f"{path}: Input should be a finite number"
+            raise InvalidArguments(f"Invalid tool call arguments for {self.name}: {reason}")
+        return validated
 
     def received(self, text: str) -> bytes:
         """Return the arguments that the function receives for *text*, as JSON that is equal for equal calls.
@@ -106,11 +118,12 @@ class Tool:
         return dump_canonical_json(self.arguments.dump_python(arguments, mode="json", warnings=False))
 
 
-def build_tool(function: Callable[..., Any]) -> Tool:
+def build_tool(function: Callable[..., Any], shared_type: type = object) -> Tool:
     """Return the tool for *function*.
 
     Args:
         function: A named function with annotated parameters. Its docstring becomes the description.
+        shared_type: The type of the value with which the host fills the parameter `shared`.
 
     Raises:
         TypeError: The function or one of its parameters cannot be offered.
@@ -120,6 +133,8 @@ def build_tool(function: Callable[..., Any]) -> Tool:
         raise TypeError(f"tool {function!r} has no name that a policy could call; write it as a named function")
     all_parameters = get_parameters(function)
     parameters = {key: parameter for key, parameter in all_parameters.items() if key not in HOST_PARAMETERS}
+    for key in HOST_PARAMETERS & all_parameters.keys():
+        _check_host_parameter(name, function, key, HOST_TYPES.get(key, shared_type))
     optional = frozenset(key for key, parameter in parameters.items() if parameter.default is not parameter.empty)
     types = {key: _get_parameter_type(name, function, parameter) for key, parameter in parameters.items()}
     try:
@@ -132,10 +147,15 @@ def build_tool(function: Callable[..., Any]) -> Tool:
     return Tool(name, function, arguments, optional, HOST_PARAMETERS & all_parameters.keys(), schema)
 
 
-def build_toolbox(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
-    """Return the tools for *functions* by name; raises `TypeError` if one cannot be offered or two share a name."""
+def build_toolbox(functions: Iterable[Callable[..., Any]], shared_type: type = object) -> dict[str, Tool]:
+    """Return the tools for *functions* by name; raises `TypeError` if one cannot be offered or two share a name.
+
+    Args:
+        functions: The functions.
+        shared_type: The type of the value with which the host fills the parameter `shared`.
+    """
     toolbox: dict[str, Tool] = {}
-    for tool in map(build_tool, functions):
+    for tool in (build_tool(function, shared_type) for function in functions):
         if tool.name in toolbox:
             raise TypeError(f"two tools are named {tool.name!r}")
         toolbox[tool.name] = tool
@@ -195,6 +215,48 @@ def resolve_annotation(function: Callable[..., Any], parameter: str) -> Any:
         return typing.get_type_hints(holder, getattr(plain, "__globals__", {}), include_extras=True)[parameter]
     except (AttributeError, SyntaxError, TypeError) as error:
         raise NameError(f"{annotation!r}: {error}") from error
+
+
+def _check_host_parameter(name: str, function: Callable[..., Any], parameter: str, host_type: type) -> None:
+    """Raise `TypeError` if the author's annotation shows that a policy should give a parameter that the host fills."""
+    try:
+        annotation = resolve_annotation(function, parameter)
+    except NameError:
+        # Nothing else needs the annotation, which may exist for type checkers only.
+        return
+    if annotation is not None and not _can_hold(annotation, host_type) and _is_json_type(annotation):
+        raise TypeError(
+            f"tool {name!r}: a policy cannot give the parameter {parameter!r} of type"
+            f" {inspect.formatannotation(annotation)}, because gymsdk fills the parameters"
+            f" {', '.join(sorted(HOST_PARAMETERS))}; rename it"
+        )
+
+
+def _can_hold(annotation: Any, host_type: type) -> bool:
+    """Return whether a value of *host_type* or of a subclass may have the type *annotation*."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _can_hold(get_args(annotation)[0], host_type)
+    if origin in {Union, UnionType}:
+        return any(_can_hold(member, host_type) for member in get_args(annotation))
+    if isinstance(annotation, NewType):
+        return _can_hold(annotation.__supertype__, host_type)
+    if isinstance(annotation, TypeAliasType):
+        return _can_hold(annotation.__value__, host_type)
+    found = origin or annotation
+    if found is Any or isinstance(found, TypeVar):
+        return True
+    # By inheritance alone: with `issubclass`, a model is an `Iterable`.
+    return isinstance(found, type) and (found in host_type.__mro__ or host_type in found.__mro__)
+
+
+def _is_json_type(annotation: Any) -> bool:
+    """Return whether *annotation* has a JSON schema, so that a policy may give its values."""
+    try:
+        TypeAdapter(annotation).json_schema()
+    except (PydanticUserError, NameError):
+        return False
+    return True
 
 
 def _get_parameter_type(name: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

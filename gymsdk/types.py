@@ -7,6 +7,8 @@ of the OpenAI Responses API, kept as plain JSON (https://platform.openai.com/doc
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias, TypeGuard, runtime_checkable
@@ -87,13 +89,21 @@ def _arguments_to_json(arguments: object) -> object:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
 
 
+def _parse_finite(text: str) -> float:
+    """Return a number in JSON text. Raises `ValueError` for NaN and infinity, which JSON does not have."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
 class ToolCall(BaseModel):
     """A policy's call of one tool.
 
     Attributes:
         name: The tool's name.
         arguments: The arguments as JSON text, exactly as the policy wrote them. A mapping is converted to JSON.
-        call_id: The id that the tool's output refers to.
+        call_id: The id of the call. `Transcript.output` returns the output of the call with this id.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -105,7 +115,7 @@ class ToolCall(BaseModel):
     def parsed(self) -> dict[str, Any] | None:
         """Return the arguments as a dict, or `None` if they are not a JSON object."""
         try:
-            value = json.loads(self.arguments)
+            value = json.loads(self.arguments, parse_constant=_parse_finite, parse_float=_parse_finite)
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
@@ -247,16 +257,76 @@ def is_reply(item: Item) -> bool:
     return item.get("role") == "assistant" and item.get("type", "message") == "message"
 
 
-def iter_tool_calls(items: Iterable[Item]) -> Iterator[ToolCall]:
-    """Yield the function calls among *items*."""
+def is_policy_item(item: Item) -> bool:
+    """Return whether the policy produced *item*, and not the environment."""
+    # A tuple, because a client's item may have an unhashable type.
+    return is_reply(item) or item.get("type") in ("function_call", "reasoning")
+
+
+def iter_tool_calls(items: Iterable[Item], earlier: Iterable[Item] = ()) -> Iterator[ToolCall]:
+    """Yield the function calls among *items*.
+
+    Engines repeat ids. A call whose id another call before it has gets a unique one: `ID#2`, `ID#3` and so on.
+
+    Args:
+        items: The items of a conversation.
+        earlier: The items before them.
+    """
+    used: dict[str, int] = {}
+    for item in earlier:
+        if item.get("type") == "function_call":
+            _choose_call_id(item, used)
     for item in items:
         if item.get("type") == "function_call":
             arguments = item.get("arguments")
             yield ToolCall(
                 name=str(item.get("name", "")),
                 arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
-                call_id=str(item.get("call_id", "")),
+                call_id=_choose_call_id(item, used),
             )
+
+
+def _choose_call_id(item: Item, used: dict[str, int]) -> str:
+    """Return an id for a call that is not in *used*, which counts the calls of each id, and add it there."""
+    call_id = chosen = _get_call_id(item)
+    while chosen in used:
+        used[call_id] += 1
+        chosen = f"{call_id}#{used[call_id]}"
+    used[chosen] = 1
+    return chosen
+
+
+def pair_outputs(items: Iterable[Item]) -> dict[int, int]:
+    """Return the index of the output of each tool call among *items*, by the index of the call.
+
+    Engines repeat ids, in later turns and within one. An output belongs to the latest turn with a call of that id that
+    has no output yet, and there to the first such call. Calls without an output and outputs without a call are left
+    out.
+    """
+    pairs: dict[int, int] = {}
+    # By id, the open calls of each turn that has some, in order.
+    open_calls: defaultdict[str, list[deque[int]]] = defaultdict(list)
+    last_turns: dict[str, int] = {}
+    turn, was_policy = 0, False
+    for index, item in enumerate(items):
+        is_policy = is_policy_item(item)
+        turn += is_policy and not was_policy
+        was_policy = is_policy
+        kind, call_id = item.get("type"), _get_call_id(item)
+        if kind == "function_call":
+            if last_turns.get(call_id) != turn:
+                open_calls[call_id].append(deque())
+            last_turns[call_id] = turn
+            open_calls[call_id][-1].append(index)
+        elif kind == "function_call_output" and open_calls[call_id]:
+            pairs[open_calls[call_id][-1].popleft()] = index
+            if not open_calls[call_id][-1]:
+                open_calls[call_id].pop()
+    return pairs
+
+
+def _get_call_id(item: Item) -> str:
+    return str(item.get("call_id", ""))
 
 
 @dataclass(slots=True)
@@ -292,15 +362,36 @@ class Transcript:
         return "".join(extract_text(item.get("content")) for item in self.items if is_reply(item))
 
     def calls(self, name: str | None = None) -> list[ToolCall]:
-        """Return the tool calls in order; with *name*, only the calls of that tool."""
+        """Return the tool calls in order; with *name*, only the calls of that tool.
+
+        Each call has a unique id, even if the engine repeats ids: the second call with the id `ID` is `ID#2`.
+        """
         return [call for call in iter_tool_calls(self.items) if name is None or call.name == name]
 
+    def outputs(self) -> dict[str, str]:
+        """Return the text outputs of the tools by the ids that `calls` returns; calls without an output are left out.
+
+        An output that belongs to no call is under its own id.
+        """
+        call_ids: dict[int, str] = {}
+        outputs: dict[int, Item] = {}
+        used: dict[str, int] = {}
+        for index, item in enumerate(self.items):
+            if item.get("type") == "function_call":
+                call_ids[index] = _choose_call_id(item, used)
+            elif item.get("type") == "function_call_output":
+                outputs[index] = item
+        owners = {output: call_ids[call] for call, output in pair_outputs(self.items).items()}
+        found: dict[str, str] = {}
+        for index, item in outputs.items():
+            call_id = owners.get(index) or _get_call_id(item)
+            if index in owners or call_id not in used:
+                found.setdefault(call_id, extract_text(item.get("output")))
+        return found
+
     def output(self, call_id: str) -> str | None:
-        """Return the text output of the call with this id, or `None` if it has no output."""
-        for item in self.items:
-            if item.get("type") == "function_call_output" and item.get("call_id") == call_id:
-                return extract_text(item.get("output"))
-        return None
+        """Return the text output of the call with this id, as `calls` returns it, or `None` if it has no output."""
+        return self.outputs().get(call_id)
 
 
 # The contract of an environment

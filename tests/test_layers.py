@@ -22,6 +22,7 @@ LAYERS = (
         "concurrency",
         "convert",
         "credentials",
+        "finite",
         "http",
         "interpreter",
         "locks",

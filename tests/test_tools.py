@@ -3,15 +3,18 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, NewType
 
 import pytest
 from pydantic import BaseModel, Field
 
-from gymsdk import State
+from gymsdk import State, ToolCall
 from gymsdk.tools import (
     InvalidArguments,
+    NothingShared,
     build_tool,
     build_toolbox,
     format_error_output,
@@ -50,6 +53,120 @@ def test_parameters_that_the_host_fills_are_never_in_the_schema():
     assert made.host_parameters == {"state", "task", "config", "shared"}
     with pytest.raises(InvalidArguments, match="state: Extra inputs are not permitted"):
         made.parse_arguments('{"note": "a", "state": {}}')
+
+
+class Library(State):
+    books: int = 3
+
+
+class Counted:
+    """A base class that several states share."""
+
+
+class Kind(Enum):
+    STATE = "state"
+
+
+Name = NewType("Name", str)
+
+
+@pytest.mark.parametrize(
+    "annotation", [None, Any, object, State, Library, Library | None, Counted, BaseModel, "Missing"]
+)
+def test_the_host_fills_a_parameter_that_can_hold_its_value(annotation: Any):
+    def count(state): ...
+
+    count.__annotations__ = {} if annotation is None else {"state": annotation}
+    assert build_tool(count).host_parameters == {"state"}
+
+
+@pytest.mark.parametrize("name", ["state", "task", "config"])
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        str,
+        "str",
+        str | None,
+        list[str],
+        dict,
+        Place,
+        Kind,
+        Name,
+        Literal["Ohio"],
+        Iterable[str],
+        Annotated[str, Field()],
+    ],
+)
+def test_a_policys_parameter_with_the_name_of_a_hosts_parameter_is_rejected(name: str, annotation: Any):
+    namespace: dict[str, Any] = {}
+    exec(f"def inhabitants({name}=None): ...", namespace)
+    namespace["inhabitants"].__annotations__ = {name: annotation}
+    with pytest.raises(TypeError, match=f"tool 'inhabitants': a policy cannot give the parameter '{name}'"):
+        build_tool(namespace["inhabitants"])
+
+
+@pytest.mark.parametrize("annotation", [str, str | None])
+def test_shared_is_a_parameter_of_the_host_only_if_the_environment_shares_something(annotation: Any):
+    def tell(shared): ...
+
+    tell.__annotations__ = {"shared": annotation}
+    assert build_tool(tell).host_parameters == {"shared"}
+    with pytest.raises(TypeError, match="a policy cannot give the parameter 'shared'"):
+        build_tool(tell, NothingShared)
+
+
+class Point(BaseModel):
+    x: float
+    limit: float = float("inf")
+
+
+@dataclass
+class Pair:
+    first: float
+    last: float = float("inf")
+
+
+def measure(
+    number: float = 1.0,
+    numbers: list[float] | None = None,
+    by_name: dict[str, float] | None = None,
+    unique: set[float] | None = None,
+    point: Point | None = None,
+    pair: Pair | None = None,
+    tree: dict[str, list[Point]] | None = None,
+    text_or_number: str | float = "",
+): ...
+
+
+@pytest.mark.parametrize("text", ["nan", " NaN ", "-inf", "+Infinity", "1e999", "n_an", "1e_999"])
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ('{"number": "TEXT"}', "number"),
+        ('{"numbers": [1, "TEXT"]}', "numbers.1"),
+        ('{"by_name": {"a": "TEXT"}}', "by_name.a"),
+        ('{"unique": ["TEXT"]}', "unique.0"),
+        ('{"point": {"x": "TEXT"}}', "point.x"),
+        ('{"pair": {"first": "TEXT"}}', "pair.first"),
+        ('{"tree": {"a": [{"x": 1}, {"x": "TEXT"}]}}', "tree.a.1.x"),
+    ],
+)
+def test_a_text_is_no_number_if_the_number_is_not_finite(arguments: str, path: str, text: str):
+    message = f"Invalid tool call arguments for measure: {path}: Input should be a finite number"
+    with pytest.raises(InvalidArguments, match=message):
+        build_tool(measure).parse_arguments(arguments.replace("TEXT", text))
+
+
+def test_texts_defaults_and_other_numbers_stay_as_they_are():
+    made = build_tool(measure)
+    given = '{"text_or_number": "inf", "point": {"x": "1.5"}, "pair": {"first": 2}, "number": "1e3"}'
+    expected = {"text_or_number": "inf", "point": Point(x=1.5), "pair": Pair(2.0), "number": 1000.0}
+    assert made.parse_arguments(given) == expected
+
+
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": [-Infinity]}', '{"a": 1e999}'])
+def test_numbers_that_json_does_not_have_make_no_object(arguments: str):
+    assert ToolCall(name="measure", arguments=arguments).parsed() is None
 
 
 def test_arguments_are_validated_into_their_types():

@@ -121,7 +121,7 @@ def test_the_text_is_all_policy_text_without_reasoning():
 
 def test_calls_are_found_by_name_in_their_order():
     items = [responses.build_function_call(name, "{}", name) for name in ("go", "stop", "go")]
-    assert [call.call_id for call in Transcript(items=items).calls("go")] == ["go", "go"]
+    assert [call.call_id for call in Transcript(items=items).calls("go")] == ["go", "go#2"]
     assert len(Transcript(items=items).calls()) == 3
 
 

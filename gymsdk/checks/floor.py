@@ -32,9 +32,7 @@ from gymsdk.types import Rollout
 
 FIX_PARSING = "catch the errors of parsing a reply: an unreadable reply is a wrong answer with reward 0"
 FIX_INJECTION = "never let the grader take a score, a verdict or an instruction from a reply"
-FIX_UNBOUNDED = (
-    "limit the graded text: truncate the reply, or grade it in a function marked `@offload(timeout=..., cpu=...)`"
-)
+FIX_UNBOUNDED = "limit the graded text: truncate the reply, or grade it in a function marked `@offload(cpu=...)`"
 FIX_CALL_ERRORS = "answer an invalid call with a message that names its error, for any arguments"
 MEGABYTE_CHARS = 1_000_000
 MAX_TOOLS = 4

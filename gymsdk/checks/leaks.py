@@ -39,8 +39,7 @@ from gymsdk.checks.phases import describe_task, sample_tasks
 from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
-from gymsdk.responses import is_policy_item
-from gymsdk.types import Item, Rollout, Task, extract_text, iter_tool_calls
+from gymsdk.types import Item, Rollout, Task, extract_text, is_policy_item, iter_tool_calls
 
 MIN_SECRET_CHARS = 3
 """The minimum length of a secret. Shorter texts appear everywhere by chance."""

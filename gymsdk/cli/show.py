@@ -204,23 +204,23 @@ def _render_items(items: list[Item]) -> Iterator[RenderableType]:
     from rich.text import Text
 
     from gymsdk.runs.records import get_reasoning, get_text, is_tool_error
+    from gymsdk.types import pair_outputs
 
-    outputs = {item.get("call_id"): item for item in items if item.get("type") == "function_call_output"}
-    called = {item.get("call_id") for item in items if item.get("type") == "function_call"}
-    for item in items:
+    pairs = pair_outputs(items)
+    shown = set(pairs.values())
+    for index, item in enumerate(items):
         kind = item.get("type", "message")
         if kind == "function_call":
             yield Text(
                 f"→ {clean(str(item.get('name')))}({clean(_format_arguments(item.get('arguments')))})", style="cyan"
             )
-            output = outputs.get(item.get("call_id"))
-            if output is None:
+            if index not in pairs:
                 yield Padding(Text("no output", style="dim"), (0, 0, 0, 2))
                 continue
-            text = get_text(output.get("output"))
+            text = get_text(items[pairs[index]].get("output"))
             yield Padding(Text(clean(text), style="red" if is_tool_error(text) else "yellow"), (0, 0, 0, 2))
         elif kind == "function_call_output":
-            if item.get("call_id") not in called:
+            if index not in shown:
                 yield Text(clean(get_text(item.get("output"))), style="yellow")
         elif kind == "reasoning":
             yield Padding(Text(clean(get_reasoning(item)), style="dim italic"), (0, 0, 0, 2))

@@ -17,6 +17,7 @@ from typing import Any
 from gymsdk import jsonl, responses
 from gymsdk.convert import api
 from gymsdk.convert.api import InvalidRequest
+from gymsdk.convert.arguments import UNPARSED_ARGUMENTS_KEY, dump_arguments, parse_arguments
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.types import Content, Item, extract_text
 
@@ -29,9 +30,6 @@ REASONING_PART_TYPES = {SUMMARY: "summary_text", CONTENT: "reasoning_text"}
 
 ERROR_PREFIX = "Error: "
 """The prefix of the output of a tool that failed; no other API has a field for failure."""
-
-UNPARSED_ARGUMENTS_KEY = "_arguments"
-"""The only key of the input of a call whose arguments are no JSON object; its value is their text."""
 
 VERBATIM_ARGUMENTS_KEY = "arguments"
 """A key of a `tool_use` block, not part of Messages, with the text of arguments that JSON would write differently."""
@@ -104,10 +102,10 @@ def build_tool_use(call: Item) -> Item:
     """Return the `tool_use` block for a function *call*."""
     block: Item = {"type": "tool_use", "id": call["call_id"], "name": call["name"]}
     arguments = call["arguments"]
-    parsed = _parse_arguments(arguments)
+    parsed = parse_arguments(arguments)
     if parsed is None or parsed.keys() == {UNPARSED_ARGUMENTS_KEY}:
         return block | {"input": {UNPARSED_ARGUMENTS_KEY: arguments}}
-    is_reproducible = _dump_arguments(parsed) == arguments and not _LONG_NUMBER.search(arguments)
+    is_reproducible = dump_arguments(parsed) == arguments and not _LONG_NUMBER.search(arguments)
     return block | {"input": parsed} | ({} if is_reproducible else {VERBATIM_ARGUMENTS_KEY: arguments})
 
 
@@ -273,21 +271,6 @@ def _recover_arguments(given: Item, verbatim: object) -> str:
     if len(given) == 1 and isinstance(unparsed, str):
         return unparsed
     # The client may have changed the input.
-    if isinstance(verbatim, str) and given in (_parse_arguments(verbatim), _parse_arguments(verbatim, float)):
+    if isinstance(verbatim, str) and given in (parse_arguments(verbatim), parse_arguments(verbatim, float)):
         return verbatim
     return json.dumps(given, ensure_ascii=False)
-
-
-def _parse_arguments(arguments: str, parse_int: Callable[[str], float] = int) -> Item | None:
-    """Return *arguments* as an object, `None` if they are no object that every client can read."""
-    try:
-        value = json.loads(arguments or "{}", parse_int=parse_int)
-        # The SDK cannot read a lone surrogate in a stream.
-        _dump_arguments(value).encode()
-    except (ValueError, OverflowError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _dump_arguments(value: Item) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)

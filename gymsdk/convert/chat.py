@@ -15,6 +15,7 @@ from typing import Any
 from gymsdk import responses
 from gymsdk.convert import content as parts
 from gymsdk.convert import tokens as token_fields
+from gymsdk.convert.arguments import mend_messages
 from gymsdk.convert.content import build_untranslatable_error
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
@@ -170,11 +171,12 @@ def build_body(request: Item, *, thoughts: responses.ReasoningFormat = "field", 
         | _build_text_fields(request)
         | _build_tool_fields(request)
     )
+    messages = mend_messages(build_messages(request, thoughts=thoughts))
     return (
         parse_metadata_extras(request)
         | kept
         | {key: value for key, value in translated.items() if value is not None}
-        | {"messages": token_fields.keep_last_ids(build_messages(request, thoughts=thoughts))}
+        | {"messages": token_fields.keep_last_ids(messages)}
     )
 
 
@@ -182,7 +184,7 @@ def build_messages(request: Item, *, thoughts: responses.ReasoningFormat = "fiel
     """Return the chat messages of *request*.
 
     Each turn of the policy becomes one assistant message. The instructions and all leading system messages become one
-    system message.
+    system message. The arguments of tool calls stay as the policy wrote them; servers need `mend_messages`.
 
     Raises:
         Failed: Chat Completions cannot express an item.

@@ -23,10 +23,11 @@ from gymsdk.convert.api import (
     join_json_list,
     splice_json,
 )
+from gymsdk.convert.arguments import mend_items
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
-from gymsdk.types import Item, extract_text, find_invalid_param, is_object_list, is_reply
+from gymsdk.types import Item, extract_text, find_invalid_param, is_object_list, is_policy_item, is_reply
 from gymsdk.usage import fill_usage_details, normalize_usage
 
 EncodedFields: TypeAlias = dict[str, bytes]
@@ -175,6 +176,8 @@ MAX_REMEMBERED_IDS = 65_536
 def build_body(request: Item) -> Item:
     """Return the body to send for *request*: with the fields from its metadata, without streaming options.
 
+    The arguments of function calls that are no JSON object become one, because servers reject them.
+
     Raises:
         Failed: The request has no tools, but its `tool_choice` demands a call.
     """
@@ -182,7 +185,7 @@ def build_body(request: Item) -> Item:
     if not request.get("tools"):
         parts.check_tool_choice(request.get("tool_choice"))
     if isinstance(items := known.get("input"), list):
-        known = known | {"input": tokens.keep_last_ids(items)}
+        known = known | {"input": tokens.keep_last_ids(mend_items(items))}
     body = chat.expand_metadata_extras(known)
     for key in STREAM_FIELDS:
         body.pop(key, None)
@@ -292,7 +295,7 @@ class ReasoningFilter:
                 if not reasoning_dropped:
                     yield item
                 continue
-            reasoning_dropped = reasoning_dropped and responses.is_policy_item(item)
+            reasoning_dropped = reasoning_dropped and is_policy_item(item)
             # A provider that recognizes the id of an item also demands the reasoning before it.
             yield {key: value for key, value in item.items() if key != "id"} if reasoning_dropped else item
 

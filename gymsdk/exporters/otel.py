@@ -32,7 +32,7 @@ from gymsdk.errors import GymsdkError
 from gymsdk.exporters.base import ExportOptions, compute_run_id
 from gymsdk.runs import Run
 from gymsdk.runs.records import get_opening, get_output, get_reasoning, get_text, is_tool_error
-from gymsdk.types import Item, Row
+from gymsdk.types import Item, Row, pair_outputs
 
 BATCH_SPANS = 500
 """The number of spans of a request."""
@@ -159,11 +159,12 @@ class OtelExporter:
         return _Span(f"chat {number}", name, interval, attributes, SpanKind.CLIENT)
 
     def _describe_tool_calls(
-        self, number: int, turn: Sequence[Item], outputs: Mapping[str, str], interval: _Interval
+        self, number: int, turn: Sequence[Item], outputs: Mapping[int, str], interval: _Interval
     ) -> Iterator[_Span]:
         """Yield the spans of a turn's tool calls; their durations are not recorded one by one."""
-        for place, call in enumerate(each for each in turn if each.get("type") == "function_call"):
-            output = outputs.get(str(call.get("call_id")))
+        calls = ((index, item) for index, item in enumerate(turn) if item.get("type") == "function_call")
+        for place, (index, call) in enumerate(calls):
+            output = outputs.get(index)
             attributes = {
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": str(call.get("name")),
@@ -259,15 +260,13 @@ def _build_error(what: str) -> GymsdkError:
     )
 
 
-def _iter_turns(output: Sequence[Item]) -> Iterator[tuple[list[Item], dict[str, str]]]:
-    """Yield the items of each turn of the policy, with the outputs of the tools by the ids of their calls."""
-    outputs = {
-        str(item.get("call_id")): get_text(item.get("output"))
-        for item in output
-        if item.get("type") == "function_call_output"
-    }
+def _iter_turns(output: Sequence[Item]) -> Iterator[tuple[list[Item], dict[int, str]]]:
+    """Yield the items of each turn of the policy, with the outputs of its calls by their index in the turn."""
+    pairs = pair_outputs(output)
     for span in responses.iter_turn_spans(output):
-        yield list(output[span.start : span.stop]), outputs
+        calls = (index for index in range(span.start, span.stop) if index in pairs)
+        texts = {index - span.start: get_text(output[pairs[index]].get("output")) for index in calls}
+        yield list(output[span]), texts
 
 
 def _find_turn_intervals(line: Row, number: int, whole: _Interval) -> tuple[_Interval, _Interval]:

@@ -17,8 +17,7 @@ from gymsdk import responses
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.convert.chat_inbound import parse_message, parse_tools
 from gymsdk.errors import EpisodeError, UsageError
-from gymsdk.responses import is_policy_item
-from gymsdk.types import Item, is_content, is_object_list
+from gymsdk.types import Item, is_content, is_object_list, is_policy_item
 
 
 class Turn(list[Item]):

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from gymsdk import responses
 from gymsdk.convert import chat, content
 from gymsdk.convert import tokens as token_fields
+from gymsdk.convert.arguments import mend_messages
 from gymsdk.convert.chat import CHAT_PATH
 from gymsdk.errors import Failed, UsageError
 from gymsdk.jsonl import dump_json
@@ -51,7 +52,7 @@ from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, split_last_prompt
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
 from gymsdk.tracing import OnceLogger
-from gymsdk.types import Item
+from gymsdk.types import Item, is_policy_item
 
 log = logging.getLogger("gymsdk")
 
@@ -157,7 +158,7 @@ class ExactTokens:
                 f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
                 f" without these settings; the items are marked {SAMPLING_FIELD}"
             )
-        if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
+        if history is None and any(map(is_policy_item, items)) and any("status" in item for item in items):
             self._once.warn(
                 f"{self._name}: a conversation came back without token ids, so its prompts are rendered again; let the"
                 f" agent return output items unchanged, with {', '.join(TOKEN_FIELDS)}, or serve the model with"
@@ -282,7 +283,7 @@ class ExactTokens:
         self, call: TokenCall, history: TokenHistory, items: list[Item], renderer: Renderer
     ) -> list[int]:
         """Return the ids of the messages after the last call, by placeholder, else by counting turns."""
-        new = chat.build_messages({"input": items[history.end :]}, thoughts=call.thoughts)
+        new = mend_messages(chat.build_messages({"input": items[history.end :]}, thoughts=call.thoughts))
         messages = call.body["messages"]
         conversation = messages[: len(messages) - len(new)]
         if [*conversation, *new] != messages or conversation[-1].get("role") != "assistant":

@@ -21,8 +21,8 @@ from gymsdk.errors import (
 )
 from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
-from gymsdk.responses import get_input_items, is_policy_item, iter_turns, read_text
-from gymsdk.types import Episode, Item, ToolCall, extract_text
+from gymsdk.responses import get_input_items, iter_turns, read_text
+from gymsdk.types import Episode, Item, ToolCall, extract_text, is_policy_item
 from gymsdk.usage import build_usage
 
 TOOL_CALL_PROBABILITY = 0.6

@@ -28,6 +28,7 @@ from gymsdk.concurrency import (
 )
 from gymsdk.errors import (
     BrokenEnvironment,
+    BudgetSpent,
     EpisodeError,
     Failed,
     GymsdkError,
@@ -42,6 +43,7 @@ from gymsdk.threads import ThreadPool
 from gymsdk.timers import timeout_at
 from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
 from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict
+from gymsdk.workers.cpu_watch import CpuWatch, ThreadClock, limit_cpu
 
 MAX_EXCERPT_CHARS = 500
 """The length of an exception that does not derive from `Exception` in a message."""
@@ -123,10 +125,8 @@ class HookRunner:
         if inspect.iscoroutinefunction(function):
             result = function(**arguments)
         else:
-            # The timeout includes the wait for a free thread.
-            with timeout_at(deadline.at):
-                call = partial(_call_in_thread, function, arguments)
-                result = await self.threads.run(call if counter is None else counter.measure(call))
+            call = partial(_call_in_thread, function, arguments)
+            result = await self._run_in_thread(what, call if counter is None else counter.measure(call), deadline)
         if not inspect.isawaitable(result):
             return result
         coroutine = result if inspect.iscoroutine(result) else _await_answer(result)
@@ -136,6 +136,27 @@ class HookRunner:
             return await run_until_deadline(warn_when_blocking(running, name), deadline, name=name)
         finally:
             _close_unstarted(coroutine, result)
+
+    async def _run_in_thread(self, what: str, call: Callable[[], Any], deadline: Deadline) -> Any:
+        if not deadline.is_pausable:
+            # The timeout includes the wait for a free thread.
+            with timeout_at(deadline.at):
+                return await self.threads.run(call)
+        # On a busy machine, a grader takes longer, but not more CPU time.
+        seconds, clock = round(deadline.get_remaining_seconds(), 1), ThreadClock()
+        watch = CpuWatch(clock.read, cpu=seconds, idle=seconds)
+        try:
+            with deadline.pause():
+                async with limit_cpu(watch):
+                    return await self.threads.run(clock.measure, call)
+        except TimeoutError as error:
+            where = f"{what} of environment {self.name!r}"
+            if watch.excess == "cpu":
+                raise BudgetSpent(f"{where} used up its {seconds:g} s of CPU time", kind="cpu_spent") from error
+            if watch.excess == "idle":
+                message = f"{where} hangs: it has used no CPU time for {seconds:g} s"
+                raise Failed(message, kind="hook_timeout", retryable=True) from error
+            raise
 
     def _convert_error(
         self, what: str, function: Callable[..., Any], error: BaseException, *, is_late: bool

@@ -87,7 +87,7 @@ class RayExecutor:
         Raises:
             GymsdkError: The cluster does not accept this process.
             BudgetSpent: The call used up its CPU time or its memory.
-            WorkerLost: The call did not return in time, or its nodes were lost several times.
+            WorkerLost: The call hangs, or its nodes were lost several times.
             Failed: Its arguments or its result cannot be pickled.
         """
         call = pickle_call(work, args, kwargs)
@@ -211,7 +211,8 @@ class _Dispatcher:
 
     async def _run_on_node(self, batch: Sequence[_QueuedCall], node: str) -> None:
         calls = [each.call for each in batch]
-        deadline = START_SECONDS + sum(call.timeout for call in calls)
+        # The worker process limits each call. This deadline is for a node that does not answer any more.
+        deadline = START_SECONDS + sum(call.longest_seconds for call in calls)
         # Soft: if the node is lost or full, Ray chooses another one.
         placement = NodeAffinitySchedulingStrategy(node, soft=True)
         remote = run_calls.options(num_cpus=self._cpus, scheduling_strategy=placement)

@@ -16,7 +16,7 @@ from gymsdk.errors import Failed
 from gymsdk.jsonl import dump_json
 from gymsdk.metrics import TASK_INDEX
 from gymsdk.responses import is_on_policy
-from gymsdk.types import Item, Row
+from gymsdk.types import Item, Row, pair_outputs
 
 TRUNCATED = "truncated: a budget ended the episode"
 LOW_REWARD = "the reward is too low"
@@ -199,17 +199,30 @@ def _build_conversation(line: Row, *, reasoning: bool) -> Conversation:
     request = params | {"input": [*opening, *line["response"]["output"]]}
     messages = chat.build_messages(request, thoughts="field" if reasoning else "drop")
     body = chat.build_body(params | {"input": opening})
-    return Conversation(_clean_messages(messages), body.get("tools") or [], line["reward"])
+    return Conversation(
+        _clean_messages(messages, _list_tool_names(request["input"])), body.get("tools") or [], line["reward"]
+    )
 
 
-def _clean_messages(messages: Sequence[Item]) -> list[Item]:
-    """Return *messages* without token ids and with the names of called tools, as training data has them."""
+def _list_tool_names(items: Sequence[Item]) -> list[str | None]:
+    """Return the name of the called tool for each output among *items*, `None` for an output without a call."""
+    names = {output: items[call].get("name") for call, output in pair_outputs(items).items()}
+    return [names.get(index) for index, item in enumerate(items) if item.get("type") == "function_call_output"]
+
+
+def _clean_messages(messages: Sequence[Item], tool_names: Sequence[str | None]) -> list[Item]:
+    """Return *messages* without token ids and with the names of called tools, as training data has them.
+
+    Args:
+        messages: The chat messages.
+        tool_names: The name of the called tool for each message with the role `tool`.
+    """
     kept = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
-    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or []}
+    names = iter(tool_names)
     cleaned = []
     for message in messages:
         fields = {key: message[key] for key in kept if message.get(key) is not None}
-        name = names.get(message.get("tool_call_id"))
+        name = next(names) if message["role"] == "tool" else None
         cleaned.append({"role": "", "content": ""} | fields | ({"name": name} if name else {}))
     return cleaned
 

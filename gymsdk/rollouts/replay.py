@@ -17,11 +17,11 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, UsageError
-from gymsdk.responses import build_message, build_response, is_policy_item, iter_turn_spans, query_model
+from gymsdk.responses import build_message, build_response, iter_turn_spans, query_model
 from gymsdk.rollouts.folder import RunFolder, build_failed_line, build_scored_line, get_key, strip_results
 from gymsdk.rollouts.jobs import build_input_row
 from gymsdk.rollouts.plan import Plan, build_settings, describe_start
-from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field
+from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field, is_policy_item
 
 DIVERGED = "replay_diverged"
 """The kind of failure of a replay in which the environment answered differently."""

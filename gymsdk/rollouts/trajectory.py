@@ -6,12 +6,12 @@ The field names and the rules are those of NeMo Gym's `TrajectoryRecord` and `Ag
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.responses import is_incomplete_response
-from gymsdk.types import Item, ModelCall, Rollout, Row, ToolRun
+from gymsdk.types import Item, ModelCall, Rollout, Row, ToolRun, pair_outputs
 from gymsdk.usage import parse_usage
 
 INVOCATION = "root"
@@ -41,7 +41,6 @@ def build_trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item
         return None
     names = name_calls(rollout.calls, rollout_id)
     conversation = _build_conversation(rollout)
-    outputs = _collect_outputs(conversation)
     return {
         "schema_version": "1.0",
         "task_id": task_id,
@@ -49,9 +48,7 @@ def build_trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item
         "invocations": [_build_invocation(rollout, conversation, names)],
         "turns": _build_turns(rollout, conversation, names, {"task_id": task_id, "rollout_id": rollout_id}),
         "model_calls": [_build_model_call(call, name) for call, name in zip(rollout.calls, names, strict=True)],
-        "tool_calls": [
-            _build_tool_call(run) | {"output": outputs.get(run.call_id)} for call in rollout.calls for run in call.tools
-        ],
+        "tool_calls": list(_iter_tool_calls(rollout, conversation)),
         "gaps": [],
     }
 
@@ -163,12 +160,16 @@ def _build_tool_call(tool_run: ToolRun) -> Item:
     }
 
 
-def _collect_outputs(output: list[Item]) -> dict[str, Any]:
-    # A client's own history may hold outputs that name no call.
-    answered = [
-        item for item in output if item["type"] == "function_call_output" and isinstance(item.get("call_id"), str)
-    ]
-    return {item["call_id"]: item.get("output") for item in answered}
+def _iter_tool_calls(rollout: Rollout, conversation: list[Item]) -> Iterator[Item]:
+    """Yield the tool calls of a *rollout* with their outputs in its *conversation*."""
+    pairs, before = pair_outputs(conversation), len(rollout.opening)
+    for model_call in rollout.calls:
+        start = before + model_call.first
+        indices = range(start, start + model_call.count)
+        calls = (index for index in indices if conversation[index]["type"] == "function_call")
+        for index, run in zip(calls, model_call.tools, strict=False):
+            output = conversation[pairs[index]].get("output") if index in pairs else None
+            yield _build_tool_call(run) | {"output": output}
 
 
 def _drop_none(**fields: Any) -> Item:

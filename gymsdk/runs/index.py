@@ -28,7 +28,7 @@ from gymsdk.runs.records import Record, compute_task_digest, iter_texts, parse_r
 from gymsdk.runs.source import RunSource
 from gymsdk.types import Row
 
-VERSION = 3
+VERSION = 4
 """The version of the schema. An index with another version is built again."""
 
 BLOCK_BYTES = 4096

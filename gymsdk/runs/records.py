@@ -12,7 +12,7 @@ from gymsdk import jsonl, responses
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, select_numbers
 from gymsdk.rollouts.folder import RESULT_FIELDS, strip_results
 from gymsdk.rollouts.jobs import get_environment_name
-from gymsdk.types import Item, Row
+from gymsdk.types import Item, Row, pair_outputs
 
 PROMPT_CHARS = 120
 """The length of the excerpt of the prompt in a record."""
@@ -94,7 +94,7 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
     host_fields = _get_object(line, "gymsdk")
     timing = _get_object(host_fields, "timing")
     output = get_output(line)
-    calls = [item for item in output if item.get("type") == "function_call"]
+    tools = _count_tools(output)
     verdict = _select_verdict(line, host_fields)
     total, model_milliseconds = timing.get("total"), _get_object(timing, "stages").get("model")
     reward = line.get("reward")
@@ -106,7 +106,7 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
         outcome=str(host_fields.get("outcome") or ("failed" if failed else "scored")),
         ended=host_fields.get("ended"),
         turns=host_fields.get("turns") or sum(1 for _ in responses.iter_turn_spans(output)),
-        tool_calls=len(calls),
+        tool_calls=sum(number for number, _ in tools.values()),
         tokens=_get_tokens(line, host_fields),
         seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
         model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
@@ -116,7 +116,7 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
         prompt=get_prompt(line)[:PROMPT_CHARS],
         flags=_get_flags(line, output),
         figures=_select_figures(line, verdict, host_fields),
-        tools=_count_tools(calls, output),
+        tools=tools,
     )
 
 
@@ -256,17 +256,13 @@ def _has_image(item: Item) -> bool:
     )
 
 
-def _count_tools(calls: Sequence[Item], output: Sequence[Item]) -> dict[str, tuple[int, int]]:
-    if not calls:
-        return {}
-    failed = {
-        item.get("call_id")
-        for item in output
-        if item.get("type") == "function_call_output" and is_tool_error(get_text(item.get("output")))
-    }
+def _count_tools(output: Sequence[Item]) -> dict[str, tuple[int, int]]:
+    """Return the number of calls of each tool, and how many of them have an error as their output."""
+    pairs = pair_outputs(output)
     counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for call in calls:
-        count = counts[str(call.get("name"))]
-        count[0] += 1
-        count[1] += call.get("call_id") in failed
+    for index, call in enumerate(output):
+        if call.get("type") == "function_call":
+            count = counts[str(call.get("name"))]
+            count[0] += 1
+            count[1] += index in pairs and is_tool_error(get_text(output[pairs[index]].get("output")))
     return {name: (number, errors) for name, (number, errors) in counts.items()}

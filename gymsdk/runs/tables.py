@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from gymsdk.errors import UsageError
-from gymsdk.responses import is_policy_item
 from gymsdk.runs.queries import MAX_ROWS, Filter, RunQueries
 from gymsdk.runs.records import get_opening, get_output, get_reasoning, get_text, is_tool_error
-from gymsdk.types import Row
+from gymsdk.types import Row, is_policy_item, pair_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,15 +141,11 @@ def _iter_messages(line: Row) -> Iterator[Row]:
 
 
 def _iter_tool_calls(line: Row) -> Iterator[Row]:
-    output = get_output(line)
-    outputs = {
-        item.get("call_id"): get_text(item.get("output"))
-        for item in output
-        if item.get("type") == "function_call_output"
-    }
+    items = [*get_opening(line), *get_output(line)]
+    outputs = {call: get_text(items[output].get("output")) for call, output in pair_outputs(items).items()}
     calls = (message for message in _iter_messages(line) if message["type"] == "function_call")
     for call in calls:
-        found = outputs.get(call["call_id"])
+        found = outputs.get(call["index"])
         names = ("index", "turn", "tool", "arguments", "call_id")
         error = None if found is None else is_tool_error(found)
         yield {name: call[name] for name in names} | {"output": found, "is_error": error}

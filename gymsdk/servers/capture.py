@@ -21,7 +21,7 @@ from gymsdk.locks import hold_lock
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
 from gymsdk.tokens.history import compute_digest, compute_opening, find_history
-from gymsdk.types import Episode, Item, Model
+from gymsdk.types import Episode, Item, Model, is_policy_item
 
 log = logging.getLogger("gymsdk")
 
@@ -175,7 +175,7 @@ class TokenCapturingModel:
     def _begin(self, rollout: str, request: Item) -> _CapturedCall:
         """Register a call, and add the token ids of the call that it continues to its request."""
         items = responses.get_input_items(request)
-        end = max((index for index, item in enumerate(items, 1) if responses.is_policy_item(item)), default=0)
+        end = max((index for index, item in enumerate(items, 1) if is_policy_item(item)), default=0)
         call_id = os.urandom(16).hex()
         conversation = _compute_digest(items[:end], request) if end else None
         opening = None if end else compute_opening(items, request.get("instructions"), request.get("tools"))

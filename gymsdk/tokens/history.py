@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from gymsdk.convert import content
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TURNS_FIELD, is_on_policy, is_policy_item
-from gymsdk.types import Item, Row, extract_text
+from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS, TURNS_FIELD, is_on_policy
+from gymsdk.types import Item, Row, extract_text, is_policy_item
 
 DIGEST_BYTES = 8
 

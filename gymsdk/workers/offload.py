@@ -20,6 +20,9 @@ R_co = TypeVar("R_co", covariant=True)
 MAX_WORKERS = 32
 """The default number of workers is the number of cores, up to this limit."""
 
+MIN_IDLE_SECONDS = 10.0
+"""Seconds in which even a process on a very busy machine gets some CPU time, unless it waits for something else."""
+
 GIBIBYTE = 2**30
 
 
@@ -40,7 +43,7 @@ class Work(Generic[P, R_co]):
 
     Attributes:
         function: The function.
-        timeout: The limit of wall-clock time in seconds.
+        timeout: Seconds without any CPU time after which a call hangs.
         cpu: The limit of CPU time in seconds.
         memory: The limit of memory in bytes.
         preload: Modules that a worker imports before it is needed.
@@ -110,10 +113,11 @@ def offload(
 
     Args:
         *misplaced: Must be empty: write `@offload()` with parentheses.
-        timeout: Seconds that a call may take once it runs. If it takes longer, its worker is killed and the call raises
-            `WorkerLost`.
-        cpu: Seconds of CPU time that a call may use, half of *timeout* by default. If it uses more, the call raises
-            `BudgetSpent`.
+        timeout: Seconds after which a call that has used no CPU time hangs, at least `MIN_IDLE_SECONDS`. Its worker is
+            killed, and the call raises `WorkerLost`. How long a call takes is not limited otherwise, because that
+            depends on what else the machine does. A function that waits for something needs a longer time.
+        cpu: Seconds of CPU time that a call may use, with the processes that it starts; half of *timeout* by default.
+            If it uses more, the call raises `BudgetSpent`.
         memory: Bytes that a call may allocate. If it allocates more, the call raises `BudgetSpent`.
         preload: Modules that the function imports, or a module of yours that warms them up. Workers are forked from a
             process that has imported them, so that a replacement is ready immediately.
@@ -122,18 +126,19 @@ def offload(
         The decorator.
 
     Raises:
-        ValueError: *cpu* is not between 0 and *timeout*.
+        ValueError: *cpu* or *timeout* is not positive.
         TypeError: The function is not a plain function at the top of a module.
     """
     if misplaced:
-        raise TypeError("write `@offload()` with parentheses, and its limits by name, as in `@offload(timeout=5)`")
+        raise TypeError("write `@offload()` with parentheses, and its limits by name, as in `@offload(cpu=5)`")
     cpu_seconds = timeout / 2 if cpu is None else cpu
-    if not 0 < cpu_seconds < timeout:
-        raise ValueError(f"expected 0 < cpu < timeout, in seconds, got cpu={cpu_seconds:g} and timeout={timeout:g}")
+    if not (cpu_seconds > 0 and timeout > 0):
+        raise ValueError(f"cpu and timeout must be positive, in seconds, got cpu={cpu_seconds:g}, timeout={timeout:g}")
 
     def decorate(function: Callable[P, R]) -> Offloaded[P, R]:
         _check_offloadable(function)
-        work = Work(function, timeout=timeout, cpu=cpu_seconds, memory=memory, preload=tuple(preload))
+        idle = max(timeout, MIN_IDLE_SECONDS)
+        work = Work(function, timeout=idle, cpu=cpu_seconds, memory=memory, preload=tuple(preload))
         _registered_work[work.address] = work
 
         @functools.wraps(function)

@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
@@ -34,6 +35,14 @@ from gymsdk.errors import BudgetSpent, Failed, WorkerLost
 from gymsdk.interpreter import build_code_command
 from gymsdk.threads import CrossLoopSemaphore, ThreadPool
 from gymsdk.tracing import count_worker_cpu
+from gymsdk.workers.cpu_watch import (
+    CHECK_SECONDS,
+    CpuWatch,
+    compute_longest_seconds,
+    limit_cpu,
+    read_own_cpu_seconds,
+    read_tree_cpu_seconds,
+)
 from gymsdk.workers.offload import InlineExecutor, Work, find_work, list_work, set_default_executor
 
 CallResult: TypeAlias = tuple[Literal["ready", "value", "error", "memory", "lost"], bytes]
@@ -48,7 +57,7 @@ class PickledCall:
         address: The function's address, `module:qualname`.
         code: The pickled function, if it cannot be imported.
         arguments: The pickled positional and keyword arguments.
-        timeout: The limit of wall-clock time in seconds.
+        timeout: Seconds without any CPU time after which the call hangs.
         cpu: The limit of CPU time in seconds.
         memory: The limit of additional memory in bytes.
         modules: Modules that the worker should import before the first call.
@@ -61,6 +70,11 @@ class PickledCall:
     cpu: float
     memory: int
     modules: tuple[str, ...]
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest time that the call takes once it runs, on the busiest machine."""
+        return compute_longest_seconds(self.cpu, self.timeout)
 
 
 MAX_TRACEBACK_CHARS = 4000
@@ -213,11 +227,11 @@ def _rebuild_error(kind: type[Exception], args: tuple[object, ...], state: dict[
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WORKER_START_SECONDS = 60.0
-"""Seconds that a worker may take to start and to load a function."""
+START_SECONDS = 60.0
+"""Seconds of CPU time that a worker may take to load a function, or the fork server to import modules and to fork.
 
-FORK_SECONDS = 60.0
-"""Seconds that the fork server may take to import modules and to fork."""
+A process that uses no CPU time for as long hangs.
+"""
 
 MAX_START_ATTEMPTS = 3
 """The number of workers that are tried for a call if they are lost before it begins."""
@@ -273,7 +287,7 @@ class ProcessExecutor:
 
         Raises:
             BudgetSpent: The call used up its CPU time.
-            WorkerLost: The worker was lost, or the call did not return in time.
+            WorkerLost: The worker was lost, or the call hangs.
         """
         semaphore, free = self._semaphore, self._free
         await semaphore.acquire()
@@ -354,8 +368,9 @@ class WorkerSlot:
             return None
         path = [*sys.path]
         try:
-            async with asyncio.timeout(WORKER_START_SECONDS):
-                connection = self._connection or await self._start(call.modules)
+            connection = self._connection or await self._start(call.modules)
+            watch = CpuWatch(partial(read_own_cpu_seconds, self._process), cpu=START_SECONDS, idle=START_SECONDS)
+            async with limit_cpu(watch):
                 result = await _call_worker(connection, load_function, address, code, path)
         except (OSError, EOFError) as error:  # TimeoutError is an OSError
             raise _WorkerNotReadyError(f"it did not start ({error!r})") from error
@@ -373,18 +388,19 @@ class WorkerSlot:
 
     async def _execute(self, call: PickledCall) -> CallResult:
         assert self._connection is not None
+        # The worker itself ends when it has used up its CPU time; the watch finds what its children use.
+        watch = CpuWatch(partial(read_tree_cpu_seconds, self._process), cpu=call.cpu, idle=call.timeout)
         try:
-            async with asyncio.timeout(call.timeout):
+            async with limit_cpu(watch):
                 with count_worker_cpu(self._process):
                     return await _call_worker(
                         self._connection, execute_call, call.address, call.arguments, call.cpu, call.memory
                     )
         except TimeoutError:
-            raise WorkerLost(
-                f"{call.address} had not returned after {call.timeout:g} s, with CPU time to spare",
-                kind="worker_timeout",
-                retryable=True,
-            ) from None
+            if watch.excess == "cpu":
+                raise _build_spent_error(call) from None
+            message = f"{call.address} hangs: it has used no CPU time for {call.timeout:g} s"
+            raise WorkerLost(message, kind="worker_timeout", retryable=True) from None
         except ConnectionError as error:  # the worker has not read the request
             raise _WorkerNotReadyError("it was killed while idle") from error
         except EOFError:
@@ -394,12 +410,16 @@ class WorkerSlot:
         process, self._process = self._process, 0
         status = await self._starters.run(self._fork_server.kill, process)
         if status == -signal.SIGPROF:
-            raise BudgetSpent(f"{call.address} used up its {call.cpu:g} s of CPU time", kind="cpu_spent")
+            raise _build_spent_error(call)
         raise WorkerLost(
             f"the worker that ran {call.address} was killed or exited (status {status})",
             kind="worker_killed",
             retryable=True,
         )
+
+
+def _build_spent_error(call: PickledCall) -> BudgetSpent:
+    return BudgetSpent(f"{call.address} used up its {call.cpu:g} s of CPU time", kind="cpu_spent")
 
 
 async def _call_worker(connection: socket.socket, *request: object) -> CallResult:
@@ -555,7 +575,7 @@ class ForkServer:
 
     def _start(self) -> socket.socket:
         host_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        host_end.settimeout(FORK_SECONDS)
+        host_end.settimeout(CHECK_SECONDS)
         code = f"from {__name__} import run_fork_server; run_fork_server({server_end.fileno()})"
         with server_end:
             self._server = subprocess.Popen(  # noqa: S603 - this interpreter
@@ -564,13 +584,22 @@ class ForkServer:
         self._control = host_end
         return host_end
 
-    @staticmethod
-    def _request(control: socket.socket, request: _ForkRequest | _KillRequest, *connections: socket.socket) -> int:
+    def _request(
+        self, control: socket.socket, request: _ForkRequest | _KillRequest, *connections: socket.socket
+    ) -> int:
+        assert self._server is not None, "the fork server has a connection"
+        watch = CpuWatch(partial(read_own_cpu_seconds, self._server.pid), cpu=START_SECONDS, idle=START_SECONDS)
         socket.send_fds(control, [pickle.dumps(request)], [connection.fileno() for connection in connections])
-        answer = control.recv(MAX_MESSAGE_BYTES)
-        if not answer:
-            raise ConnectionError("the process that starts workers has exited")
-        return int(answer)
+        while True:
+            try:
+                answer = control.recv(MAX_MESSAGE_BYTES)
+            except TimeoutError:
+                if watch.check():
+                    raise
+                continue
+            if not answer:
+                raise ConnectionError("the process that starts workers has exited")
+            return int(answer)
 
     def _stop(self) -> None:
         control, self._control = self._control, None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from pydantic import ValidationError
 
-from gymsdk import BudgetSpent, Environment, Failed, Unscorable, Verdict, WorkerLost, hookimpl, responses
+from gymsdk import BudgetSpent, Environment, Failed, Unscorable, Verdict, WorkerLost, environment, hookimpl, responses
 
 from .environments import Question, Settings
 
+NEVER = 999.0
 REPLY = responses.build_message("42")
 
 
@@ -36,8 +40,8 @@ class GivenVerdicts:
 
 
 async def run_verify(plugin, task):
-    environment = Environment("verifies", plugin)
-    return await environment.verify(await environment.reset(task))
+    verifies = Environment("verifies", plugin)
+    return await verifies.verify(await verifies.reset(task))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,53 @@ async def test_verify_that_loses_its_worker_again_is_unscorable(task):
     with pytest.raises(Unscorable, match="killed") as caught:
         await run_verify(plugin, task)
     assert (caught.value.kind, caught.value.retryable, plugin.calls) == ("worker_killed", True, 2)
+
+
+class Grader:
+    """An environment whose `verify` is a plain function that does *work* until the test ends."""
+
+    def __init__(self, work, seconds=NEVER) -> None:
+        self.work, self.seconds, self.stop = work, seconds, threading.Event()
+
+    @hookimpl
+    def verify(self):
+        until = time.monotonic() + self.seconds
+        while time.monotonic() < until and not self.stop.is_set():
+            self.work()
+        return Verdict(reward=1.0)
+
+
+def work_slowly():
+    sum(range(500_000))
+    time.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_a_plain_verify_takes_as_long_as_it_works(task, monkeypatch):
+    monkeypatch.setattr(environment, "VERIFY_SECONDS", 2.0)
+    assert (await run_verify(Grader(work_slowly, seconds=5.0), task)).reward == 1.0
+
+
+@pytest.mark.slow
+async def test_a_plain_verify_that_uses_up_its_cpu_time_gives_a_reward_of_0_with_grader_timeout(task, monkeypatch):
+    monkeypatch.setattr(environment, "VERIFY_SECONDS", 0.2)
+    grader = Grader(lambda: sum(range(10_000)))
+    try:
+        assert await run_verify(grader, task) == Verdict(reward=0.0, grader_timeout=True)
+    finally:
+        grader.stop.set()
+
+
+@pytest.mark.slow
+async def test_a_plain_verify_that_uses_no_cpu_time_fails(task, monkeypatch):
+    monkeypatch.setattr(environment, "VERIFY_SECONDS", 2.0)
+    grader = Grader(lambda: time.sleep(1.0))
+    try:
+        with pytest.raises(Failed, match="it has used no CPU time for 2 s") as caught:
+            await run_verify(grader, task)
+    finally:
+        grader.stop.set()
+    assert (caught.value.stage, caught.value.kind) == ("verify", "hook_timeout")
 
 
 async def test_a_verdict_with_an_unknown_field_fails_with_the_advice_to_subclass(task):

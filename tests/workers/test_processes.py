@@ -4,15 +4,18 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from gymsdk import offload
 from gymsdk.errors import BudgetSpent, WorkerLost
-from gymsdk.workers.offload import Offloaded, use_executor
+from gymsdk.workers.offload import MIN_IDLE_SECONDS, Offloaded, use_executor
 from gymsdk.workers.processes import ProcessExecutor
 
 MEBIBYTE = 2**20
@@ -50,9 +53,18 @@ def sleep() -> None:
     time.sleep(NEVER)
 
 
-@offload(timeout=0.7)
-def doze() -> bool:
-    time.sleep(0.25)
+@offload(cpu=1.0)
+def delegate(seconds: float) -> int:
+    program = f"import time\nwhile time.process_time() < {seconds}: pass"
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode
+
+
+@offload(timeout=1.0, cpu=10.0)
+def work_on_one_core(seconds: float) -> bool:
+    os.sched_setaffinity(0, {0})
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
     return True
 
 
@@ -154,7 +166,8 @@ async def test_a_call_that_exceeds_its_cpu_limit_raises_budget_spent(runaway: Of
     assert time.monotonic() - began < NEVER / 20
 
 
-async def test_a_call_that_idles_past_its_deadline_lost_its_worker() -> None:
+@pytest.mark.slow
+async def test_a_call_that_uses_no_cpu_time_lost_its_worker() -> None:
     began = time.monotonic()
     end = await ended(sleep())
     assert isinstance(end, WorkerLost)
@@ -162,6 +175,7 @@ async def test_a_call_that_idles_past_its_deadline_lost_its_worker() -> None:
     assert time.monotonic() - began < NEVER / 20
 
 
+@pytest.mark.slow
 async def test_runaway_calls_do_not_disturb_their_neighbours() -> None:
     runaways = [ended(call()) for call in (spin, backtrack, power, sleep)]
     good = [echo(number) for number in range(200)]
@@ -170,10 +184,33 @@ async def test_runaway_calls_do_not_disturb_their_neighbours() -> None:
     assert values == list(range(200))
 
 
+@pytest.fixture
+def busy_core() -> Iterator[None]:
+    """Run 20 programs on the first core."""
+    program = "import os\nos.sched_setaffinity(0, {0})\nwhile True: pass"
+    with ExitStack() as stack:
+        for _ in range(20):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", program]))
+            stack.callback(busy.kill)
+        yield
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("single")
-async def test_waiting_for_a_worker_does_not_count() -> None:
-    assert all(await asyncio.gather(*(doze() for _ in range(4))))
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("single", "busy_core")
+async def test_a_call_on_a_busy_machine_takes_as_long_as_it_needs() -> None:
+    began = time.monotonic()
+    assert await work_on_one_core(0.6)
+    # The timeout of the call ended long before.
+    assert time.monotonic() - began > MIN_IDLE_SECONDS
+
+
+@pytest.mark.slow
+async def test_the_cpu_time_of_a_started_process_counts() -> None:
+    assert await delegate(0.1) == 0
+    end = await ended(delegate(NEVER))
+    assert isinstance(end, BudgetSpent)
+    assert end.kind == "cpu_spent"
 
 
 @pytest.mark.parametrize("bomb", [hoard(), grab(500)], ids=["many small", "one large"])

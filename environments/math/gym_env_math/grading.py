@@ -131,7 +131,7 @@ def wrap_in_box(content: str) -> str:
     return f"\\boxed{{{content}}}"
 
 
-@offload(timeout=30.0, cpu=10.0, preload=["gym_env_math.warm_up"])
+@offload(cpu=10.0, preload=["gym_env_math.warm_up"])
 def grade(gold: str, text: str, box: str | None, keep_gold: bool) -> Grade | None:
     """Grade *text* in a worker process.
 
@@ -154,7 +154,7 @@ def grade(gold: str, text: str, box: str | None, keep_gold: bool) -> Grade | Non
     return _compare(known, alone if settled else _parse_answers(text), settled=settled)
 
 
-@offload(timeout=30.0, cpu=10.0, preload=["gym_env_math.warm_up"])
+@offload(cpu=10.0, preload=["gym_env_math.warm_up"])
 def is_readable(gold: str) -> bool:
     """Return whether math-verify can read the gold answer."""
     return _parse_gold(gold) is not None

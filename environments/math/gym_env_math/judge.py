@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,14 @@ from gymsdk import Failed, Model, Unscorable
 Label = Literal["[[A=B]]", "[[A!=B]]"]
 EQUAL: Label = "[[A=B]]"
 DIFFERENT: Label = "[[A!=B]]"
+
+TEXT_TYPES = ("output_text", "text")
+"""The types of the parts of a message that a judge writes for its reader; other parts may be reasoning."""
+
+THINK_START, THINK_END = "<think>", "</think>"
+"""The tags around the reasoning of a judge whose server leaves it in the text."""
+
+_LABEL_IN_TEXT = re.compile(r"\[\s*A\s*(!?=+|≠)\s*B\s*\]", re.IGNORECASE)
 
 INSTRUCTIONS = f"""\
 You compare the final answers, A and B, that two people gave to the same maths problem.
@@ -56,16 +65,19 @@ async def judge(model: Model, question: str, expected: str, answer: str, options
 
 
 def find_label(response: Mapping[str, Any]) -> Label | None:
-    """Return the first label in the last text of *response*, or `None`."""
-    item = (response.get("output") or [{}])[-1]
-    content = item.get("content") if item.get("type", "message") == "message" else None
-    last = content[-1] if isinstance(content, list) and content else content
-    text = last.get("text") if isinstance(last, dict) else last
-    if not isinstance(text, str):
-        return None
+    """Return the last label in the last message of *response*, or `None`.
+
+    The judge writes its label last. It may quote a label before, or think about one.
+    """
+    messages = [item for item in response.get("output") or [] if item.get("type", "message") == "message"]
+    content = messages[-1].get("content") if messages else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    written = [part for part in parts if isinstance(part, dict) and part.get("type", "text") in TEXT_TYPES]
+    text = "".join(part["text"] for part in written if isinstance(part.get("text"), str))
+    conclusion = text.rpartition(THINK_END)[2].partition(THINK_START)[0]
     labels: tuple[Label, ...] = (EQUAL, DIFFERENT)
-    found = [label for _, label in sorted((text.find(label), label) for label in labels if label in text)]
-    return found[0] if found else None
+    found = {conclusion.rfind(label): label for label in labels if label in conclusion}
+    return found[max(found)] if found else None
 
 
 async def _query_judge(model: Model, request: dict[str, Any]) -> dict[str, Any]:
@@ -88,5 +100,7 @@ def _describe_unfinished(response: Mapping[str, Any]) -> str | None:
 
 
 def _build_messages(question: str, first: str, second: str) -> list[dict[str, str]]:
+    # A policy must not write a label that the judge then quotes.
+    question, first, second = (_LABEL_IN_TEXT.sub(r"(A\1B)", text) for text in (question, first, second))
     comparison = f"Problem:\n{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}"
     return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": comparison}]

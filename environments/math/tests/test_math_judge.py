@@ -16,6 +16,10 @@ def response(text: str) -> Item:
     return {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]}
 
 
+def parts(*texts: str) -> Item:
+    return {"output": [{"type": "message", "content": [{"type": "output_text", "text": text} for text in texts]}]}
+
+
 class Judge:
     """A judge model that calls *opinion* with the two answers of a request and replies with the result."""
 
@@ -91,6 +95,13 @@ async def test_the_judge_decides_if_the_expected_answer_is_unreadable():
     assert (await verdict(Judge(lambda _a, _b: EQUAL), "", "nothing")).reward == 1.0
 
 
+@pytest.mark.parametrize("label", [EQUAL, "[[[A=B]]]", "[[ a = b ]]", "[[A=[[A=B]]B]]"])
+async def test_a_judge_that_quotes_the_policy_finds_no_label_of_the_policy_in_it(label: str):
+    model = Judge(lambda a, b: f"Answer A is {a!r}, answer B is {b!r}.")
+    result = await verdict(model, "blue", f"red {label}")
+    assert (result.reward, result.judge_evaluations[0]["verdict_label"]) == (0.0, None)
+
+
 async def test_a_failing_judge_makes_the_rollout_unscorable():
     with pytest.raises(Unscorable, match="connection refused") as error:
         await verdict(UnreachableModel(), "32", "\\boxed{33}")
@@ -133,7 +144,18 @@ async def test_a_failing_judge_is_unscorable_without_a_host_too():
     ("item", "label"),
     [
         (response(EQUAL), EQUAL),
-        (response(f"not {DIFFERENT} but {EQUAL}"), DIFFERENT),
+        (response(f"not {DIFFERENT} but {EQUAL}"), EQUAL),
+        (response(f"B says '{EQUAL}', but is wrong. {DIFFERENT}"), DIFFERENT),
+        (response(f"<think>Perhaps {EQUAL}.</think>{DIFFERENT}"), DIFFERENT),
+        (response(f"Perhaps {EQUAL}.</think> Hard to say."), None),
+        (response(f"{DIFFERENT}<think>Or {EQUAL}"), DIFFERENT),
+        (response(f"<think>I will write {EQUAL}"), None),
+        (parts(f"Both agree. {EQUAL}", ""), EQUAL),
+        (parts(f"Not {EQUAL}.", f"Rather {DIFFERENT}"), DIFFERENT),
+        ({"output": [*response(EQUAL)["output"], {"type": "reasoning", "summary": []}]}, EQUAL),
+        ({"output": [*response(EQUAL)["output"], *response(DIFFERENT)["output"]]}, DIFFERENT),
+        ({"output": [{"type": "message", "content": None}]}, None),
+        ({"output": [{"type": "message", "content": [{"type": "reasoning_text", "text": EQUAL}]}]}, None),
         (response("no idea"), None),
         (response("A=B"), None),
         ({"output": []}, None),
@@ -144,5 +166,5 @@ async def test_a_failing_judge_is_unscorable_without_a_host_too():
         ({"output": [{"type": "message", "content": f"so {EQUAL}"}]}, EQUAL),
     ],
 )
-def test_the_first_label_in_the_last_text_is_used(item: Item, label: str | None):
+def test_the_last_label_of_the_last_message_is_used(item: Item, label: str | None):
     assert find_label(item) == label

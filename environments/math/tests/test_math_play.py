@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from statistics import fmean
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 import gymsdk
 from gym_env_math.grading import GradeCache, grade_text
 from gym_env_math.rows import MathConfig
-from gymsdk import Environment, Unscorable, Verdict, WorkerLost
+from gymsdk import Environment, Unscorable, Verdict
 
 PUBLISHED = {
     "responses_create_params": {"input": [{"role": "user", "content": "Solve.\n\nWhat is 16 + 16?"}]},
@@ -91,20 +91,10 @@ async def test_an_unreadable_expected_answer_makes_the_rollout_unscorable(math: 
     assert error.value.kind == "gold_unreadable"
 
 
-async def _with_enough_cpu(judging: Callable[[], Awaitable[Verdict]], times: int = 3) -> Verdict:
-    """Await *judging*, and repeat it if a busy machine does not provide 10 s of CPU time within 30 s."""
-    try:
-        return await judging()
-    except WorkerLost:
-        if times == 1:
-            raise
-        return await _with_enough_cpu(judging, times - 1)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_an_answer_that_exceeds_the_grader_budget_is_wrong_with_grader_timeout(math: Environment):
-    verdict = await _with_enough_cpu(lambda: verify_texts(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}"))
+    verdict = await verify_texts(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}")
     assert verdict.model_dump() | {"components": {}} == {
         "reward": 0.0,
         "components": {},

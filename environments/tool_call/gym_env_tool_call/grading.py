@@ -11,7 +11,7 @@ from typing import Any
 
 from gymsdk import Rollout, ToolCall, Transcript, Verdict
 
-from .oracle import collect_outputs, get_plan, parse_output
+from .oracle import get_plan, parse_output
 from .rows import Answer, Call, Expected, Request
 from .world import Fact, Records, count_facts, normalize_text
 
@@ -187,7 +187,7 @@ def grade_calls(task: Request, wanted: list[Call], transcript: Transcript) -> Re
 
 def grade_weather(task: Request, transcript: Transcript) -> RequestVerdict:
     """Grade a weather row: the reward is 1.0 if a call of `get_weather` returned the weather."""
-    calls, texts = transcript.calls(), collect_outputs(transcript)
+    calls, texts = transcript.calls(), transcript.outputs()
     solved = any(call.name == "get_weather" and _is_weather(parse_output(texts, call)) for call in calls)
     return _build_verdict(task.kind or "get_weather", 1, calls, solved=solved)
 

@@ -12,19 +12,6 @@ from .rows import Call, Expected, Plan, Request, fill_references, group_turns, r
 from .world import Event, Note, Record, Records, Reminder, Sent, normalize_text
 
 
-def collect_outputs(transcript: Transcript) -> dict[str, str]:
-    """Return the first output of each call, by call id.
-
-    This function reads the transcript once. `Transcript.output` would read it once per call.
-    """
-    found: dict[str, str] = {}
-    for item in transcript.items:
-        call_id = item.get("call_id")
-        if item.get("type") == "function_call_output" and isinstance(call_id, str) and call_id not in found:
-            found[call_id] = Transcript(items=[item]).output(call_id) or ""
-    return found
-
-
 def parse_output(texts: Mapping[str, str], call: ToolCall) -> Any:
     """Return the output of *call* as a JSON value, or `None` if there is no output or it is not JSON."""
     try:
@@ -41,7 +28,7 @@ def plan_next_turn(task: Request, transcript: Transcript) -> Message | list[Tool
     plan = get_plan(task)
     made = transcript.calls()
     order = [number for turn in group_turns(plan) for number in turn]
-    texts = collect_outputs(transcript)
+    texts = transcript.outputs()
     known = {number: parse_output(texts, call) for number, call in zip(order, made, strict=False)}
     if len(made) < len(order):
         return [_build_call(plan.calls[number], known) for number in _list_upcoming(task, plan, len(made))]

@@ -141,7 +141,7 @@ REFERENCE = re.compile(r"\{(\d+)\.([\w.]+)\}")
 
 
 def fill_references(template: Any, outputs: Mapping[int, Any]) -> Any:
-    """Replace each reference in *template* by its value in *collect_outputs*.
+    """Replace each reference in *template* by its value in *outputs*.
 
     A string that consists of a single reference becomes the value itself. A reference without a value stays
     unchanged.

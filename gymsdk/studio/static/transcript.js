@@ -128,16 +128,37 @@ export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNot
     </div>`;
 }
 
-// Pairs the outputs of tools with their calls: returns the items to show, each with its index and its output.
+// Pairs the outputs of tools with their calls, as `pair_outputs` in types.py does: engines repeat the ids of calls.
+function pairOutputs(items) {
+  const pairs = new Map();
+  const openCalls = new Map(); // by id, the open calls of each turn that has some
+  let turn = 0;
+  let wasPolicy = false;
+  items.forEach((item, index) => {
+    const isPolicy = isPolicyItem(item);
+    turn += isPolicy && !wasPolicy ? 1 : 0;
+    wasPolicy = isPolicy;
+    const id = String(item.call_id ?? "");
+    const turns = openCalls.get(id) || [];
+    if (kindOf(item) === "function_call") {
+      if (turns.at(-1)?.turn !== turn) turns.push({ turn, calls: [] });
+      turns.at(-1).calls.push(index);
+      openCalls.set(id, turns);
+    } else if (kindOf(item) === "function_call_output" && turns.length) {
+      pairs.set(turns.at(-1).calls.shift(), index);
+      if (!turns.at(-1).calls.length) turns.pop();
+    }
+  });
+  return pairs;
+}
+
+// Returns the items to show, each with its index, and a call with its output; an output has no place of its own then.
 export function arrangeItems(items) {
-  const outputs = new Map();
-  for (const item of items) {
-    if (kindOf(item) === "function_call_output" && !outputs.has(item.call_id)) outputs.set(item.call_id, item);
-  }
-  const called = new Set(items.filter((item) => kindOf(item) === "function_call").map((item) => item.call_id));
+  const pairs = pairOutputs(items);
+  const shown = new Set(pairs.values());
   return items
-    .map((item, index) => ({ item, index, output: kindOf(item) === "function_call" ? outputs.get(item.call_id) : undefined }))
-    .filter(({ item }) => kindOf(item) !== "function_call_output" || !called.has(item.call_id) || outputs.get(item.call_id) !== item);
+    .map((item, index) => ({ item, index, output: items[pairs.get(index)] }))
+    .filter(({ index }) => !shown.has(index));
 }
 
 // The items of a rollout; a long transcript is read in parts.

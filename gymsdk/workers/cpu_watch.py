@@ -1,0 +1,152 @@
+"""Watch CPU time, to tell code that works on a busy machine from code that hangs.
+
+How long a call takes depends on what else the machine does; how much CPU time it takes hardly does. Code that uses no
+CPU time waits for something that may never come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+CHECK_SECONDS = 1.0
+"""Seconds between two readings of CPU time."""
+
+MIN_CPU_SHARE = 0.001
+"""The share of a core below which code counts as waiting: far less than it gets on a busy machine."""
+
+Excess: TypeAlias = Literal["cpu", "idle"]
+"""Which limit was exceeded."""
+
+T = TypeVar("T")
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class CpuWatch:
+    """Limits CPU time from the first check on, and the time in which none is used.
+
+    Most calls end before the first check and cost nothing.
+
+    Args:
+        read: Returns the CPU time so far in seconds, `None` if the watched code has not begun.
+        cpu: Seconds of CPU time that the code may use.
+        idle: Seconds after which code hangs that used less than `MIN_CPU_SHARE` of a core.
+
+    Attributes:
+        excess: The limit that was exceeded, `None` so far.
+    """
+
+    def __init__(self, read: Callable[[], float | None], *, cpu: float, idle: float) -> None:
+        self._read = read
+        self._cpu = cpu
+        self._idle = idle
+        self._first: float | None = None
+        self._marked = self._idle_seconds = 0.0
+        self.excess: Excess | None = None
+
+    def check(self) -> Excess | None:
+        """Read the CPU time, and return the limit that was exceeded; call this once in `CHECK_SECONDS`.
+
+        The time between two calls counts as `CHECK_SECONDS`, because this process may have been stopped meanwhile.
+        """
+        used = self._read()
+        if used is None:
+            return None
+        if self._first is None:
+            self._first = self._marked = used
+        elif used - self._first > self._cpu:
+            self.excess = "cpu"
+        elif used - self._marked >= MIN_CPU_SHARE * self._idle:
+            self._marked, self._idle_seconds = used, 0.0
+        else:
+            self._idle_seconds += CHECK_SECONDS
+            self.excess = "idle" if self._idle_seconds >= self._idle else None
+        return self.excess
+
+
+@asynccontextmanager
+async def limit_cpu(watch: CpuWatch) -> AsyncIterator[None]:
+    """Cancel the block if a limit of *watch* is exceeded.
+
+    Raises:
+        TimeoutError: The limit `watch.excess` was exceeded.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def check() -> None:
+        nonlocal timer
+        if watch.check():
+            timeout.reschedule(loop.time())
+        else:
+            timer = loop.call_later(CHECK_SECONDS, check)
+
+    timer = loop.call_later(CHECK_SECONDS, check)
+    try:
+        async with asyncio.timeout(None) as timeout:
+            yield
+    finally:
+        timer.cancel()
+
+
+def compute_longest_seconds(cpu: float, idle: float) -> float:
+    """Return the longest time that code takes within these limits of a `CpuWatch`."""
+    return cpu / MIN_CPU_SHARE + idle
+
+
+class ThreadClock:
+    """The CPU time of the thread in which one call runs, and of the processes that run on its behalf."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+
+    def measure(self, call: Callable[[], T]) -> T:
+        """Make *call* and measure it."""
+        self._thread = threading.get_native_id()
+        try:
+            return call()
+        finally:
+            self._thread = None
+
+    def read(self) -> float | None:
+        """Return the CPU time of the thread in seconds, `None` unless the call is in progress."""
+        thread = self._thread
+        if thread is None:
+            return None
+        folder = Path(f"/proc/{os.getpid()}/task/{thread}")
+        return _read_cpu_seconds(folder) + sum(map(read_tree_cpu_seconds, _list_children([folder])))
+
+
+def read_own_cpu_seconds(process: int) -> float:
+    """Return the CPU time of *process*, 0 if it has ended."""
+    return _read_cpu_seconds(Path(f"/proc/{process}"))
+
+
+def read_tree_cpu_seconds(process: int) -> float:
+    """Return the CPU time of *process* and of all processes that descend from it, 0 if it has ended."""
+    folder = Path(f"/proc/{process}")
+    children = _list_children(folder.glob("task/*"))
+    return _read_cpu_seconds(folder, ended_children=True) + sum(map(read_tree_cpu_seconds, children))
+
+
+def _list_children(threads: Iterable[Path]) -> list[int]:
+    """Return the processes that these threads have started and that run."""
+    try:
+        return [int(each) for folder in threads for each in (folder / "children").read_text().split()]
+    except OSError:  # a thread has ended
+        return []
+
+
+def _read_cpu_seconds(folder: Path, *, ended_children: bool = False) -> float:
+    try:
+        # Fields 14 to 17 of proc(5): user and system time, and those of the children that the process has waited for.
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()[11:15]
+    except OSError:
+        return 0.0
+    return sum(map(int, fields if ended_children else fields[:2])) / _TICKS_PER_SECOND
