@@ -16,8 +16,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"errors", "types", "usage"},
-    {"jsonl", "responses", "tracing"},
+    {"console", "errors", "types", "usage"},
+    {"jsonl", "responses", "tracing", "working_folder"},
     {
         "concurrency",
         "convert",

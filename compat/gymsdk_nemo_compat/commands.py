@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gymsdk import config
+from gymsdk import config, console
 from gymsdk.credentials import TOKEN_FILE_VARIABLE
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import get_reachable_host
@@ -37,6 +37,8 @@ def run_command(command: Callable[[Sequence[str]], None], *, usage: str) -> None
 
     Exits with code 2 if the arguments are wrong, and with code 1 if the command fails.
     """
+    console.open_standard_files()
+    console.replace_unencodable_characters()
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(f"{usage}\n")
