@@ -48,8 +48,8 @@ log = logging.getLogger("gymsdk")
 def create_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new event loop: uvloop's, which costs about half the CPU time per request, or else asyncio's.
 
-    asyncio's loop is used if `GYMSDK_EVENT_LOOP` is `asyncio`, in asyncio's debug mode from Python 3.12 on, or if uvloop
-    is not installed, as on PyPy.
+    asyncio's loop is used if `GYMSDK_EVENT_LOOP` is `asyncio`, in asyncio's debug mode from Python 3.12 on, and if
+    uvloop is not installed, as on PyPy.
     """
     # uvloop reads the stack in debug mode, in a way that crashes the process since Python 3.12 has changed its frames.
     is_unsafe = sys.version_info >= (3, 12) and is_debug_mode()

@@ -36,6 +36,7 @@ from gymsdk.cli.tokens import app as tokens
 from gymsdk.cli.trainer import app as trainer
 from gymsdk.cli.view import view
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.working_folder import find_working_folder
 
 ENVIRONMENTS, EPISODES, RUNS, SERVERS = "Environments", "Episodes", "Runs", "Servers"
 """The panels of commands in the help of `gymsdk`."""

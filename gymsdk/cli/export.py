@@ -18,6 +18,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
@@ -164,7 +165,7 @@ def _write_files(runs: list[Path], files: dict[str, Path | None], selection: Sel
         if path is not None:
             report = ExportReport()
             _write(path, write(chain.from_iterable(map(_read_rollouts, runs)), selection, report))
-            reports[str(path)] = report
+            reports[str(shorten_path(path))] = report
     if json:
         content = {name: report.to_json() for name, report in reports.items()}
         echo(jsonl.dump_document(content), nl=False)

@@ -13,6 +13,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.working_folder import shorten_path
 
 DISTRIBUTION_PREFIX = "gym-env-"
 """Prefix of the distribution's name."""
@@ -120,7 +121,7 @@ def new(
     if json:
         _print_json(environment_name, folder)
         return
-    _print(environment_name, folder)
+    _print(environment_name, shorten_path(folder))
 
 
 def _check_available(environment_name: EnvironmentName, folder: Path) -> None:
@@ -199,7 +200,7 @@ def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
         "name": environment_name.name,
         "distribution": environment_name.distribution,
         "module": environment_name.module,
-        "folder": str(folder),
+        "folder": str(shorten_path(folder)),
         "files": files,
     }
     echo(jsonl.dump_document(document), nl=False)

@@ -283,8 +283,9 @@ OptionalRepeats = Annotated[
         rich_help_panel=TASKS,
     ),
 ]
+# Not paths: a name may be that of a built-in file.
 Configs = Annotated[
-    list[Path],
+    list[str],
     typer.Option(
         "--config",
         metavar="FILE",

@@ -51,6 +51,7 @@ from gymsdk.config.yaml import (
 from gymsdk.errors import format_name, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.models.options import ENV_FILES, ENVIRONMENT_VARIABLES
+from gymsdk.working_folder import get_working_folder
 
 REQUIRED_REFERENCES: dict[ServerKind, tuple[tuple[str, ServerKind], ...]] = {
     AGENTS: (("resources_server", RESOURCES), ("model_server", MODELS)),
@@ -83,7 +84,7 @@ def load_config(
     Raises:
         BadConfig: The configuration is invalid. The message has one line per error.
     """
-    problems, home = Problems(), folder or Path()
+    problems, home = Problems(), folder or get_working_folder()
     parsed = parse_overrides(overrides, problems)
     entries = [*((str(path), COMMAND_LINE) for path in paths), *_list_included_files(parsed, problems)]
     root = _apply(parsed, _load_files(entries, home, problems), problems)
@@ -111,7 +112,7 @@ def load_config_mapping(
     Raises:
         BadConfig: The configuration is invalid. The message has one line per error.
     """
-    problems, home = Problems(), folder or Path()
+    problems, home = Problems(), folder or get_working_folder()
     handed_over = normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
     parsed = parse_overrides(overrides, problems)
     entries = [*read_includes(handed_over, problems), *_list_included_files(parsed, problems)]

@@ -36,6 +36,7 @@ from gymsdk.plugins.registry import installed
 from gymsdk.servers.instances import Headers
 from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.reports import Exit, Service
+from gymsdk.working_folder import get_working_folder, resolve_path
 
 PYTHON_KEY = "python"
 """The setting of a program that names its interpreter."""
@@ -114,10 +115,10 @@ def find_program(block: ServerConfig) -> Path | None:
     source = Path(block.place.source)
     # The user names the configuration file, and may not know the files of the working folder.
     folders = [source.resolve().parent, source.resolve().parent.parent] if source.is_file() else []
-    folders.append(Path.cwd() / RESOURCES / block.implementation)
+    folders.append(get_working_folder() / RESOURCES / block.implementation)
     spec = find_spec(RESOURCES)
     folders += [Path(each) / block.implementation for each in (spec.submodule_search_locations if spec else None) or ()]
-    return next(((each / written).absolute() for each in folders if (each / written).is_file()), None)
+    return next((resolve_path(each / written) for each in folders if (each / written).is_file()), None)
 
 
 @asynccontextmanager
@@ -260,7 +261,7 @@ def choose_python(program: Program) -> Path:
         UsageError: There is no such interpreter, or the requirements cannot be installed.
     """
     if (named := program.block.written.get(PYTHON_KEY)) is not None:
-        path = Path(str(named)).expanduser().absolute()
+        path = resolve_path(Path(str(named)).expanduser())
         if not path.is_file():
             raise UsageError(f"{program.block.name}: there is no interpreter {path}; correct the setting python")
         return path
@@ -274,7 +275,7 @@ def _install(program: Program, requirements: Path) -> Path:
     """Return the interpreter of an environment with *requirements*, which is made unless it exists."""
     text = rewrite_requirements(requirements)
     key = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "gymsdk" / "programs"
+    cache = resolve_path(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")) / "gymsdk" / "programs"
     folder = cache / f"{program.block.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
     if done.exists():

@@ -26,6 +26,7 @@ from gymsdk import errors
 from gymsdk.errors import BadModelOption, format_suggestion
 from gymsdk.http import tls
 from gymsdk.responses import Api, ReasoningFormat, TokenInterface
+from gymsdk.working_folder import get_working_folder
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """The seconds that one call of a model may take with all its retries, by default."""
@@ -151,7 +152,7 @@ def load_policy_settings(folder: Path | None = None) -> PolicySettings:
     Raises:
         BadModelOption: A file is invalid.
     """
-    variables, files = read_policy_variables(), _read_env_files(folder or Path.cwd())
+    variables, files = read_policy_variables(), _read_env_files(folder or get_working_folder())
     merged = files.model_copy(update={key: value for key, value in variables if value})
     if not merged.policy_base_url:
         return merged

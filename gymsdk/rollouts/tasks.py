@@ -24,6 +24,7 @@ from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import get_environment_name
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference
+from gymsdk.working_folder import shorten_path
 
 Environments = Mapping[str, Environment]
 """Environments by name."""
@@ -399,9 +400,9 @@ class AtomicRowWriter:
 def check_output_path(path: Path, *, overwrite: bool) -> None:
     """Raise `BadOutput` if *path* is a folder, or an existing file that must not be replaced."""
     if path.is_dir():
-        raise BadOutput(f"{path} is a folder; name a file with --output")
+        raise BadOutput(f"{shorten_path(path)} is a folder; name a file with --output")
     if path.exists() and not overwrite:
-        raise BadOutput(f"{path} exists; replace it with --overwrite, or choose another --output")
+        raise BadOutput(f"{shorten_path(path)} exists; replace it with --overwrite, or choose another --output")
 
 
 def _get_umask() -> int:
