@@ -154,9 +154,9 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{output} already exists; choose another --output") from None
+        raise UsageError(f"{shorten_path(output)} already exists; choose another --output") from None
     except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
+        raise UsageError(f"cannot write {shorten_path(output)}: {error.strerror}; choose another --output") from None
     shown = shorten_path(output)
     echo(f"Wrote {shown}: gymsdk serve --config {shown}")
 

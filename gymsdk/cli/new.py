@@ -128,7 +128,7 @@ def _check_available(environment_name: EnvironmentName, folder: Path) -> None:
     from gymsdk.plugins import registry
 
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} already exists; choose another name, or another folder with --output")
+        raise UsageError(f"{shorten_path(folder)} already exists; choose another name, or another folder with --output")
     names = {canonicalize_name(environment_name.name), canonicalize_name(environment_name.distribution)}
     for entry in registry.installed().values():
         if names & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:

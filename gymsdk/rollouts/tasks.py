@@ -127,7 +127,7 @@ def _read_parsed_rows(
     path: Path, parse: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None
 ) -> NamedRows:
     for number, line in jsonl.read_lines(path):
-        where = f"{path}:{number}"
+        where = f"{shorten_path(path)}:{number}"
         try:
             named_row = parse(jsonl.parse_row(line, where=where), where)
         except BadRow as error:
@@ -180,7 +180,8 @@ def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: s
     count = 0
     for number, line in islice(jsonl.read_lines(path), MAX_SAMPLED_LINES):
         try:
-            name, row = _address_row(jsonl.parse_row(line, where=str(path)), f"{path}:{number}", names, agent)
+            where = f"{shorten_path(path)}:{number}"
+            name, row = _address_row(jsonl.parse_row(line, where=where), where, names, agent)
         except BadRow:
             # `read_file_for_servers` reports this line.
             continue
@@ -224,7 +225,7 @@ def find_index_fields(path: Path) -> frozenset[str]:
     indexes: list[tuple[object, object]] = []
     for _, line in jsonl.read_lines(path):
         try:
-            row = jsonl.parse_row(line, where=str(path))
+            row = jsonl.parse_row(line, where=str(shorten_path(path)))
         except BadRow:
             # The function that yields the rows reports this line.
             continue
