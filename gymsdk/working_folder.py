@@ -79,7 +79,7 @@ def separate_thread() -> bool:
     import ctypes
 
     # `os.unshare` exists only since Python 3.12. A container may forbid the call.
-    return ctypes.CDLL(None).unshare(CLONE_FS) == 0
+    return bool(ctypes.CDLL(None).unshare(CLONE_FS) == 0)
 
 
 def enter_process_folder() -> None:

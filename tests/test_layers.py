@@ -83,7 +83,7 @@ THIRD_PARTIES = {
     "uvicorn": {"servers", "studio.server"},
     "uvloop": {"concurrency"},
     "wandb": {"exporters.wandb"},
-    "yaml": {"client", "config", "models.options", "servers", "cli"},
+    "yaml": {"config", "servers", "cli"},
 }
 """Which packages and modules may import a third-party package; `*` allows it everywhere."""
 

@@ -284,7 +284,7 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
     root = remove_deleted(apply_inheritance(root, problems))
     # If a `${policy_model.…}` refers to the policy's server, the server must stay until references are resolved.
     root = _replace_policy(root) if played and POLICY_SERVER not in find_referenced_keys(root) else root
-    root, notes = apply_environment(root)
+    root, notes = apply_environment(fields.restore_texts(root))
     notes += _warn_of_readable_key(root, folder)
     problems.secrets |= show.find_secrets(root)
     settings_root, ignored = _remove_unknown_keys(root, problems)
@@ -320,7 +320,7 @@ def _check_references_before_resolving(root: Node, problems: Problems) -> None:
 def _resolve(root: Node, problems: Problems) -> Node:
     """Return *root* with references resolved; raise the errors if some do not resolve."""
     unresolved = Problems()
-    resolved = resolve_references(root, unresolved, absent=fields.POLICY_KEYS)
+    resolved = fields.restore_texts(resolve_references(root, unresolved, absent=fields.POLICY_KEYS))
     problems.secrets |= show.find_secrets(resolved)
     check_safety(resolved, problems)
     if unresolved:
