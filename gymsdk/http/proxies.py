@@ -51,6 +51,8 @@ def find_proxy(url: str, schemes: frozenset[str] = HTTP_SCHEMES) -> Proxy | None
         url: The URL.
         schemes: The schemes of the proxies that the caller can use; another proxy is ignored with a warning.
     """
+    if _leads_to_loopback(url):
+        return None
     scheme = url.partition(":")[0].lower()
     variable, address = _read_variable(f"{scheme}_proxy", "all_proxy")
     return _find_proxy(url, schemes, variable, address, _read_variable("no_proxy")[1]) if address else None
@@ -69,18 +71,25 @@ def _read_variable(*names: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def _find_proxy(url: str, schemes: frozenset[str], variable: str, address: str, exceptions: str) -> Proxy | None:
-    try:
-        parts = urlsplit(url)
-        host, port = (parts.hostname or "").rstrip("."), parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
-    except ValueError:
-        return None
-    if not host or _is_local(host) or any(_matches(host, port, each) for each in re.split(r"[\s,]+", exceptions)):
+    host, port = _split_address(url)
+    if not host or any(_matches(host, port, each) for each in re.split(r"[\s,]+", exceptions)):
         return None
     proxy = Proxy(address if "://" in address else f"http://{address}", variable)
     return proxy if _is_usable(proxy, schemes) else None
 
 
-def _is_local(host: str) -> bool:
+def _split_address(url: str) -> tuple[str, int]:
+    """Return the host and the port of *url*; the host is empty if the URL is invalid."""
+    try:
+        parts = urlsplit(url)
+        return (parts.hostname or "").rstrip("."), parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return "", 0
+
+
+@lru_cache(maxsize=1024)
+def _leads_to_loopback(url: str) -> bool:
+    host, _ = _split_address(url)
     if host in WILDCARD_HOSTS or host.endswith(".localhost") or is_loopback(host):
         return True
     try:
