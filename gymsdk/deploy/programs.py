@@ -283,7 +283,7 @@ def _install(program: Program, requirements: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     cache.mkdir(parents=True, exist_ok=True)
     listed = cache / f"{folder.name}.txt"
-    listed.write_text(text)
+    listed.write_text(text, encoding="utf-8")
     sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
     if uv := shutil.which("uv"):
         commands = [
@@ -309,7 +309,7 @@ def rewrite_requirements(requirements: Path) -> str:
     """
     root = requirements.parent.parent.parent
     own = f"-e {root}" if (root / "pyproject.toml").is_file() else "nemo-gym"
-    return OWN_REQUIREMENT.sub(own, requirements.read_text())
+    return OWN_REQUIREMENT.sub(own, requirements.read_text(encoding="utf-8"))
 
 
 def _run(command: Sequence[str], program: Program) -> None:
@@ -320,7 +320,8 @@ def _run(command: Sequence[str], program: Program) -> None:
             cwd=program.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=INSTALL_SECONDS,
             check=False,
         )
