@@ -26,9 +26,10 @@ def main() -> None:
     """Run the command line and exit the process."""
     from gymsdk import console
 
-    with console.ExitOnInterrupt():
-        console.open_standard_files()
-        from gymsdk import cli
+    console.exit_on_interrupt()
+    console.open_standard_files()
+    from gymsdk import cli
+
     cli.main()
 
 

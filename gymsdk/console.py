@@ -1,4 +1,4 @@
-"""Prepare the process of a command: its standard files, and Ctrl-C while its modules are imported.
+"""Prepare the process of a command: its standard files, and Ctrl-C before the command begins.
 
 This module imports nothing that Python has not imported already, so that it can run before all others.
 """
@@ -44,26 +44,25 @@ def replace_unencodable_characters() -> None:
         stdout.reconfigure(errors="replace")
 
 
-class ExitOnInterrupt:
-    """Exits the process on Ctrl-C inside the block, without a traceback.
+def exit_on_interrupt() -> None:
+    """Let Ctrl-C exit the process without a traceback until `raise_on_interrupt`.
 
-    Python would raise `KeyboardInterrupt` in whatever module it is importing. A program that handles or ignores Ctrl-C
+    Python would raise `KeyboardInterrupt` in whatever module it is importing. A process that handles or ignores Ctrl-C
     keeps its handler.
     """
+    import signal
 
-    def __enter__(self) -> None:
-        import signal
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit)
 
-        self._is_set = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._is_set:
-            signal.signal(signal.SIGINT, self._exit)
 
-    def __exit__(self, *_: object) -> None:
-        import signal
+def raise_on_interrupt() -> None:
+    """Let Ctrl-C raise `KeyboardInterrupt` again, so that the work of a command is cleaned up."""
+    import signal
 
-        if self._is_set:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is _exit:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    @staticmethod
-    def _exit(_number: int, _frame: "FrameType | None") -> None:
-        os._exit(INTERRUPTED)
+
+def _exit(_number: int, _frame: "FrameType | None") -> None:
+    os._exit(INTERRUPTED)

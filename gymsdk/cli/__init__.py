@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             exits within a time limit even if an environment's threads are still running.
     """
     if arguments is None:
+        console.exit_on_interrupt()
         console.open_standard_files()
         console.replace_unencodable_characters()
         output.reserve_until_exit()

@@ -193,11 +193,11 @@ def _send(runs: list[Path], service: str, chosen: ExportOptions, *, follow: bool
             yield {"run": run.name, "rollouts": count, "destination": exporter.finish()}
 
 
-def _format_sent(sent: Row, *, json: bool) -> str:
+def _format_sent(sent: Row, *, json: bool) -> str | bytes:
     if json:
         from gymsdk import jsonl
 
-        return jsonl.dump_portable_json(sent).decode()
+        return jsonl.dump_portable_json(sent)
     return f"{sent['run']}: {sent['rollouts']} rollouts; {sent['destination']}"
 
 

@@ -12,6 +12,7 @@ import typer
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
+from gymsdk import console
 from gymsdk.cli.output import reserve_stdout
 from gymsdk.errors import UsageError, format_name, format_suggestion
 from gymsdk.working_folder import keep_working_folder, resolve_path
@@ -47,6 +48,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what its environments print goes to standard error."""
+        console.raise_on_interrupt()
         with keep_working_folder(), reserve_stdout():
             ctx.params = {name: _resolve_paths(value) for name, value in ctx.params.items()}
             return super().invoke(ctx)

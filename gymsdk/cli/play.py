@@ -178,7 +178,7 @@ def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, r
 
 def _print_rollout(rollout: Rollout, *, json: bool) -> None:
     if json:
-        echo(rollout.model_dump_json(indent=2))
+        echo(rollout.model_dump_json(indent=2).encode())
     elif rollout.failure:
         failure = rollout.failure
         secho(f"{rollout.outcome} in {failure.stage} ({failure.kind}): {failure.message}", fg="red")

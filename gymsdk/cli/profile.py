@@ -99,7 +99,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         run_rollouts(Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace))
         result = _profile_run(plan, folder, plot=plot)
     echo(
-        result.model_dump_json(indent=2)
+        result.model_dump_json(indent=2).encode()
         if json
         else "\n".join([*_format_profile(result), *_list_output_paths(folder, plot=plot)])
     )
