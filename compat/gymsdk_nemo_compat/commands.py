@@ -12,6 +12,7 @@ from gymsdk.credentials import TOKEN_FILE_VARIABLE
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.servers.reports import build_url
+from gymsdk.working_folder import keep_working_folder
 
 RUN_USAGE = (
     'ng_run "+config_paths=[a.yaml,b.yaml]" +key=value: runs gymsdk serve with these arguments (gymsdk serve --help).'
@@ -43,7 +44,7 @@ def run_command(command: Callable[[Sequence[str]], None], *, usage: str) -> None
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(f"{usage}\n")
         return
-    with report_errors():
+    with keep_working_folder(), report_errors():
         command(arguments)
 
 

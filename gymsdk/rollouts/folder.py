@@ -253,7 +253,8 @@ class RunFolder:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self.close()
-        if isinstance(error, FileNotFoundError) and not self.path.exists():
+        cause = error.__cause__ if isinstance(error, GymsdkError) else error
+        if isinstance(cause, FileNotFoundError) and not self.path.exists():
             raise GymsdkError(
                 f"{shorten_path(self.path)} has been removed while the run was writing to it; play the run again"
             ) from error
