@@ -61,8 +61,8 @@ class ForwardProxy:
             yield self
         finally:
             server.close()
-            for each in self._handlers:
-                each.cancel()
+            for handler in self._handlers:
+                handler.cancel()
             await asyncio.gather(*self._handlers, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,7 +73,7 @@ class ForwardProxy:
             head = await reader.readuntil(b"\r\n\r\n")
             first, *fields = head.decode().split("\r\n")
             self.lines.append(first)
-            self.passwords += [each.partition(" ")[2] for each in fields if each.lower().startswith("proxy-auth")]
+            self.passwords += [line.partition(" ")[2] for line in fields if line.lower().startswith("proxy-auth")]
             if self.refusal:
                 writer.write(self.refusal + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             else:
@@ -96,8 +96,8 @@ class ForwardProxy:
             try:
                 await asyncio.wait(pumps, return_when="FIRST_COMPLETED")
             finally:
-                for each in pumps:
-                    each.cancel()
+                for task in pumps:
+                    task.cancel()
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,9 +149,9 @@ async def test_each_request_goes_through_the_proxy(monkeypatch: pytest.MonkeyPat
         ]
         assert await check_status("engine.internal", 8000) == "success"
         await client.aclose()
-    assert [each.status for each in answers] == [200] * 4
+    assert [answer.status for answer in answers] == [200] * 4
     methods = ["POST /v1/chat/completions", "GET /v1/models", "PUT /v1/x", "DELETE /v1/x", "GET /"]
-    assert seen == [f"{each} engine.internal:8000" for each in methods]
+    assert seen == [f"{method} engine.internal:8000" for method in methods]
     assert proxy.lines[0] == "POST http://engine.internal:8000/v1/chat/completions HTTP/1.1"
     assert set(proxy.passwords) == {"Basic " + b64encode(b"me:h@sh").decode()}
 

@@ -261,9 +261,9 @@ def restore_texts(node: Node, path: KeyPath = ()) -> Node:
     if _is_text(path) or _is_reference(node):
         return node.to_text()
     if isinstance(node.value, dict):
-        return Node({key: restore_texts(each, (*path, key)) for key, each in node.value.items()}, node.place)
+        return Node({key: restore_texts(child, (*path, key)) for key, child in node.value.items()}, node.place)
     if isinstance(node.value, list):
-        items = [restore_texts(each, (*path, str(index))) for index, each in enumerate(node.value)]
+        items = [restore_texts(child, (*path, str(index))) for index, child in enumerate(node.value)]
         return Node([*items], node.place)
     return node
 

@@ -184,7 +184,7 @@ def _is_parseable(text: str) -> bool:
 class _Resolver:
     """Resolves the texts of *root* with *config*, the same configuration in OmegaConf.
 
-    In *texts*, each number and truth value is the text in the file.
+    In *texts*, a number or a truth value is the text in the file.
     """
 
     def __init__(self, config: DictConfig, texts: DictConfig, root: Node, problems: Problems) -> None:
@@ -316,9 +316,9 @@ class _Resolver:
 def _combine(value: Any, text: Any, place: Place) -> Node:
     """Return a resolved *value* as a node at *place*; *text* is the same value with the texts in the files."""
     if isinstance(value, dict):
-        return Node({str(key): _combine(each, text[key], place) for key, each in value.items()}, place)
+        return Node({str(key): _combine(child, text[key], place) for key, child in value.items()}, place)
     if isinstance(value, list):
-        return Node([_combine(each, text[index], place) for index, each in enumerate(value)], place)
+        return Node([_combine(child, text[index], place) for index, child in enumerate(value)], place)
     if isinstance(value, str):
         # A text that contains a reference to a number.
         return build_node(text, place)

@@ -147,15 +147,15 @@ class Node:
         if isinstance(self.value, dict):
             return Node({key: each.mark_untrusted() for key, each in self.value.items()}, place)
         if isinstance(self.value, list):
-            return Node([each.mark_untrusted() for each in self.value], place)
+            return Node([child.mark_untrusted() for child in self.value], place)
         return Node(self.value, place, self.text)
 
     def to_text(self) -> Node:
         """Return the node with the text in the file in place of each number and truth value; null stays null."""
         if isinstance(self.value, dict):
-            return Node({key: each.to_text() for key, each in self.value.items()}, self.place)
+            return Node({key: child.to_text() for key, child in self.value.items()}, self.place)
         if isinstance(self.value, list):
-            return Node([each.to_text() for each in self.value], self.place)
+            return Node([child.to_text() for child in self.value], self.place)
         return self if self.text is None else Node(self.text, self.place)
 
     def get(self, *path: str) -> Node | None:

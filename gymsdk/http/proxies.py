@@ -72,7 +72,7 @@ def _read_variable(*names: str) -> tuple[str, str]:
 @lru_cache(maxsize=1024)
 def _find_proxy(url: str, schemes: frozenset[str], variable: str, address: str, exceptions: str) -> Proxy | None:
     host, port = _split_address(url)
-    if not host or any(_matches(host, port, each) for each in re.split(r"[\s,]+", exceptions)):
+    if not host or any(_matches(host, port, entry) for entry in re.split(r"[\s,]+", exceptions)):
         return None
     proxy = Proxy(address if "://" in address else f"http://{address}", variable)
     return proxy if _is_usable(proxy, schemes) else None

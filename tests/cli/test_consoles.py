@@ -110,10 +110,10 @@ main()
 @pytest.mark.slow
 def test_a_removed_working_folder_is_named(folder: Path) -> None:
     commands = ["rollout sums --limit 2", "show run", "new my-env", "list"]
-    outputs = [run(f"mkdir gone && cd gone && rmdir ../gone && gymsdk {each}") for each in commands]
-    assert [each.returncode for each in outputs] == [2, 2, 2, 0]
-    for each in outputs[:3]:
-        assert each.stderr.startswith(b"Error: the working folder has been removed; change to another folder")
+    outputs = [run(f"mkdir gone && cd gone && rmdir ../gone && gymsdk {command}") for command in commands]
+    assert [done.returncode for done in outputs] == [2, 2, 2, 0]
+    for done in outputs[:3]:
+        assert done.stderr.startswith(b"Error: the working folder has been removed; change to another folder")
 
 
 @pytest.mark.slow
@@ -144,4 +144,4 @@ def test_an_environment_may_change_the_working_folder(installed: Callable[..., P
     done = run("gymsdk rollout moving --limit 12 --concurrency 6 --model scripted/oracle -o run")
     assert done.returncode == 0, done.stderr
     lines = (workdir / "run" / "rollouts.jsonl").read_text().splitlines()
-    assert [json.loads(each)["reward"] for each in lines] == [1.0] * 12
+    assert [json.loads(line)["reward"] for line in lines] == [1.0] * 12

@@ -456,7 +456,7 @@ def test_two_runs_in_one_second_get_different_folders(workdir: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         folders = list(threads.map(lambda _: create_dated_folder(["sums"]), range(8)))
     assert len(set(folders)) == 8
-    assert all(each.parent == workdir / "rollouts" and each.is_dir() for each in folders)
+    assert all(folder.parent == workdir / "rollouts" and folder.is_dir() for folder in folders)
 
 
 @pytest.mark.slow
