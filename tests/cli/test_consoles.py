@@ -103,7 +103,9 @@ sys.argv = ["gymsdk", "list"]
 from gymsdk.__main__ import main
 main()
 """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
