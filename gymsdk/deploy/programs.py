@@ -32,6 +32,7 @@ from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.interpreter import build_module_command, build_program_command, get_python
+from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
 from gymsdk.servers.instances import Headers
 from gymsdk.servers.listener import bind_socket
@@ -278,27 +279,30 @@ def _install(program: Program, requirements: Path) -> Path:
     cache = resolve_path(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")) / "gymsdk" / "programs"
     folder = cache / f"{program.block.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
-    if done.exists():
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
     cache.mkdir(parents=True, exist_ok=True)
-    listed = cache / f"{folder.name}.txt"
-    listed.write_text(text, encoding="utf-8")
-    sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
+    # Another command may install the same environment at the same time.
+    with (cache / f"{folder.name}.lock").open("ab") as lock, hold_lock(lock):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            listed = cache / f"{folder.name}.txt"
+            listed.write_text(text, encoding="utf-8")
+            sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
+            for command in _build_install_commands(folder, python, listed):
+                _run(command, program)
+            done.touch()
+    return python
+
+
+def _build_install_commands(folder: Path, python: Path, listed: Path) -> list[list[str]]:
     if uv := shutil.which("uv"):
-        commands = [
+        return [
             [uv, "venv", "--python", get_python(), str(folder)],
             [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
         ]
-    else:
-        commands = [
-            build_module_command("venv", str(folder)),
-            build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
-        ]
-    for command in commands:
-        _run(command, program)
-    done.touch()
-    return python
+    return [
+        build_module_command("venv", str(folder)),
+        build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
+    ]
 
 
 def rewrite_requirements(requirements: Path) -> str:
