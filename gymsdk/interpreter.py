@@ -53,7 +53,11 @@ def get_search_path() -> list[str]:
     Relative folders, such as the empty entry of an interactive interpreter, become absolute. Other entries, such as the
     names that the path hooks of editable installs handle, stay as they are.
     """
-    return [str(resolve_path(Path(entry))) if os.path.isdir(entry or ".") else entry for entry in sys.path]  # noqa: PTH112  # entries are strings
+    # Entries are strings.
+    return [
+        os.path.normpath(resolve_path(Path(entry))) if os.path.isdir(entry or ".") else entry  # noqa: PTH112
+        for entry in sys.path
+    ]
 
 
 def build_isolated_command(file: str, *arguments: str) -> list[str]:
