@@ -1,4 +1,4 @@
-"""`python -m gymsdk`: the command line.
+"""The command line, as the program `gymsdk` and as `python -m gymsdk`.
 
 Python puts the working folder, which may hold other people's files, first on the search path of `python -m`. This
 module removes it again. Until then, no module may be imported that Python has not imported before: therefore neither
@@ -22,8 +22,17 @@ def remove_working_folder() -> None:
         del sys.path[0]
 
 
-remove_working_folder()
+def main() -> None:
+    """Run the command line and exit the process."""
+    from gymsdk import console
 
-from gymsdk.cli import main  # noqa: E402  # only now
+    console.exit_on_interrupt()
+    console.open_standard_files()
+    from gymsdk import cli
 
-main()
+    cli.main()
+
+
+if __name__ == "__main__":
+    remove_working_folder()
+    main()

@@ -11,7 +11,7 @@ from typing import Any, Self
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
+from gymsdk.errors import BadConfig, EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host
@@ -248,15 +248,15 @@ def _check_head_answer(response: HttpResponse) -> HttpResponse:
 
 def _parse_config(response: HttpResponse) -> dict[str, Any]:
     """Return the configuration in *response*: YAML, usually inside a JSON string."""
-    import yaml
+    from gymsdk.config.yaml import parse_yaml, to_plain
 
     try:
         value = json.loads(response.body)
     except ValueError:
         value = response.text
     try:
-        config = yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError:
+        config = to_plain(parse_yaml(value, response.host)) if isinstance(value, str) else value
+    except BadConfig:
         config = None
     if not isinstance(config, dict):
         message = f"{response.host} has no configuration of servers; check that it is a head server"

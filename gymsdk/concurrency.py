@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
+from gymsdk.console import open_standard_files
+
 INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
 """Exceptions that stop running code from outside; they must never be caught as errors of an environment.
 
@@ -46,15 +48,25 @@ log = logging.getLogger("gymsdk")
 def create_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new event loop: uvloop's, which costs about half the CPU time per request, or else asyncio's.
 
-    asyncio's loop is used if `GYMSDK_EVENT_LOOP` is `asyncio`, or if uvloop is not installed, as on PyPy.
+    asyncio's loop is used if `GYMSDK_EVENT_LOOP` is `asyncio`, in asyncio's debug mode from Python 3.12 on, and if
+    uvloop is not installed, as on PyPy.
     """
-    if os.environ.get(EVENT_LOOP_VARIABLE) == "asyncio":
+    # uvloop reads the stack in debug mode, in a way that crashes the process since Python 3.12 has changed its frames.
+    is_unsafe = sys.version_info >= (3, 12) and is_debug_mode()
+    if is_unsafe or os.environ.get(EVENT_LOOP_VARIABLE) == "asyncio":
         return asyncio.new_event_loop()
     try:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
+    # Programs that use gymsdk as a library may have been started without standard files, too.
+    open_standard_files()
     return uvloop.new_event_loop()
+
+
+def is_debug_mode() -> bool:
+    """Return whether the user has switched on asyncio's debug mode, with its variable or with `python -X dev`."""
+    return sys.flags.dev_mode or (not sys.flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG")))
 
 
 def run_event_loop(work: Coroutine[Any, Any, T]) -> T:

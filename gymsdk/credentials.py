@@ -17,6 +17,7 @@ from secrets import token_urlsafe
 from pydantic import SecretStr
 
 from gymsdk.errors import Failed, UsageError
+from gymsdk.working_folder import resolve_path
 
 TOKEN_FILE_VARIABLE = "GYMSDK_TOKEN_FILE"  # noqa: S105 - the name of a variable
 """The environment variable with the path of the token file, for servers and clients."""
@@ -82,7 +83,7 @@ def get_process_token(file: Path | str | None = None) -> SecretStr | None:
         UsageError: The file holds no valid token.
     """
     name = str(file) if file is not None else os.environ.get(TOKEN_FILE_VARIABLE, "").strip()
-    return _read_token_once(os.path.abspath(Path(name).expanduser())) if name else None  # noqa: PTH100 - keeps links
+    return _read_token_once(str(resolve_path(Path(name).expanduser()))) if name else None
 
 
 @cache
@@ -106,7 +107,7 @@ def provide_token(file: Path | None = None) -> Iterator[Path]:
             file = Path(folder, "token")
             file.touch(mode=0o600)
             file.write_text(token_urlsafe(32))
-        os.environ[TOKEN_FILE_VARIABLE] = str(file)
+        os.environ[TOKEN_FILE_VARIABLE] = str(resolve_path(file))
         try:
             yield file
         finally:

@@ -244,10 +244,16 @@ def list_setting_errors(error: ValidationError) -> list[tuple[tuple[str, ...], s
     return [
         (
             tuple(format_name(str(key)) for key in detail["loc"]),
-            redact_values(format_error_detail(detail), detail["input"]),
+            redact_values(format_error_detail(detail), detail["input"]) + _suggest_quotes(detail),
         )
         for detail in error.errors(include_url=False, include_context=False)
     ]
+
+
+def _suggest_quotes(detail: Mapping[str, Any]) -> str:
+    """Return advice for a text that YAML has read as a number or as a truth value; empty for other errors."""
+    is_retyped = detail["type"] == "string_type" and isinstance(detail["input"], (int, float))
+    return "; if the text itself is meant, put it in quotes" if is_retyped else ""
 
 
 def format_validation_error(error: ValidationError) -> str:

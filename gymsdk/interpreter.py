@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+
+from gymsdk.working_folder import resolve_path
 
 SAFE_PATH: Mapping[str, str] = MappingProxyType({"PYTHONSAFEPATH": "1"})
 """The environment variables that have the effect of `-P` on a program and on all its descendants."""
@@ -50,7 +53,11 @@ def get_search_path() -> list[str]:
     Relative folders, such as the empty entry of an interactive interpreter, become absolute. Other entries, such as the
     names that the path hooks of editable installs handle, stay as they are.
     """
-    return [os.path.abspath(entry) if os.path.isdir(entry or ".") else entry for entry in sys.path]  # noqa: PTH100, PTH112  # entries are strings
+    # Entries are strings.
+    return [
+        os.path.normpath(resolve_path(Path(entry))) if os.path.isdir(entry or ".") else entry  # noqa: PTH112
+        for entry in sys.path
+    ]
 
 
 def build_isolated_command(file: str, *arguments: str) -> list[str]:

@@ -21,6 +21,7 @@ import orjson
 
 from gymsdk.errors import BadRow
 from gymsdk.types import Row
+from gymsdk.working_folder import shorten_path
 
 MAX_INTEGER_DIGITS = 4300
 """The number of digits of an integer: Python's own limit, because conversion takes quadratic time."""
@@ -180,7 +181,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
         BadRow: The file cannot be read, or a line is not a JSON object.
     """
     for number, line in read_lines(path):
-        yield number, parse_row(line, where=f"{path}:{number}")
+        yield number, parse_row(line, where=f"{shorten_path(path)}:{number}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -190,7 +191,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:
-        raise BadRow(f"{path}: {error.strerror or error}; name a JSONL file that can be read") from None
+        raise BadRow(f"{shorten_path(path)}: {error.strerror or error}; name a JSONL file that can be read") from None
 
 
 def parse_row(line: bytes, *, where: str) -> Row:

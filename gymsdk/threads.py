@@ -16,6 +16,7 @@ from typing import TypeVar, TypeVarTuple
 
 from gymsdk.concurrency import MAX_SLICE_SECONDS
 from gymsdk.errors import Failed
+from gymsdk.working_folder import enter_process_folder, separate_thread
 
 MAX_TURN_SECONDS = 2 * MAX_SLICE_SECONDS
 """Seconds that the event loop waits for a thread before it goes on beside it."""
@@ -27,7 +28,8 @@ Ts = TypeVarTuple("Ts")
 class ThreadPool:
     """Runs blocking calls, each in a daemon thread that is reused afterwards.
 
-    If a call exceeds its time limit, its thread is abandoned and no longer counts towards *limit*.
+    On Linux, each call starts in the working folder of the process, and may change to another without an effect on
+    other threads. If a call exceeds its time limit, its thread is abandoned and no longer counts towards *limit*.
 
     Args:
         limit: The maximum number of simultaneous calls.
@@ -114,8 +116,11 @@ class ThreadPool:
         jobs.put(job)
 
     def _run_jobs(self, jobs: queue.SimpleQueue[_Job]) -> None:
+        is_separate = separate_thread()
         while True:
             job = jobs.get()
+            if is_separate:
+                enter_process_folder()
             deliver = job.work()
             if not self._finish(job, jobs):
                 return
@@ -250,6 +255,7 @@ def _compute_items(
     context: contextvars.Context,
 ) -> None:
     items: Iterator[T] | None = None
+    separate_thread()
 
     def compute_next() -> T | _EndOfIteration:
         nonlocal items

@@ -6,8 +6,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from gymsdk.errors import EpisodeError, Failed, Unscorable, WorkerLost, describe_exception
+from gymsdk.errors import EpisodeError, Failed, Unscorable, WorkerLost, describe_exception, list_setting_errors
 
 
 @pytest.mark.parametrize("kind", [EpisodeError, Failed, Unscorable, WorkerLost])
@@ -27,3 +28,15 @@ def test_an_error_in_code_without_a_file_is_described_inside_a_package_folder_to
     with pytest.raises(ZeroDivisionError) as error:
         exec("1 / 0", {})
     assert describe_exception(error.value).startswith("ZeroDivisionError: division by zero (")
+
+
+@pytest.mark.parametrize("value", [457, 1.1, False])
+def test_a_number_in_place_of_a_text_asks_for_quotes(value: object) -> None:
+    class Settings(BaseModel):
+        name: str
+
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"name": value})
+    [(location, message)] = list_setting_errors(caught.value)
+    assert location == ("name",)
+    assert message.endswith("; if the text itself is meant, put it in quotes")

@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"errors", "types", "usage"},
+    {"console", "errors", "types", "usage", "working_folder"},
     {"jsonl", "responses", "tracing"},
     {
         "concurrency",
@@ -84,7 +84,7 @@ THIRD_PARTIES = {
     "uvicorn": {"servers", "studio.server"},
     "uvloop": {"concurrency"},
     "wandb": {"exporters.wandb"},
-    "yaml": {"client", "config", "models.options", "servers", "cli"},
+    "yaml": {"config", "servers", "cli"},
 }
 """Which packages and modules may import a third-party package; `*` allows it everywhere."""
 

@@ -168,7 +168,7 @@ def test_gymsdk_installs_the_command_and_the_pytest_plugin(wheels: dict[str, Pat
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk"], "entry_points.txt"))
     assert {section: dict(points[section]) for section in points.sections()} == {
-        "console_scripts": {"gymsdk": "gymsdk.cli:main"},
+        "console_scripts": {"gymsdk": "gymsdk.__main__:main"},
         "pytest11": {"gymsdk": "gymsdk.checks.pytest_plugin"},
     }
 

@@ -57,6 +57,10 @@ class CollectOptions(BaseModel):
     resume_from_cache: bool = False
 
 
+TEXT_OPTIONS = frozenset({"input_jsonl_fpath", "output_jsonl_fpath", "agent_name"})
+"""The settings that are text, also if YAML reads their values as numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
     """The files of a run under the names that NeMo Gym gives them; *output* is the file of the rollouts."""
@@ -130,8 +134,9 @@ def parse_options(arguments: Sequence[str]) -> tuple[CollectOptions, list[str], 
     own = [each for each in overrides.values() if each.path[0] in CollectOptions.model_fields]
     ignored = [each.path[0] for each in overrides.values() if each.path[0] in IGNORED]
     rest = [argument for argument, each in overrides.items() if each not in own and each.path[0] not in IGNORED]
-    values = to_plain(apply_overrides(Node({}, COMMAND_LINE), own, problems))
+    nodes = apply_overrides(Node({}, COMMAND_LINE), own, problems).children
     problems.raise_if_any()
+    values = {key: to_plain(node.to_text() if key in TEXT_OPTIONS else node) for key, node in nodes.items()}
     return _validate({key: value for key, value in values.items() if value is not None}), ignored, rest
 
 

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gymsdk import config
+from gymsdk import config, console
 from gymsdk.credentials import TOKEN_FILE_VARIABLE
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.servers.reports import build_url
+from gymsdk.working_folder import keep_working_folder
 
 RUN_USAGE = (
     'ng_run "+config_paths=[a.yaml,b.yaml]" +key=value: runs gymsdk serve with these arguments (gymsdk serve --help).'
@@ -37,11 +38,13 @@ def run_command(command: Callable[[Sequence[str]], None], *, usage: str) -> None
 
     Exits with code 2 if the arguments are wrong, and with code 1 if the command fails.
     """
+    console.open_standard_files()
+    console.replace_unencodable_characters()
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(f"{usage}\n")
         return
-    with report_errors():
+    with keep_working_folder(), report_errors():
         command(arguments)
 
 

@@ -138,7 +138,7 @@ class Programs:
         payload = Payload(str(self.folder / number))
         record = _get_record_file(payload)
         program = PROGRAM.format(mark=MARK, number=number, package=self.package, record=record)
-        Path(payload.file).write_text(program)
+        Path(payload.file).write_text(program, encoding="utf-8")
         Path(payload.shell_file).write_text(SHELL_PROGRAM.format(record=record))
         self.sent.append(Sent(payload, form, view, script))
         return payload
@@ -146,7 +146,7 @@ class Programs:
     def list_executions(self) -> list[Execution]:
         """Return the programs that ran and could write to the folder, in the order in which they were sent."""
         records = ((each, Path(_get_record_file(each.payload))) for each in self.sent)
-        return [Execution(each, json.loads(record.read_text())) for each, record in records if record.exists()]
+        return [Execution(each, json.loads(record.read_bytes())) for each, record in records if record.exists()]
 
 
 def _get_record_file(payload: Payload) -> str:

@@ -147,7 +147,7 @@ def find_module_paths(top: str) -> list[Path]:
 async def list_wheel_files(project: Path, version: str) -> set[str]:
     """Return the paths in the wheel that *project*'s own backend builds, without network access."""
     try:
-        system = tomllib.loads((project / "pyproject.toml").read_text()).get("build-system", {})
+        system = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8")).get("build-system", {})
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise BuildFailed(f"cannot read pyproject.toml: {error}") from None
     backend = system.get("build-backend", "setuptools.build_meta:__legacy__")

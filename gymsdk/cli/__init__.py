@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gymsdk import console
 from gymsdk.cli import output, process
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
@@ -35,6 +36,7 @@ from gymsdk.cli.tokens import app as tokens
 from gymsdk.cli.trainer import app as trainer
 from gymsdk.cli.view import view
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.working_folder import find_working_folder
 
 ENVIRONMENTS, EPISODES, RUNS, SERVERS = "Environments", "Episodes", "Runs", "Servers"
 """The panels of commands in the help of `gymsdk`."""
@@ -100,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             exits within a time limit even if an environment's threads are still running.
     """
     if arguments is None:
+        console.exit_on_interrupt()
+        console.open_standard_files()
+        console.replace_unencodable_characters()
         output.reserve_until_exit()
     try:
         app(arguments, prog_name="gymsdk")
@@ -108,6 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             process.print_cause(error)
         typer.echo(f"Error: {error}", err=True)
         code = 2 if isinstance(error, UsageError) else 1
+    except FileNotFoundError:
+        # A library may ask for the working folder, too.
+        if find_working_folder() is not None:
+            raise
+        typer.echo("Error: the working folder has been removed; change to another folder, as with: cd ~", err=True)
+        code = 2
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
     if arguments is None:

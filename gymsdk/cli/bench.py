@@ -184,7 +184,7 @@ async def _print_measurements(plan: BenchPlan, *, json: bool) -> Sequence[BenchR
         async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
             async for each in results:
                 found.append(each)
-                echo(each.model_dump_json() if json else format_table(each))
+                echo(each.model_dump_json().encode() if json else format_table(each))
     if len(plan.shapes) > 1 and not json:
         echo(format_factors(found))
     return found

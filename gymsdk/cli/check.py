@@ -129,7 +129,7 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     checked = build_report(subject, results)
-    echo(checked.model_dump_json(indent=2) if json else f"\n{format_counts(results)}")
+    echo(checked.model_dump_json(indent=2).encode() if json else f"\n{format_counts(results)}")
     return checked.passed
 
 

@@ -10,6 +10,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.runs.compare import Comparison, Difference, TaskPair
@@ -46,7 +47,7 @@ def compare(
     if json:
         echo(jsonl.dump_document(to_json(comparison)), nl=False)
     else:
-        for line in _format_comparison(comparison, (str(first), str(second)), limit):
+        for line in _format_comparison(comparison, (str(shorten_path(first)), str(shorten_path(second))), limit):
             echo(line)
     for warning in comparison.warnings:
         typer.echo(f"warning: {warning}", err=True)

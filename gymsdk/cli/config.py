@@ -10,6 +10,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UnknownEnvironment, UsageError, format_name
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -58,7 +59,7 @@ def config(
     _write_starter_file(names[0], output)
 
 
-def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Path]) -> None:
+def _check_name_is_alone(names: list[str], overrides: list[str], files: list[str]) -> None:
     """Raise `UsageError` if an environment's name comes with settings or files."""
     from gymsdk import config as configuration
     from gymsdk.deploy import plan
@@ -79,7 +80,7 @@ def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Pat
         )
 
 
-def _show_settings(files: list[Path], overrides: list[str], output: Path | None, *, json: bool) -> None:
+def _show_settings(files: list[str], overrides: list[str], output: Path | None, *, json: bool) -> None:
     from gymsdk import config as configuration
     from gymsdk.deploy import plan
 
@@ -153,10 +154,11 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{output} already exists; choose another --output") from None
+        raise UsageError(f"{shorten_path(output)} already exists; choose another --output") from None
     except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
-    echo(f"Wrote {output}: gymsdk serve --config {output}")
+        raise UsageError(f"cannot write {shorten_path(output)}: {error.strerror}; choose another --output") from None
+    shown = shorten_path(output)
+    echo(f"Wrote {shown}: gymsdk serve --config {shown}")
 
 
 def _list_default_settings(environment: Environment) -> dict[str, Any]:

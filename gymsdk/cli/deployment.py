@@ -61,7 +61,7 @@ def build_model_config(
 
 
 def build_deployment(
-    files: Sequence[Path],
+    files: Sequence[str],
     overrides: Sequence[str],
     options: Mapping[str, Any],
     *,
@@ -97,7 +97,7 @@ def build_deployment(
     return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})
 
 
-def _check_for_servers(deployment: Deployment, given: Collection[str], files: Sequence[Path]) -> Deployment:
+def _check_for_servers(deployment: Deployment, given: Collection[str], files: Sequence[str]) -> Deployment:
     """Return *deployment*; raise `UsageError` if neither the files nor the *given* options name anything to serve."""
     if deployment.servers or deployment.head_host or {"environments", "model", "role", "head_url"} & set(given):
         return deployment

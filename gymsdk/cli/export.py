@@ -18,6 +18,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
@@ -164,7 +165,7 @@ def _write_files(runs: list[Path], files: dict[str, Path | None], selection: Sel
         if path is not None:
             report = ExportReport()
             _write(path, write(chain.from_iterable(map(_read_rollouts, runs)), selection, report))
-            reports[str(path)] = report
+            reports[str(shorten_path(path))] = report
     if json:
         content = {name: report.to_json() for name, report in reports.items()}
         echo(jsonl.dump_document(content), nl=False)
@@ -192,11 +193,11 @@ def _send(runs: list[Path], service: str, chosen: ExportOptions, *, follow: bool
             yield {"run": run.name, "rollouts": count, "destination": exporter.finish()}
 
 
-def _format_sent(sent: Row, *, json: bool) -> str:
+def _format_sent(sent: Row, *, json: bool) -> str | bytes:
     if json:
         from gymsdk import jsonl
 
-        return jsonl.dump_portable_json(sent).decode()
+        return jsonl.dump_portable_json(sent)
     return f"{sent['run']}: {sent['rollouts']} rollouts; {sent['destination']}"
 
 

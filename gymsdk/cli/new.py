@@ -13,6 +13,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.working_folder import shorten_path
 
 DISTRIBUTION_PREFIX = "gym-env-"
 """Prefix of the distribution's name."""
@@ -120,14 +121,14 @@ def new(
     if json:
         _print_json(environment_name, folder)
         return
-    _print(environment_name, folder)
+    _print(environment_name, shorten_path(folder))
 
 
 def _check_available(environment_name: EnvironmentName, folder: Path) -> None:
     from gymsdk.plugins import registry
 
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} already exists; choose another name, or another folder with --output")
+        raise UsageError(f"{shorten_path(folder)} already exists; choose another name, or another folder with --output")
     names = {canonicalize_name(environment_name.name), canonicalize_name(environment_name.distribution)}
     for entry in registry.installed().values():
         if names & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:
@@ -199,7 +200,7 @@ def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
         "name": environment_name.name,
         "distribution": environment_name.distribution,
         "module": environment_name.module,
-        "folder": str(folder),
+        "folder": str(shorten_path(folder)),
         "files": files,
     }
     echo(jsonl.dump_document(document), nl=False)

@@ -12,8 +12,10 @@ import typer
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
+from gymsdk import console
 from gymsdk.cli.output import reserve_stdout
 from gymsdk.errors import UsageError, format_name, format_suggestion
+from gymsdk.working_folder import keep_working_folder, resolve_path
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
 
@@ -46,7 +48,9 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what its environments print goes to standard error."""
-        with reserve_stdout():
+        console.raise_on_interrupt()
+        with keep_working_folder(), reserve_stdout():
+            ctx.params = {name: _resolve_paths(value) for name, value in ctx.params.items()}
             return super().invoke(ctx)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # the signature of click
@@ -83,6 +87,13 @@ class CommandGroup(TyperGroup):
         except BadParameter as error:
             error.message = rewrite_usage_error(error.message)
             raise
+
+
+def _resolve_paths(value: Any) -> Any:
+    """Return the *value* of an option with relative paths made absolute."""
+    if isinstance(value, Path):
+        return resolve_path(value)
+    return type(value)(map(_resolve_paths, value)) if isinstance(value, (list, tuple)) else value
 
 
 def rewrite_usage_error(message: str) -> str:
@@ -274,8 +285,9 @@ OptionalRepeats = Annotated[
         rich_help_panel=TASKS,
     ),
 ]
+# Not paths: a name may be that of a built-in file.
 Configs = Annotated[
-    list[Path],
+    list[str],
     typer.Option(
         "--config",
         metavar="FILE",

@@ -49,7 +49,10 @@ def get_output() -> TextIO:
 
 
 def echo(message: object = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print *message* as a result of the command, or to standard error if *err* is set."""
+    """Print *message* as a result of the command, or to standard error if *err* is set.
+
+    JSON is passed as bytes: it is UTF-8 whatever the encoding of the console.
+    """
     typer.echo(message, file=None if err else get_output(), nl=nl, err=err)
 
 

@@ -9,6 +9,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,7 +141,8 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
         rows = read_file(environments, tasks, limit=task + 1)
     for _, row in islice(rows, task, None):
         return row
-    raise BadRow(f"--task {task}: {tasks or f'split {split!r}'} has no task with this number; numbers start at 0")
+    source = shorten_path(tasks) if tasks else f"split {split!r}"
+    raise BadRow(f"--task {task}: {source} has no task with this number; numbers start at 0")
 
 
 async def _play_episode(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
@@ -176,7 +178,7 @@ def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, r
 
 def _print_rollout(rollout: Rollout, *, json: bool) -> None:
     if json:
-        echo(rollout.model_dump_json(indent=2))
+        echo(rollout.model_dump_json(indent=2).encode())
     elif rollout.failure:
         failure = rollout.failure
         secho(f"{rollout.outcome} in {failure.stage} ({failure.kind}): {failure.message}", fg="red")

@@ -10,6 +10,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,13 +94,12 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
     plot = plot and _has_matplotlib()
-    folder = choose_folder(output, ["profile", name], resume=resume)
     pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
-    run = Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace)
-    run_rollouts(run)
-    result = _profile_run(plan, folder, plot=plot)
+    with choose_folder(output, ["profile", name], resume=resume) as folder:
+        run_rollouts(Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace))
+        result = _profile_run(plan, folder, plot=plot)
     echo(
-        result.model_dump_json(indent=2)
+        result.model_dump_json(indent=2).encode()
         if json
         else "\n".join([*_format_profile(result), *_list_output_paths(folder, plot=plot)])
     )
@@ -152,7 +152,7 @@ def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
     from gymsdk.rollouts.folder import FILES, PROFILE_FILES
 
     paths = [folder / name for name in PROFILE_FILES if plot or not name.endswith(".png")]
-    return (str(path) for path in (*paths, *filter(is_nonempty_file, (folder / name for name in FILES))))
+    return (str(shorten_path(path)) for path in (*paths, *filter(is_nonempty_file, (folder / name for name in FILES))))
 
 
 def _format_profile(profile: Profile) -> Iterator[str]:

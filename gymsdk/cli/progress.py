@@ -20,12 +20,13 @@ import typer
 from gymsdk.cli.process import Stopped, run_until_signal
 from gymsdk.config.show import redact_words
 from gymsdk.errors import UsageError
-from gymsdk.rollouts.folder import RunProgress, name_dated_folder
+from gymsdk.rollouts.folder import RunFolder, RunProgress, create_dated_folder, remove_unused_folder
 from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
 from gymsdk.rollouts.run import Run, execute
 from gymsdk.rollouts.token_limit import TokenLimitCounter
 from gymsdk.types import Rollout, Row
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -70,7 +71,7 @@ def run_rollouts(
     folder = run.output
     with ProgressReporter(on_start) as watch, show_warnings():
         words = (
-            f"stopped; the finished rollouts are in {folder}; resume with:\n"
+            f"stopped; the finished rollouts are in {shorten_path(folder)}; resume with:\n"
             f"  {format_resume_command(sys.argv[1:], folder)}"
         )
         try:
@@ -78,7 +79,7 @@ def run_rollouts(
             return run_until_signal(work, last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
-    if folder.exists():
+    if RunFolder(folder).holds_run:
         typer.echo(words, err=True)
     raise typer.Exit(code)
 
@@ -98,15 +99,23 @@ def format_resume_command(words: Sequence[str], folder: Path) -> str:
     """Return the command that resumes the run in *folder* that the arguments *words* started."""
     kept = [word for word in words if word not in {"--overwrite", "--resume"}]
     names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
-    folder_option = [] if names_output else ["--output", str(folder)]
+    folder_option = [] if names_output else ["--output", str(shorten_path(folder))]
     return shlex.join([*describe_program(), *redact_words(kept), *folder_option, "--resume"])
 
 
-def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:
-    """Return the folder to write: *output*, or a new one. Raises `UsageError` if --resume names no folder."""
-    if output is None and resume:
+@contextmanager
+def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Iterator[Path]:
+    """Yield the folder to write: *output*, or a new one. Raises `UsageError` if --resume names no folder."""
+    if output is not None:
+        yield output
+        return
+    if resume:
         raise UsageError("--resume continues the run of a folder; name the folder with --output")
-    return output or name_dated_folder(names)
+    folder = create_dated_folder(names)
+    try:
+        yield folder
+    finally:
+        remove_unused_folder(folder)
 
 
 def is_nonempty_file(path: Path) -> bool:

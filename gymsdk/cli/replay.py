@@ -12,6 +12,7 @@ from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.rollouts.replay import Replayed
@@ -95,7 +96,7 @@ def replay(  # noqa: PLR0913  # each is an option of the command
         turn = read_turn(say) if say else ()
         chosen = BranchOptions(to_turn, turn, then, options.join_base_urls(base_url), repeats)
         branch, replays = run_in_new_loop(replayer.branch(episodes[0], chosen))
-        folder = output or replayer.name_folder()
+        folder = output or replayer.create_folder()
         replayer.write(branch, replays, folder, then=then, overwrite=overwrite)
     _print_branch(replays, folder, json=json)
 
@@ -139,7 +140,7 @@ def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
 
     rewards = [each.rollout.reward for each in replays]
     if json:
-        content = {"folder": str(folder), "rewards": rewards, "stored_reward": replays[0].stored.reward}
+        content = {"folder": str(shorten_path(folder)), "rewards": rewards, "stored_reward": replays[0].stored.reward}
         echo(jsonl.dump_document(content), nl=False)
     else:
         for number, each in enumerate(replays):
@@ -150,6 +151,6 @@ def _print_branch(replays: list[Replayed], folder: Path, *, json: bool) -> None:
                 else f"reward {each.rollout.reward:g}, {format_count(each.rollout.turns, 'turn')}"
             )
             echo(f"{each.stored.task}:{number}  {result}")
-        echo(f"stored reward {replays[0].stored.reward}; the branch is in {folder}")
+        echo(f"stored reward {replays[0].stored.reward}; the branch is in {shorten_path(folder)}")
     if any(each.rollout.failure for each in replays):
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError, format_name
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
@@ -228,12 +229,13 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.rollouts.run import Run
 
-    folder = choose_folder(
-        output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=folder_options["resume"]
-    )
+    names = list(plan.environments) or [Path(plan.tasks or "").stem]
     address = ray.find_address(ray_options.pop("ray_address"))
     address = None if address == ray.NO_CLUSTER else address
-    with ray.connect_ray(address, ray_options["offload"]):
+    with (
+        choose_folder(output, names, resume=folder_options["resume"]) as folder,
+        ray.connect_ray(address, ray_options["offload"]),
+    ):
         run = Run(plan, folder, limits=pace, model=model, **folder_options)
         replicas = _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None
         with beside.prepare(folder) as start:
@@ -323,9 +325,9 @@ def _print(folder: Path, metrics: list[Row], *, plays_default: bool, json: bool)
     if plays_default:
         echo("scripted/oracle, the environment's own solution, has played; evaluate a model with --model")
     for path in filter(is_nonempty_file, (folder / name for name in FILES)):
-        echo(path)
+        echo(shorten_path(path))
     failed = sum(sum(each["failures"].values()) for each in metrics)
-    retry_hint = f"the same command with --output {folder} --resume plays them again"
+    retry_hint = f"the same command with --output {shorten_path(folder)} --resume plays them again"
     raised = sum(each["failures_raised"] for each in metrics)
     if raised:
         cause = f"{raised} of {failed} rollouts without a reward: the environment's own code raised an exception"
@@ -347,7 +349,7 @@ def _iter_json(folder: Path) -> Iterator[bytes]:
     from gymsdk import jsonl
     from gymsdk.rollouts.folder import RunFolder
 
-    head = jsonl.dump_portable_json({"output": str(folder)}, indent=True).removesuffix(b"\n}")
+    head = jsonl.dump_portable_json({"output": str(shorten_path(folder))}, indent=True).removesuffix(b"\n}")
     yield head + b',\n  "environments": '
     metrics = RunFolder(folder).metrics
     # Without the line break at the end.

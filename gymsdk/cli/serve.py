@@ -73,7 +73,7 @@ class Announcer:
             urls = {each.name: each.url for each in services}
             for environment in environments:
                 lines += ["", *await build_curl_lines(environment, urls, folder)]
-        echo("\n".join(lines))
+        echo("\n".join(lines).encode() if self._json else "\n".join(lines))
         self.ready = True
 
 

@@ -11,6 +11,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo, get_output
 from gymsdk.errors import UsageError
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,7 +109,9 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
         echo()
         console = Console(file=get_output(), highlight=False)
         console.print(_build_table(rows))
-        echo(f"gymsdk show {stored.source.path} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript")
+        echo(
+            f"gymsdk show {shorten_path(stored.source.path)} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript"
+        )
     for bad in stored.queries.list_bad_lines():
         typer.echo(f"{bad['file']}: {bad['count']} lines are not rollouts ({bad['message']})", err=True)
 
@@ -156,7 +159,8 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
 
     row = stored.queries.find(name)
     if row is None:
-        raise UsageError(f"{stored.source.path} has no rollout {name!r}; `gymsdk show {stored.source.path}` lists some")
+        path = shorten_path(stored.source.path)
+        raise UsageError(f"{path} has no rollout {name!r}; `gymsdk show {path}` lists some")
     line = stored.queries.read_line(row["id"])
     if json:
         echo(jsonl.dump_document(line), nl=False)

@@ -72,7 +72,7 @@ class _StatusPrinter:
         finally:
             await client.aclose()
         self.code = 0 if result.is_healthy else 1
-        echo(_format_json(result) if self._json else format_status(result))
+        echo(_format_json(result).encode() if self._json else format_status(result))
 
     async def watch(self) -> None:
         import asyncio

@@ -20,6 +20,7 @@ from gymsdk.errors import (
     format_name,
     format_suggestion,
 )
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -82,7 +83,7 @@ class ChosenDataset:
 
 
 def select_dataset(
-    files: Sequence[Path], name: str | None, others: Mapping[str, object], *, played: bool = False
+    files: Sequence[str], name: str | None, others: Mapping[str, object], *, played: bool = False
 ) -> ChosenDataset:
     """Return the dataset that the options of a command name.
 
@@ -104,7 +105,7 @@ def select_dataset(
     return find_dataset(files, name, played=played)
 
 
-def find_dataset(files: Sequence[Path], name: str, *, played: bool = False) -> ChosenDataset:
+def find_dataset(files: Sequence[str], name: str, *, played: bool = False) -> ChosenDataset:
     """Return the dataset *name*, or `SERVER.NAME`, of the configuration *files*. Raises `UsageError` without one."""
     from gymsdk import config
     from gymsdk.deploy import plan
@@ -136,9 +137,7 @@ def find_dataset(files: Sequence[Path], name: str, *, played: bool = False) -> C
     )
 
 
-def _find_blocks(
-    blocks: Iterable[ServerConfig], name: str, files: Sequence[Path]
-) -> tuple[ServerConfig, DatasetConfig]:
+def _find_blocks(blocks: Iterable[ServerConfig], name: str, files: Sequence[str]) -> tuple[ServerConfig, DatasetConfig]:
     all_datasets = [(block, each) for block in blocks for each in block.datasets]
     matches = [each for each in all_datasets if name in {each[1].name, _qualify_name(*each)}]
     if len(matches) == 1:
@@ -148,7 +147,7 @@ def _find_blocks(
         raise UsageError(f"--dataset {name}: several datasets have this name; write one of {several}")
     called = [each.name for _, each in all_datasets]
     names = [each.name if called.count(each.name) == 1 else _qualify_name(block, each) for block, each in all_datasets]
-    file_names = ", ".join(map(str, files)) or "the configuration"
+    file_names = ", ".join(files) or "the configuration"
     hint = (
         format_suggestion(name, names, f"its datasets are {', '.join(names)}")
         if names
@@ -281,8 +280,9 @@ def _write_rows(  # the command's options
         return
     with AtomicRowWriter(output, overwrite=overwrite) as sheet:
         run_in_new_loop(_iter_rows(rows_to_write, sheet.add))
-    summary = {"output": str(output), "rows": sheet.count, "environments": names}
-    echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
+    shown = shorten_path(output)
+    summary = {"output": str(shown), "rows": sheet.count, "environments": names}
+    echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {shown}\n", nl=False)
 
 
 async def _iter_rows(rows: AsyncIterator[Row], write: Callable[[Row], object]) -> None:
@@ -311,7 +311,7 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
         raise typer.Exit(1)
 
 
-def _check_dataset(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
+def _check_dataset(files: list[str], name: str | None, others: dict[str, object], *, json: bool) -> None:
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import check_file
 
@@ -333,10 +333,15 @@ def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
 
     if json:
         bad = [{"line": number, "reason": reason} for number, reason in report.bad]
-        document = {"file": str(path), "good": report.good.total(), "bad": bad, "environments": dict(report.good)}
+        document = {
+            "file": str(shorten_path(path)),
+            "good": report.good.total(),
+            "bad": bad,
+            "environments": dict(report.good),
+        }
         echo(jsonl.dump_document(document), nl=False)
         return
     for number, reason in report.bad:
-        echo(f"{path}:{number}: {reason}")
+        echo(f"{shorten_path(path)}:{number}: {reason}")
     by_name = "".join(f", {count:,} of {name}" for name, count in report.good.items())
     echo(f"{report.good.total():,} rows are valid{by_name}; {len(report.bad):,} are not")

@@ -112,7 +112,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
             report = run_until_signal(_check(environment, token_model, selected, seed, budget, tokenizer))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    echo(report.model_dump_json(indent=2) if json else "\n".join(_format_report(report)))
+    echo(report.model_dump_json(indent=2).encode() if json else "\n".join(_format_report(report)))
     if report.broken or report.failures or report.engine_defects or not report.calls:
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from gymsdk.config.model import MODELS, SERVER_KINDS
 from gymsdk.config.yaml import KeyPath, Node, Problems, format_key_path, to_plain
 from gymsdk.errors import list_setting_errors
 
@@ -205,6 +206,86 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
     "math_with_judge": _MATH_IGNORED,
 }
 """NeMo Gym's keys of each implementation that gymsdk ignores."""
+
+TEXT_KEYS = frozenset(
+    {
+        *POLICY_KEYS,
+        "advertise_host",
+        "default_host",
+        "log_dir",
+        "log_format",
+        "log_level",
+        "model_call_capture_dir",
+        "nemo_gym_log_dir",
+        "profile_dir",
+        "profiling_results_dirpath",
+        RAY_ADDRESS_KEY,
+        "tls_certificate",
+        "tls_key",
+        "token_file",
+    }
+)
+"""The keys at the top of a configuration whose values are names, paths, addresses and keys: text."""
+
+SERVER_TEXT_KEYS = frozenset({"advertise_host", "domain", "entrypoint", "host"})
+"""The keys of every server whose values are text."""
+
+MODEL_TEXT_KEYS = frozenset(
+    {
+        "api",
+        "api_key",
+        "base_url",
+        "default_headers",
+        "headers",
+        "model",
+        "openai_api_key",
+        "openai_base_url",
+        "openai_default_headers",
+        "openai_model",
+        "token_interface",
+        "tokenizer",
+    }
+)
+"""The keys of model servers whose values, in lists and mappings too, are text."""
+
+DATASET_TEXT_KEYS = frozenset({"jsonl_fpath", "name", "type"})
+"""The keys of a dataset whose values are text."""
+
+
+def restore_texts(node: Node, path: KeyPath = ()) -> Node:
+    """Return *node* with the text in the file for each value that is text.
+
+    YAML reads `0711` as 457, `1.10` as 1.1 and `no` as false, which are other keys and other names. The settings of an
+    environment are left to its own types.
+    """
+    if _is_text(path) or _is_reference(node):
+        return node.to_text()
+    if isinstance(node.value, dict):
+        return Node({key: restore_texts(child, (*path, key)) for key, child in node.value.items()}, node.place)
+    if isinstance(node.value, list):
+        items = [restore_texts(child, (*path, str(index))) for index, child in enumerate(node.value)]
+        return Node([*items], node.place)
+    return node
+
+
+def _is_text(path: KeyPath) -> bool:
+    match path:
+        case (key,):
+            return key in TEXT_KEYS
+        case ("head_server", "host") | ("token_id_capture", "dir"):
+            return True
+        case (_, kind, _, key) if kind in SERVER_KINDS:
+            return key in SERVER_TEXT_KEYS or (kind == MODELS and key in MODEL_TEXT_KEYS)
+        case (_, kind, _, "datasets", _, key) if kind in SERVER_KINDS:
+            return key in DATASET_TEXT_KEYS
+    return False
+
+
+def _is_reference(node: Node) -> bool:
+    """Whether *node* refers to a server, as in `{type: KIND, name: NAME}`."""
+    kind = node.get("type")
+    return node.children.keys() == {"type", "name"} and kind is not None and kind.value in SERVER_KINDS
+
 
 MISSPELLING_SIMILARITY = 0.8
 """The similarity, from 0 to 1, from which on a key counts as a misspelling of another."""

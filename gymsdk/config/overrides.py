@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from gymsdk.config import yaml
@@ -79,7 +79,7 @@ def _move_to_command_line(node: Node) -> Node:
         return Node({key: _move_to_command_line(each) for key, each in node.value.items()}, COMMAND_LINE)
     if isinstance(node.value, list):
         return Node([_move_to_command_line(each) for each in node.value], COMMAND_LINE)
-    return Node(node.value, COMMAND_LINE)
+    return replace(node, place=COMMAND_LINE)
 
 
 def apply_overrides(root: Node, overrides: Iterable[Override], problems: Problems) -> Node:

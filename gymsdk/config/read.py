@@ -51,6 +51,7 @@ from gymsdk.config.yaml import (
 from gymsdk.errors import format_name, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.models.options import ENV_FILES, ENVIRONMENT_VARIABLES
+from gymsdk.working_folder import get_working_folder
 
 REQUIRED_REFERENCES: dict[ServerKind, tuple[tuple[str, ServerKind], ...]] = {
     AGENTS: (("resources_server", RESOURCES), ("model_server", MODELS)),
@@ -83,7 +84,7 @@ def load_config(
     Raises:
         BadConfig: The configuration is invalid. The message has one line per error.
     """
-    problems, home = Problems(), folder or Path()
+    problems, home = Problems(), folder or get_working_folder()
     parsed = parse_overrides(overrides, problems)
     entries = [*((str(path), COMMAND_LINE) for path in paths), *_list_included_files(parsed, problems)]
     root = _apply(parsed, _load_files(entries, home, problems), problems)
@@ -111,7 +112,7 @@ def load_config_mapping(
     Raises:
         BadConfig: The configuration is invalid. The message has one line per error.
     """
-    problems, home = Problems(), folder or Path()
+    problems, home = Problems(), folder or get_working_folder()
     handed_over = normalize_keys(build_node(_to_mapping(config), HANDED_OVER))
     parsed = parse_overrides(overrides, problems)
     entries = [*read_includes(handed_over, problems), *_list_included_files(parsed, problems)]
@@ -283,7 +284,7 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
     root = remove_deleted(apply_inheritance(root, problems))
     # If a `${policy_model.…}` refers to the policy's server, the server must stay until references are resolved.
     root = _replace_policy(root) if played and POLICY_SERVER not in find_referenced_keys(root) else root
-    root, notes = apply_environment(root)
+    root, notes = apply_environment(fields.restore_texts(root))
     notes += _warn_of_readable_key(root, folder)
     problems.secrets |= show.find_secrets(root)
     settings_root, ignored = _remove_unknown_keys(root, problems)
@@ -319,7 +320,7 @@ def _check_references_before_resolving(root: Node, problems: Problems) -> None:
 def _resolve(root: Node, problems: Problems) -> Node:
     """Return *root* with references resolved; raise the errors if some do not resolve."""
     unresolved = Problems()
-    resolved = resolve_references(root, unresolved, absent=fields.POLICY_KEYS)
+    resolved = fields.restore_texts(resolve_references(root, unresolved, absent=fields.POLICY_KEYS))
     problems.secrets |= show.find_secrets(resolved)
     check_safety(resolved, problems)
     if unresolved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gymsdk.config.model import AGENTS, ENVIRONMENTS, MODELS, RESOURCES, SERVER_KINDS, ServerConfig, ServerKind
@@ -88,7 +89,7 @@ class _Inheritance:
         for key in INHERIT_KEYS:
             source = node.get(key)
             if source is not None and (
-                base := self._get_base(source, path, source.value, moves=key == INHERIT_KEYS[0])
+                base := self._get_base(source, path, source.to_text().value, moves=key == INHERIT_KEYS[0])
             ):
                 merged = merge_nodes(Node(base.value, node.place), merged)
         return merged
@@ -147,8 +148,10 @@ def resolve_references(root: Node, problems: Problems, absent: tuple[str, ...] =
     from omegaconf import OmegaConf
 
     parseable = _remove_unparseable(root, (), problems)
-    config = OmegaConf.create(dict.fromkeys(absent) | to_plain(parseable))
-    resolved = _Resolver(config, parseable, problems).resolve(parseable, ())
+    absent_values = dict.fromkeys(absent)
+    config = OmegaConf.create(absent_values | to_plain(parseable))
+    texts = OmegaConf.create(absent_values | to_plain(parseable.to_text()))
+    resolved = _Resolver(config, texts, parseable, problems).resolve(parseable, ())
     _report_missing(resolved, problems)
     return resolved
 
@@ -179,10 +182,14 @@ def _is_parseable(text: str) -> bool:
 
 
 class _Resolver:
-    """Resolves the texts of *root* with *config*, the same configuration in OmegaConf."""
+    """Resolves the texts of *root* with *config*, the same configuration in OmegaConf.
 
-    def __init__(self, config: DictConfig, root: Node, problems: Problems) -> None:
+    In *texts*, a number or a truth value is the text in the file.
+    """
+
+    def __init__(self, config: DictConfig, texts: DictConfig, root: Node, problems: Problems) -> None:
         self._config = config
+        self._texts = texts
         self._root = root
         self._problems = problems
         self._origins = self._find_origins()
@@ -193,7 +200,8 @@ class _Resolver:
         if isinstance(node.value, list):
             return Node([self.resolve(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place)
         if isinstance(node.value, str) and INTERPOLATION_MARK in node.value:
-            return build_node(self._resolve_text(node.value, path, node.place), self._get_place(node, path))
+            value, text = self._resolve_text(node.value, path, node.place)
+            return _combine(value, text, self._get_place(node, path))
         return node
 
     def _get_place(self, node: Node, path: KeyPath) -> Place:
@@ -252,27 +260,28 @@ class _Resolver:
         except (OmegaConfBaseException, RecursionError):
             return False, None
 
-    def _resolve_text(self, text: str, path: KeyPath, place: Place) -> Any:
+    def _resolve_text(self, text: str, path: KeyPath, place: Place) -> tuple[Any, Any]:
+        """Return the resolved value, and the same with the texts in the files; `None` after an error."""
         from omegaconf.errors import OmegaConfBaseException
 
         try:
-            return self._resolve_path(path)
+            return self._resolve_path(path), self._resolve_path(path, self._texts)
         except (OmegaConfBaseException, RecursionError) as error:
             if isinstance(error, RecursionError) or "ecursive" in str(error):
                 reason = "refers to itself; write the value"
             else:
                 reason = f"has a reference that does not resolve: {self._explain(text)}"
             self._problems.add(place, f"{format_key_path(path)} {reason}")
-            return None
+            return None, None
 
-    def _resolve_path(self, path: KeyPath) -> Any:
+    def _resolve_path(self, path: KeyPath, config: DictConfig | None = None) -> Any:
         from omegaconf import OmegaConf
 
-        value = self._select(path)
+        value = self._select(path, config)
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
-    def _select(self, path: KeyPath) -> Any:
-        value: Any = self._config
+    def _select(self, path: KeyPath, config: DictConfig | None = None) -> Any:
+        value: Any = self._config if config is None else config
         for key in path:
             value = value[int(key)] if _is_list(value) else value[key]
         return value
@@ -302,6 +311,18 @@ class _Resolver:
                 return ""
             node = child
         return ""
+
+
+def _combine(value: Any, text: Any, place: Place) -> Node:
+    """Return a resolved *value* as a node at *place*; *text* is the same value with the texts in the files."""
+    if isinstance(value, dict):
+        return Node({str(key): _combine(child, text[key], place) for key, child in value.items()}, place)
+    if isinstance(value, list):
+        return Node([_combine(child, text[index], place) for index, child in enumerate(value)], place)
+    if isinstance(value, str):
+        # A text that contains a reference to a number.
+        return build_node(text, place)
+    return replace(build_node(value, place), text=text if isinstance(text, str) else None)
 
 
 def _is_resolver(name: str) -> bool:

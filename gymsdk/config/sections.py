@@ -90,7 +90,7 @@ class _Switches(BaseModel):
     use_absolute_ip: bool = False
     profiling_enabled: bool = False
     policy_api_key: SecretStr | None = None
-    policy_model_name: str | None = Field(None, coerce_numbers_to_str=True)
+    policy_model_name: str | None = None
     policy_base_url: Annotated[tuple[str, ...], BeforeValidator(_to_tuple)] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None

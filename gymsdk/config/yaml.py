@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -118,10 +118,18 @@ def format_key_path(path: KeyPath) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place. The values of mappings and lists are nodes."""
+    """A value and its place. The values of mappings and lists are nodes.
+
+    Attributes:
+        value: The value.
+        place: Its place.
+        text: The text of a number or a truth value in the file. YAML reads `0711` as 457, `1.10` as 1.1 and `no` as
+            false, which are other keys and other names.
+    """
 
     value: dict[str, Node] | list[Node] | Scalar
     place: Place
+    text: str | None = None
 
     @property
     def children(self) -> dict[str, Node]:
@@ -138,9 +146,17 @@ class Node:
         place = self.place.model_copy(update={"untrusted": True})
         if isinstance(self.value, dict):
             return Node({key: each.mark_untrusted() for key, each in self.value.items()}, place)
-        return Node(
-            [each.mark_untrusted() for each in self.value] if isinstance(self.value, list) else self.value, place
-        )
+        if isinstance(self.value, list):
+            return Node([child.mark_untrusted() for child in self.value], place)
+        return Node(self.value, place, self.text)
+
+    def to_text(self) -> Node:
+        """Return the node with the text in the file in place of each number and truth value; null stays null."""
+        if isinstance(self.value, dict):
+            return Node({key: child.to_text() for key, child in self.value.items()}, self.place)
+        if isinstance(self.value, list):
+            return Node([child.to_text() for child in self.value], self.place)
+        return self if self.text is None else Node(self.text, self.place)
 
     def get(self, *path: str) -> Node | None:
         """Return the node at *path*, `None` if there is none."""
@@ -295,7 +311,9 @@ class _Parser:
         if self._count > MAX_VALUES or id(yaml_node) in self._open:
             raise BadConfig(f"{self._get_place(yaml_node)}: this repeats itself without end; write it out")
         if not isinstance(yaml_node, (MappingNode, SequenceNode)):
-            return Node(self._convert_scalar(yaml_node), self._get_place(yaml_node))
+            value = self._convert_scalar(yaml_node)
+            text = yaml_node.value if isinstance(value, (int, float)) else None
+            return Node(value, self._get_place(yaml_node), text)
         self._open.add(id(yaml_node))
         children = (
             dict(self._convert_pairs(yaml_node))
@@ -336,7 +354,7 @@ class _Parser:
                 )
             lines[name] = line
             # The place of a value is the line of its key, which is where users look for it.
-            yield name, Node(self._convert(value).value, Place(source=self._source, line=line))
+            yield name, replace(self._convert(value), place=Place(source=self._source, line=line))
 
     def _get_place(self, yaml_node: YamlNode) -> Place:
         return Place(source=self._source, line=yaml_node.start_mark.line + 1)

@@ -33,6 +33,7 @@ from gymsdk.servers.reports import Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
 from gymsdk.workers.offload import InlineExecutor, set_default_executor
+from gymsdk.working_folder import resolve_path
 
 __all__ = [
     "DEFAULT",
@@ -332,9 +333,9 @@ def _describe_deployment(deployment: Deployment) -> dict[str, Any]:
     ray = {RAY_ADDRESS_KEY: deployment.ray_address, RAY_DASHBOARD_KEY: deployment.ray_dashboard}
     entries: dict[str, Any] = {key: value for key, value in ray.items() if value is not None}
     if deployment.capture is not None:
-        entries |= {"observability_enabled": True, "model_call_capture_dir": str(deployment.capture.absolute())}
+        entries |= {"observability_enabled": True, "model_call_capture_dir": str(resolve_path(deployment.capture))}
     if deployment.token_capture is not None:
         settings = deployment.token_capture.model_dump(exclude={"folder"}, exclude_none=True)
-        folder = str(deployment.token_capture.folder.absolute())
+        folder = str(resolve_path(deployment.token_capture.folder))
         entries[TOKEN_CAPTURE_KEY] = {"enabled": True, "dir": folder, **settings}
     return entries

@@ -32,10 +32,12 @@ from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.interpreter import build_module_command, build_program_command, get_python
+from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
 from gymsdk.servers.instances import Headers
 from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.reports import Exit, Service
+from gymsdk.working_folder import get_working_folder, resolve_path
 
 PYTHON_KEY = "python"
 """The setting of a program that names its interpreter."""
@@ -114,10 +116,10 @@ def find_program(block: ServerConfig) -> Path | None:
     source = Path(block.place.source)
     # The user names the configuration file, and may not know the files of the working folder.
     folders = [source.resolve().parent, source.resolve().parent.parent] if source.is_file() else []
-    folders.append(Path.cwd() / RESOURCES / block.implementation)
+    folders.append(get_working_folder() / RESOURCES / block.implementation)
     spec = find_spec(RESOURCES)
     folders += [Path(each) / block.implementation for each in (spec.submodule_search_locations if spec else None) or ()]
-    return next(((each / written).absolute() for each in folders if (each / written).is_file()), None)
+    return next((resolve_path(each / written) for each in folders if (each / written).is_file()), None)
 
 
 @asynccontextmanager
@@ -260,7 +262,7 @@ def choose_python(program: Program) -> Path:
         UsageError: There is no such interpreter, or the requirements cannot be installed.
     """
     if (named := program.block.written.get(PYTHON_KEY)) is not None:
-        path = Path(str(named)).expanduser().absolute()
+        path = resolve_path(Path(str(named)).expanduser())
         if not path.is_file():
             raise UsageError(f"{program.block.name}: there is no interpreter {path}; correct the setting python")
         return path
@@ -274,30 +276,33 @@ def _install(program: Program, requirements: Path) -> Path:
     """Return the interpreter of an environment with *requirements*, which is made unless it exists."""
     text = rewrite_requirements(requirements)
     key = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "gymsdk" / "programs"
+    cache = resolve_path(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")) / "gymsdk" / "programs"
     folder = cache / f"{program.block.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
-    if done.exists():
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
     cache.mkdir(parents=True, exist_ok=True)
-    listed = cache / f"{folder.name}.txt"
-    listed.write_text(text)
-    sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
+    # Another command may install the same environment at the same time.
+    with (cache / f"{folder.name}.lock").open("ab") as lock, hold_lock(lock):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            listed = cache / f"{folder.name}.txt"
+            listed.write_text(text, encoding="utf-8")
+            sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
+            for command in _build_install_commands(folder, python, listed):
+                _run(command, program)
+            done.touch()
+    return python
+
+
+def _build_install_commands(folder: Path, python: Path, listed: Path) -> list[list[str]]:
     if uv := shutil.which("uv"):
-        commands = [
+        return [
             [uv, "venv", "--python", get_python(), str(folder)],
             [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
         ]
-    else:
-        commands = [
-            build_module_command("venv", str(folder)),
-            build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
-        ]
-    for command in commands:
-        _run(command, program)
-    done.touch()
-    return python
+    return [
+        build_module_command("venv", str(folder)),
+        build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
+    ]
 
 
 def rewrite_requirements(requirements: Path) -> str:
@@ -308,7 +313,7 @@ def rewrite_requirements(requirements: Path) -> str:
     """
     root = requirements.parent.parent.parent
     own = f"-e {root}" if (root / "pyproject.toml").is_file() else "nemo-gym"
-    return OWN_REQUIREMENT.sub(own, requirements.read_text())
+    return OWN_REQUIREMENT.sub(own, requirements.read_text(encoding="utf-8"))
 
 
 def _run(command: Sequence[str], program: Program) -> None:
@@ -319,7 +324,8 @@ def _run(command: Sequence[str], program: Program) -> None:
             cwd=program.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=INSTALL_SECONDS,
             check=False,
         )

@@ -21,7 +21,7 @@ from pydantic import Field, SecretStr
 
 from gymsdk.credentials import redact
 from gymsdk.errors import Failed
-from gymsdk.http import bodies, connections, errors, tls
+from gymsdk.http import bodies, connections, errors, proxies, tls
 from gymsdk.http.backoff import Backoff, add_jitter
 from gymsdk.jsonl import dump_portable_json
 from gymsdk.timers import timeout_at
@@ -317,13 +317,14 @@ async def _send(
         for each in headers.values()
         if isinstance(each, SecretStr)
     )
-    host = get_host(url)
+    proxy = proxies.find_proxy(url)
+    host = get_host(url) if proxy is None else f"{get_host(url)} (through {proxy})"
     try:
         connections.check_headers(sent_headers)
     except ValueError as error:
         raise Failed(f"the request to {host} cannot be sent: {error}", kind="model_bad_request") from error
     try:
-        if method == "POST" and (target := connections.parse_target(url)):
+        if method == "POST" and proxy is None and (target := connections.parse_target(url)):
             fields = connections.encode_headers(sent_headers)
             if fields is not None:
                 return await _post_directly(target, fields, body, host, secrets, max_answer_bytes)
@@ -332,7 +333,13 @@ async def _send(
         sent_headers = {"Accept-Encoding": bodies.ACCEPT_ENCODING, **sent_headers}
         # A redirected POST would arrive as a GET, perhaps at another host, with the key.
         async with session.request(
-            method, url, data=data, headers=sent_headers, allow_redirects=False, ssl=tls.get_ssl_for_url(url)
+            method,
+            url,
+            data=data,
+            headers=sent_headers,
+            allow_redirects=False,
+            ssl=tls.get_ssl_for_url(url),
+            proxy=proxy.url if proxy else None,
         ) as response:
             return HttpResponse(
                 host,
@@ -350,6 +357,8 @@ async def _send(
         raise tls.build_untrusted_error(host, error.certificate_error) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise build_unreachable_error(host, error, NotSent) from error
+    except aiohttp.ClientHttpProxyError as error:
+        raise build_proxy_error(host, error) from error
     except (aiohttp.ClientError, OSError) as error:
         raise build_interrupted_error(host, error) from error
 
@@ -515,6 +524,18 @@ def build_unreachable_error(host: str, error: Exception, kind: type[Failed] = Fa
     return kind(
         f"cannot reach {host}: {errors.describe_connect_error(error)}", kind="model_unreachable", retryable=True
     )
+
+
+def build_proxy_error(host: str, error: aiohttp.ClientHttpProxyError) -> Failed:
+    """Return the failure for a proxy that refuses a connection to *host*."""
+    needs_password = error.status == 407  # noqa: PLR2004 - Proxy Authentication Required
+    advice = (
+        "write the user and the password into the variable, as in http://USER:PASSWORD@HOST:PORT"
+        if needs_password
+        else "check the proxy, or name hosts that are reached without it in NO_PROXY"
+    )
+    message = f"cannot reach {host}: the proxy answered {error.status} {error.message}; {advice}"
+    return NotSent(message, kind="model_unreachable", retryable=not needs_password)
 
 
 def build_interrupted_error(host: str, error: Exception) -> Failed:

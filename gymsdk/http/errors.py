@@ -33,6 +33,7 @@ _STATUS_HINTS = {
     401: "; check the API key",
     403: "; check the API key",
     404: "; check the base URL (it usually ends in /v1) and the model's name",
+    407: "; write the user and the password into the variable of the proxy, as in http://USER:PASSWORD@HOST:PORT",
     429: "; lower the load, or wait",
 }
 _MIN_SERVER_ERROR = 500

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import Failed, UsageError
+from gymsdk.working_folder import resolve_path
 
 CA_FILE_VARIABLE = "GYMSDK_CA_FILE"
 """The environment variable that names a PEM file of certificates to trust in addition to the system's."""
@@ -122,7 +123,7 @@ def _create_context(ca_file: str, own_files: tuple[Path, ...], is_own: bool) -> 
     # This trusts the system's certificates and those of SSL_CERT_FILE.
     context = ssl.create_default_context()
     if ca_file:
-        _load_certificates(context, Path(ca_file).expanduser())
+        _load_certificates(context, resolve_path(Path(ca_file).expanduser()))
     for file in own_files:
         _load_certificates(context, file, first_only=True)
     if own_files:

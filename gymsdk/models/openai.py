@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterable, Mapping
 from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
@@ -17,6 +18,7 @@ from gymsdk.errors import BadModelOption, Failed
 from gymsdk.http import bodies
 from gymsdk.http import client as http
 from gymsdk.http.client import LoopLocal
+from gymsdk.http.proxies import HTTP_SCHEMES, find_proxy
 from gymsdk.models.endpoint import Upstream
 from gymsdk.models.options import (
     ModelOptions,
@@ -39,6 +41,12 @@ READ_FAILURE_KEY = "gymsdk.unread"
 
 REJECTED_STATUS = 413
 """The status of a response whose body could not be read: the SDK does not retry requests with this status."""
+
+DIRECTLY: Mapping[str, None] = MappingProxyType({"http://": None, "https://": None, "all://": None})
+"""The transports of httpx for requests without a proxy, in place of those for the proxies of the environment."""
+
+PROXY_SCHEMES = HTTP_SCHEMES | {"socks5", "socks5h"}
+"""The schemes of the proxies that httpx supports."""
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
@@ -192,8 +200,16 @@ def _build_client(options: ModelOptions) -> AsyncOpenAI:
         http_client=DefaultAsyncHttpxClient(
             headers={"accept-encoding": bodies.ACCEPT_ENCODING},
             event_hooks={"response": [partial(_read_bounded, options)]},
+            **_get_proxy_options(_get_base_url(options)),
         ),
     )
+
+
+def _get_proxy_options(url: str) -> dict[str, Any]:
+    """Return the options of httpx for the proxy to *url*: its own rules would send loopback through a proxy, too."""
+    proxy = find_proxy(url, PROXY_SCHEMES)
+    # Without certificates to verify, httpx needs nothing from the environment.
+    return {"trust_env": url.startswith("https:"), **({"proxy": proxy.url} if proxy else {"mounts": DIRECTLY})}
 
 
 async def _read_bounded(options: ModelOptions, response: Any) -> None:

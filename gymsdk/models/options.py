@@ -23,9 +23,10 @@ from pydantic import (
 )
 
 from gymsdk import errors
-from gymsdk.errors import BadModelOption, format_suggestion
+from gymsdk.errors import BadConfig, BadModelOption, format_suggestion
 from gymsdk.http import tls
 from gymsdk.responses import Api, ReasoningFormat, TokenInterface
+from gymsdk.working_folder import get_working_folder
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """The seconds that one call of a model may take with all its retries, by default."""
@@ -154,7 +155,7 @@ def load_policy_settings(folder: Path | None = None) -> PolicySettings:
     Raises:
         BadModelOption: A file is invalid.
     """
-    variables, files = read_policy_variables(), _read_env_files(folder or Path.cwd())
+    variables, files = read_policy_variables(), _read_env_files(folder or get_working_folder())
     merged = files.model_copy(update={key: value for key, value in variables if value})
     if not merged.policy_base_url:
         return merged
@@ -276,23 +277,25 @@ def _read_policy_keys(path: Path) -> dict[str, str]:
     Raises:
         BadModelOption: The file cannot be read, or a key has no plain value.
     """
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+
+    from gymsdk.config.yaml import parse_yaml, to_plain
 
     try:
-        config = OmegaConf.load(path)
-        if not isinstance(config, DictConfig):
+        root = parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+        if root.value is None:
+            return {}
+        if not root.is_mapping:
             raise BadModelOption(f"{path} must hold `key: value` lines, as in policy_base_url: http://HOST:PORT/v1")
+        # YAML reads some keys and names as numbers or truth values; the text in the file is meant.
+        config = OmegaConf.create(to_plain(root.to_text()))
         present = [key for key in ENVIRONMENT_VARIABLES if key in config and not OmegaConf.is_missing(config, key)]
         config = OmegaConf.create(_remove_functions(OmegaConf.to_container(config)))
         values = {key: _resolve_key(config, key, path) for key in present}
         return {key: _to_text(path, key, value) for key, value in values.items() if value is not None}
-    except YAMLError as error:
-        # The parser's message may quote the line, which may contain the key.
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise BadModelOption(f"{path} is not valid YAML{where}; correct it") from None
+    except BadConfig as error:
+        raise BadModelOption(str(error)) from None
     except OmegaConfBaseException as error:
         raise BadModelOption(f"{path} has a value that does not resolve ({type(error).__name__})") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -332,8 +335,8 @@ def _build_function_error(path: Path, key: str) -> BadModelOption:
 
 
 def _to_text(path: Path, key: str, value: Any) -> str:
-    if isinstance(value, (str, int)):
-        return str(value)
+    if isinstance(value, str):
+        return value
     # Trainers give the URL of each of their replicas.
     if key == "policy_base_url" and isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
         return ",".join(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -22,6 +23,7 @@ from gymsdk.plugins.calls import STEPS_COMPONENT
 from gymsdk.rollouts.jobs import Key
 from gymsdk.types import Failure, Rollout, Row, Timing, Verdict
 from gymsdk.usage import Usage
+from gymsdk.working_folder import get_working_folder, resolve_path, shorten_path
 
 TRAJECTORY = "ng_trajectory"
 """The key of NeMo Gym's trajectory on the line of a rollout."""
@@ -230,7 +232,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = resolve_path(path)
         self.rollouts, self.failures, self.inputs, self.metrics, self.run = (path / name for name in FILES)
         self._discarded = path / "run.old"
         self._open: dict[Path, FileIO] = {}
@@ -242,13 +244,20 @@ class RunFolder:
         try:
             self._lock()
         except FileExistsError:
-            raise BadOutput(f"{self.path} is a file; name a folder with --output") from None
+            raise BadOutput(f"{shorten_path(self.path)} is a file; name a folder with --output") from None
         except OSError as error:
-            raise BadOutput(f"cannot write to {self.path}: {error.strerror}; choose another --output") from None
+            raise BadOutput(
+                f"cannot write to {shorten_path(self.path)}: {error.strerror}; choose another --output"
+            ) from None
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self.close()
+        cause = error.__cause__ if isinstance(error, GymsdkError) else error
+        if isinstance(cause, FileNotFoundError) and not self.path.exists():
+            raise GymsdkError(
+                f"{shorten_path(self.path)} has been removed while the run was writing to it; play the run again"
+            ) from error
 
     def _lock(self) -> None:
         """Create the folder if it is missing, and lock it; raises `BadOutput` if another run holds the lock."""
@@ -438,7 +447,7 @@ class RunFolder:
             about = jsonl.parse_json(self.run.read_bytes())
             return {**about, "settings": dict(about["settings"]), "resumed": list(about["resumed"])}
         except (OSError, ValueError, KeyError, TypeError):
-            raise BadOutput(f"{self.run} is missing or unreadable; start over with --overwrite") from None
+            raise BadOutput(f"{shorten_path(self.run)} is missing or unreadable; start over with --overwrite") from None
 
     def _get_open_file(self, path: Path) -> FileIO:
         if path not in self._open:
@@ -476,18 +485,20 @@ def _create_and_lock(path: Path) -> int:
                 return descriptor
         except BlockingIOError:
             locks.close_folder(descriptor)
-            raise BadOutput(f"another run is writing to {path}; wait for it or choose another --output") from None
+            raise BadOutput(
+                f"another run is writing to {shorten_path(path)}; wait for it or choose another --output"
+            ) from None
         except OSError:
             locks.close_folder(descriptor)
             raise
         locks.close_folder(descriptor)
     reason = mkdir_error.strerror if mkdir_error else "it is removed as soon as it is created"
-    raise BadOutput(f"cannot write to {path}: {reason}; choose another --output")
+    raise BadOutput(f"cannot write to {shorten_path(path)}: {reason}; choose another --output")
 
 
 def _check_writable(path: Path) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
-        raise BadOutput(f"cannot write to {path}: permission denied; choose another --output")
+        raise BadOutput(f"cannot write to {shorten_path(path)}: permission denied; choose another --output")
 
 
 def _is_same_folder(path: Path, descriptor: int) -> bool:
@@ -521,7 +532,9 @@ def _convert_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise GymsdkError(f"cannot write {path}: {error.strerror}; correct the cause, then use --resume") from error
+        raise GymsdkError(
+            f"cannot write {shorten_path(path)}: {error.strerror}; correct the cause, then use --resume"
+        ) from error
 
 
 def _write(file: FileIO, data: bytes) -> None:
@@ -547,11 +560,26 @@ def _read_lines(path: Path) -> Iterator[Row]:
     return (row for _, row in jsonl.read_rows(path)) if path.exists() else iter(())
 
 
-def name_dated_folder(names: Sequence[str]) -> Path:
-    """Return a path below `rollouts/` with the date and time that does not exist yet."""
-    first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number, path = 1, first
-    while path.exists():
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
-    return path
+def create_dated_folder(names: Sequence[str]) -> Path:
+    """Create a folder below `rollouts/` with the date and time, and return its path.
+
+    Commands that start in the same second get different folders.
+    """
+    home = get_working_folder() / "rollouts"
+    name = f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        path = home / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise BadOutput(f"cannot create {shorten_path(path)}: {error.strerror}; choose an --output") from None
+        return path
+    raise AssertionError("the numbers are endless")
+
+
+def remove_unused_folder(path: Path) -> None:
+    """Remove the folder that `create_dated_folder` has created, and its parent, unless a run has used it."""
+    _remove_if_empty(path)
+    _lock_and_remove_if_empty(path.parent)

@@ -23,6 +23,7 @@ from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api, TokenInterface
 from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Budget, Row
+from gymsdk.working_folder import get_working_folder, shorten_path
 
 UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments", "token_interface", "tokenizer"})
 """Fields that a resume does not compare directly: addresses may change; digests represent tasks and environments."""
@@ -131,12 +132,12 @@ def _digest_tasks(path: Path) -> str:
     """Return the digest of a task file; raises `BadRow` if the file cannot be read."""
     if not path.is_file():
         reason = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-        raise BadRow(f"--tasks {path}: the path {reason}; name a JSONL file")
+        raise BadRow(f"--tasks {shorten_path(path)}: the path {reason}; name a JSONL file")
     try:
         return _digest_files({"": path})
     except OSError as error:
         raise BadRow(
-            f"--tasks {path}: the file cannot be read ({error.strerror}); name a readable JSONL file"
+            f"--tasks {shorten_path(path)}: the file cannot be read ({error.strerror}); name a readable JSONL file"
         ) from None
 
 
@@ -242,7 +243,7 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*describe_program(), *redact_words(_redact(secrets, word) for word in sys.argv[1:])]),
-        "folder": str(Path.cwd()),
+        "folder": str(get_working_folder()),
         "base_url": mask_url(address) if address and _uses_address(plan) else None,
         "head": plan.head and mask_url(plan.head),
     }

@@ -22,6 +22,7 @@ from gymsdk.rollouts.folder import RunFolder, build_failed_line, build_scored_li
 from gymsdk.rollouts.jobs import build_input_row
 from gymsdk.rollouts.plan import Plan, build_settings, describe_start
 from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field, is_policy_item
+from gymsdk.working_folder import shorten_path
 
 DIVERGED = "replay_diverged"
 """The kind of failure of a replay in which the environment answered differently."""
@@ -246,8 +247,8 @@ def read_turn(path: Path) -> list[Item]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name a file with the turn to say") from error
-    return parse_turn(data, where=str(path))
+        raise UsageError(f"{shorten_path(path)}: {error.strerror}; name a file with the turn to say") from error
+    return parse_turn(data, where=str(shorten_path(path)))
 
 
 def parse_turn(data: bytes, *, where: str) -> list[Item]:

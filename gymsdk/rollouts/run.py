@@ -65,6 +65,7 @@ from gymsdk.rollouts.tasks import (
 from gymsdk.rollouts.trajectory import build_trajectory, get_task_name
 from gymsdk.sockets import count_affordable, raise_open_file_limit
 from gymsdk.types import Budget, Failure, Model, Playable, Rollout, Row
+from gymsdk.working_folder import shorten_path
 
 
 class Player(Protocol):
@@ -427,7 +428,7 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
             )
     except ModelLost as error:
         raise ModelLost(
-            f"{error}; the finished rollouts are in {run.output}; correct the cause, then use --resume"
+            f"{error}; the finished rollouts are in {shorten_path(run.output)}; correct the cause, then use --resume"
         ) from None
 
 
@@ -450,16 +451,17 @@ def _count_planned(plan: Plan) -> int:
 
 async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> RunInputs:
     """Start or resume the run in *folder*, and return its rows."""
+    shown = shorten_path(run.output)
     servers = cast.served.describe() if cast.served else None
     settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers)
     about = describe_start(run.plan, cast.environments.values())
     if not run.overwrite and (strangers := folder.list_foreign_files()):
         names = ", ".join(strangers)
-        raise BadOutput(f"{run.output} holds {names}, but no run; use --overwrite, or choose another --output")
+        raise BadOutput(f"{shown} holds {names}, but no run; use --overwrite, or choose another --output")
     if folder.holds_run and not (run.resume or run.overwrite):
-        raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
+        raise BadOutput(f"{shown} holds a run; continue it with --resume, or replace it with --overwrite")
     if run.resume and not folder.can_resume:
-        watch.log(f"{run.output} holds no run to resume; starting a new one")
+        watch.log(f"{shown} holds no run to resume; starting a new one")
     loop = asyncio.get_running_loop()
 
     def build_rows() -> Iterator[Row]:
@@ -476,10 +478,12 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
     if changed := list_differences(folder.read_settings(), settings):
         listed = "; ".join(changed)
         raise BadOutput(
-            f"the run in {run.output} differs from this command: {listed}; resume it unchanged, or use another --output"
+            f"the run in {shown} differs from this command: {listed}; resume it unchanged, or use another --output"
         )
     if not folder.inputs.exists():
-        raise BadOutput(f"{folder.inputs} is missing, so that the run cannot be resumed; start over with --overwrite")
+        raise BadOutput(
+            f"{shorten_path(folder.inputs)} is missing, so that the run cannot be resumed; start over with --overwrite"
+        )
     folder.resume(about, repeats=run.plan.repeats)
     inputs = RunInputs(folder, None if folder.has_all_inputs else build_rows)
     await inputs.count_earlier_rows()

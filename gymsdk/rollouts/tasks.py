@@ -24,6 +24,7 @@ from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import get_environment_name
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference
+from gymsdk.working_folder import shorten_path
 
 Environments = Mapping[str, Environment]
 """Environments by name."""
@@ -126,7 +127,7 @@ def _read_parsed_rows(
     path: Path, parse: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None
 ) -> NamedRows:
     for number, line in jsonl.read_lines(path):
-        where = f"{path}:{number}"
+        where = f"{shorten_path(path)}:{number}"
         try:
             named_row = parse(jsonl.parse_row(line, where=where), where)
         except BadRow as error:
@@ -179,7 +180,8 @@ def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: s
     count = 0
     for number, line in islice(jsonl.read_lines(path), MAX_SAMPLED_LINES):
         try:
-            name, row = _address_row(jsonl.parse_row(line, where=str(path)), f"{path}:{number}", names, agent)
+            where = f"{shorten_path(path)}:{number}"
+            name, row = _address_row(jsonl.parse_row(line, where=where), where, names, agent)
         except BadRow:
             # `read_file_for_servers` reports this line.
             continue
@@ -223,7 +225,7 @@ def find_index_fields(path: Path) -> frozenset[str]:
     indexes: list[tuple[object, object]] = []
     for _, line in jsonl.read_lines(path):
         try:
-            row = jsonl.parse_row(line, where=str(path))
+            row = jsonl.parse_row(line, where=str(shorten_path(path)))
         except BadRow:
             # The function that yields the rows reports this line.
             continue
@@ -399,9 +401,9 @@ class AtomicRowWriter:
 def check_output_path(path: Path, *, overwrite: bool) -> None:
     """Raise `BadOutput` if *path* is a folder, or an existing file that must not be replaced."""
     if path.is_dir():
-        raise BadOutput(f"{path} is a folder; name a file with --output")
+        raise BadOutput(f"{shorten_path(path)} is a folder; name a file with --output")
     if path.exists() and not overwrite:
-        raise BadOutput(f"{path} exists; replace it with --overwrite, or choose another --output")
+        raise BadOutput(f"{shorten_path(path)} exists; replace it with --overwrite, or choose another --output")
 
 
 def _get_umask() -> int:

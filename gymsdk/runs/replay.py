@@ -15,7 +15,7 @@ from gymsdk.http import client
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models.registry import model
 from gymsdk.plugins import registry
-from gymsdk.rollouts.folder import RunFolder, name_dated_folder
+from gymsdk.rollouts.folder import RunFolder, create_dated_folder
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.replay import (
     Branch,
@@ -28,6 +28,7 @@ from gymsdk.rollouts.replay import (
 )
 from gymsdk.runs import Run
 from gymsdk.types import Budget, Item, Row
+from gymsdk.working_folder import shorten_path
 
 MAX_CONCURRENCY = 16
 """The number of replays that are played at the same time."""
@@ -133,12 +134,14 @@ class Replayer:
         plan = Plan(environments={replays[0].stored.environment: {}}, model=then or "edited")
         with RunFolder(folder) as opened:
             if opened.holds_run and not overwrite:
-                raise BadOutput(f"{folder} holds a run; replace it with --overwrite, or choose another --output")
+                raise BadOutput(
+                    f"{shorten_path(folder)} holds a run; replace it with --overwrite, or choose another --output"
+                )
             write_branches(opened, plan, replays, self.run.name, branch)
 
-    def name_folder(self) -> Path:
-        """Return a path for a branch of this run, with the date and time, that does not exist yet."""
-        return name_dated_folder(["branch", self.run.name])
+    def create_folder(self) -> Path:
+        """Create a folder for a branch of this run, with the date and time in its name, and return its path."""
+        return create_dated_folder(["branch", self.run.name])
 
     async def _play(self, episodes: Sequence[StoredEpisode], branch: Branch | None) -> list[Replayed]:
         environments = self._load_environments(episodes)

@@ -10,6 +10,7 @@ from gymsdk import jsonl
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import FILES
 from gymsdk.types import Row
+from gymsdk.working_folder import shorten_path
 
 DEFAULT_FOLDER = Path("rollouts")
 """The folder below which `gymsdk rollout` creates the folders of runs."""
@@ -78,10 +79,12 @@ def find_run(path: Path) -> RunSource:
     if path.is_dir():
         rollouts, failures, inputs, _, run = (path / name for name in FILES)
         if not (rollouts.exists() or failures.exists() or run.exists()):
-            raise UsageError(f"{path} holds no run: it has no {FILES[0]}; name a folder that `gymsdk rollout` wrote")
+            raise UsageError(
+                f"{shorten_path(path)} holds no run: it has no {FILES[0]}; name a folder that `gymsdk rollout` wrote"
+            )
         return RunSource(path, rollouts, failures, inputs)
     if not path.exists():
-        raise UsageError(f"{path} does not exist; name the folder of a run, or a JSONL file of rollouts")
+        raise UsageError(f"{shorten_path(path)} does not exist; name the folder of a run, or a JSONL file of rollouts")
     stem = path.stem.removesuffix("_rollouts")
     return RunSource(path, path, path.with_name(f"{path.stem}_failures.jsonl"), path.with_name(f"{stem}_inputs.jsonl"))
 

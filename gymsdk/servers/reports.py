@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
-from gymsdk.http import tls
+from gymsdk.errors import Failed
+from gymsdk.http import client, tls
+from gymsdk.http.proxies import find_proxy
 from gymsdk.http.tls import WILDCARD_HOSTS, get_reachable_host, is_loopback
 from gymsdk.types import Item
 
@@ -149,6 +151,9 @@ async def check_status(
         seconds: The timeout.
         headers: Headers of the request.
     """
+    url = f"{build_url(host, port, scheme)}{path}"
+    if find_proxy(url) is not None:
+        return await _check_through_proxy(url, seconds, headers or {})
     address = build_url(host, port).removeprefix("http://").rpartition(":")[0].strip("[]")
     lines = [f"GET {path} HTTP/1.1", f"host: {address}", "connection: close"]
     lines += [f"{name}: {value.get_secret_value()}" for name, value in (headers or {}).items()]
@@ -161,6 +166,14 @@ async def check_status(
         # The host comes from a node's report and may be invalid.
         return "connection_error"
     return "success" if re.match(rb"HTTP/1\.[01] [234]", status_line) else "unknown_error"
+
+
+async def _check_through_proxy(url: str, seconds: float, headers: Mapping[str, SecretStr]) -> Status:
+    try:
+        response = await client.get(url, headers=headers, timeout=seconds, retry=client.NO_RETRY)
+    except Failed as failure:
+        return "timeout" if failure.kind == "model_timeout" else "connection_error"
+    return "success" if response.status < 500 else "unknown_error"  # noqa: PLR2004 - server errors
 
 
 async def _read_status_line(host: str, port: int, scheme: Scheme, sent: bytes) -> bytes:

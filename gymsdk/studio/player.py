@@ -69,7 +69,7 @@ class Player:
             with read(path) as run:
                 replayer = Replayer(run, force=force)
                 branch, replays = asyncio.run(replayer.branch(replayer.read_episode(name), options))
-                folder = replayer.name_folder()
+                folder = replayer.create_folder()
                 replayer.write(branch, replays, folder, then=options.then)
             return folder, [_describe(each) for each in replays]
 

@@ -44,6 +44,7 @@ from gymsdk.workers.cpu_watch import (
     read_tree_cpu_seconds,
 )
 from gymsdk.workers.offload import InlineExecutor, Work, find_work, list_work, set_default_executor
+from gymsdk.working_folder import find_working_folder
 
 CallResult: TypeAlias = tuple[Literal["ready", "value", "error", "memory", "lost"], bytes]
 """How a request to a worker ended, and its pickled content."""
@@ -538,7 +539,7 @@ class ForkServer:
         """
         with connection, self._lock:
             preload = () if self._skip_preload else tuple(modules)
-            request = _ForkRequest(preload, tuple(sys.path), str(Path.cwd()))
+            request = _ForkRequest(preload, tuple(sys.path), str(find_working_folder() or os.sep))
             control = self._control or self._start()
             try:
                 return self._request(control, request, connection)
@@ -639,7 +640,9 @@ def run_fork_server(descriptor: int) -> None:
 
 def _preload_modules(request: _ForkRequest, tried: set[str]) -> None:
     sys.path[:] = request.path
-    os.chdir(request.folder)
+    # The folder may have been removed since the host started; functions rarely need it.
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(request.folder)
     for module in request.modules:
         if module not in tried:
             tried.add(module)

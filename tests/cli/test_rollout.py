@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from cli.conftest import Command, Start
 from gymsdk.cli.progress import format_resume_command
-from gymsdk.rollouts.folder import FILES, name_dated_folder
+from gymsdk.rollouts.folder import FILES, create_dated_folder
 
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
 
@@ -456,9 +457,10 @@ def test_the_resume_command_is_the_same_command_with_resume(monkeypatch: pytest.
 
 
 def test_two_runs_in_one_second_get_different_folders(workdir: Path) -> None:
-    first = name_dated_folder(["sums"])
-    first.mkdir(parents=True)
-    assert name_dated_folder(["sums"]) != first
+    with ThreadPoolExecutor(8) as threads:
+        folders = list(threads.map(lambda _: create_dated_folder(["sums"]), range(8)))
+    assert len(set(folders)) == 8
+    assert all(folder.parent == workdir / "rollouts" and folder.is_dir() for folder in folders)
 
 
 @pytest.mark.slow

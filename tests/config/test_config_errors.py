@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from config.conftest import ReadErrors, Write
 
@@ -252,7 +254,7 @@ def test_a_policy_that_other_settings_refer_to_is_kept_when_another_policy_plays
     model = MODEL.replace("m:", "policy_model:", 1)
     write("a.yaml", f"{model}log_dir: ${{policy_model.responses_api_models.vllm_model.model}}\n")
     deployment = load_config(["a.yaml"], played=True)
-    assert (str(deployment.logs.directory), deployment.servers[0].implementation) == ("x", "gymsdk_model")
+    assert (deployment.logs.directory, deployment.servers[0].implementation) == (Path.cwd() / "x", "gymsdk_model")
 
 
 def test_a_misspelled_type_gets_a_suggestion(read_errors: ReadErrors) -> None:

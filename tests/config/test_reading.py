@@ -76,7 +76,7 @@ def test_token_file_and_insecure_can_come_from_environment_variables(monkeypatch
     monkeypatch.setenv("GYMSDK_TOKEN_FILE", "token.txt")
     monkeypatch.setenv("GYMSDK_INSECURE", "1")
     deployment = load_config([], ["insecure=false"])
-    assert (deployment.token_file, deployment.insecure) == (Path("token.txt"), False)
+    assert (deployment.token_file, deployment.insecure) == (Path.cwd() / "token.txt", False)
     assert list_settings(deployment)["token_file"] == ("token.txt", "GYMSDK_TOKEN_FILE")
 
 

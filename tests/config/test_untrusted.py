@@ -77,7 +77,7 @@ def test_a_named_file_may_set_everything(write: Write) -> None:
     deployment = load_config(["env.yaml"])
     assert deployment.policy.api_key is not None
     assert deployment.policy.api_key.get_secret_value() == SECRET
-    assert (deployment.insecure, deployment.host, deployment.logs.directory) == (True, "0.0.0.0", Path(SECRET))
+    assert (deployment.insecure, deployment.host, deployment.logs.directory) == (True, "0.0.0.0", Path.cwd() / SECRET)
 
 
 def test_the_command_line_may_set_settings_that_the_file_may_not_set(write: Write) -> None:
