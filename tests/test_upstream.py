@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gymsdk import model, responses
-from gymsdk.convert import chat
+from gymsdk.convert import request_keys
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.models.endpoint import Endpoint
@@ -116,7 +116,7 @@ class TestPins:
     async def test_an_unknown_key_is_omitted_with_one_warning(
         self, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(chat, "_reported_fields", set())
+        monkeypatch.setattr(request_keys, "_reported_keys", set())
         engine = Engine()
         with caplog.at_level(logging.WARNING):
             await respond(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)

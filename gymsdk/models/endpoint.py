@@ -15,6 +15,7 @@ from gymsdk.convert import api, chat
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.apis import OutboundApi, get_outbound_api
 from gymsdk.convert.chat import CHAT_TEMPLATE_KEY
+from gymsdk.convert.request_keys import RESPONSES_KEYS
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
@@ -69,7 +70,11 @@ class Endpoint:
     ) -> None:
         self.name = name
         self._provider = provider
-        outbound_api = get_outbound_api(options.api or "chat", thoughts=options.thoughts or "field")
+        # vLLM and SGLang ignore the keys that they do not know; other servers may refuse a request because of them.
+        passes_unknown = provider == "vllm" or options.token_interface == "sglang"  # noqa: S105 - an interface
+        outbound_api = get_outbound_api(
+            options.api or "chat", thoughts=options.thoughts or "field", passes_unknown=passes_unknown
+        )
         self._upstream = Upstream(name, options, outbound_api, defaults=defaults)
 
     def __repr__(self) -> str:
@@ -155,7 +160,8 @@ class Upstream:
         self.options = options
         self._api = outbound_api
         self._defaults = defaults or {}
-        pinned = {key: value for key, value in options.pinned.items() if key in chat.RESPONSES_FIELDS}
+        # Null removes any key of the request, also one that would be refused.
+        pinned = {key: value for key, value in options.pinned.items() if key in RESPONSES_KEYS or value is None}
         self._effective_fields = {"model": name} | pinned
         self._adds_fields = bool(defaults or options.extra_body or options.tokens or options.pinned)
         self._replicas = _build_client(options)
@@ -274,10 +280,13 @@ class Upstream:
 
     def _build_body(self, request: Item, outbound_api: OutboundApi) -> Item:
         options, body = self.options, outbound_api.build_body(request)
+        requested_template = body.get(CHAT_TEMPLATE_KEY, {})
+        if not isinstance(requested_template, dict):
+            raise Failed(f"{CHAT_TEMPLATE_KEY!r} must be a JSON object", kind="model_bad_request")
         template = {
             **options.extra_body.get(CHAT_TEMPLATE_KEY, {}),
             **options.chat_template_kwargs,
-            **body.get(CHAT_TEMPLATE_KEY, {}),
+            **requested_template,
         }
         complete = body | {CHAT_TEMPLATE_KEY: template} if template else body
         # Most models have no such options, and then a copy of the body is not needed.

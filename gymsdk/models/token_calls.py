@@ -11,6 +11,7 @@ from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import client, errors
+from gymsdk.models.token_settings import forces_tool, is_constrained
 from gymsdk.tokens.bridge import BridgeError, Decoding, Rendering, TokenizerSteps, answer_from_tokenizer
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Item
@@ -38,23 +39,6 @@ CHAT_ONLY_FIELDS = frozenset(
     }
 )
 """The fields of a chat request that a completion request with a token prompt does not have."""
-
-CONSTRAINT_FIELDS = (
-    "ebnf",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "json_schema",
-    "regex",
-    "response_format",
-    "structural_tag",
-    "structured_outputs",
-)
-"""The fields with which a request constrains the decoding: those of vLLM, SGLang and llama.cpp."""
-
-FORCED_TOOL_CHOICE = "required"
 
 REJECTED_STATUSES = frozenset({400, 422})
 """The statuses with which engines reject the content of a request."""
@@ -117,19 +101,12 @@ class TokenCall:
     @property
     def is_constrained(self) -> bool:
         """Whether the engine constrains the decoding of this call."""
-        constraints = [self.body.get(key) for key in CONSTRAINT_FIELDS]
-        return self.forces_tool or any(value for value in constraints if value != {"type": "text"})
+        return is_constrained(self.body)
 
     @property
     def forces_tool(self) -> bool:
         """Whether the request requires a tool call."""
-        choice = self.body.get("tool_choice")
-        if isinstance(choice, dict):
-            return (
-                choice.get("type") == "function"
-                or (choice.get("allowed_tools") or {}).get("mode") == FORCED_TOOL_CHOICE
-            )
-        return choice == FORCED_TOOL_CHOICE
+        return forces_tool(self.body)
 
 
 class Renderer(Protocol):
