@@ -120,6 +120,10 @@ class Endpoint:
         """
         return await self._upstream.detokenize(ids)
 
+    def get_sampling(self, requested: Item) -> Item:
+        """Return the sampling parameters that the server gets for a request with the parameters *requested*."""
+        return self._upstream.get_sampling(requested)
+
     def build_probe_call(self) -> TokenCall:
         """Return a call with which checks send their own requests to the server."""
         return self._upstream.build_probe_call()
@@ -265,6 +269,12 @@ class Upstream:
         except EngineRefusal as refusal:
             await self._parse_answer(refusal.answer, call)
             raise
+
+    def get_sampling(self, requested: Item) -> Item:
+        """Return the sampling parameters that the servers get for a request with the parameters *requested*."""
+        defaults = {**(self._exact_tokens.sampling if self._exact_tokens else {}), **self._defaults}
+        body = {**defaults, **self.options.extra_body, **requested, **self.options.pinned}
+        return {key: value for key, value in body.items() if value is not None and token_settings.is_sampling_key(key)}
 
     def build_probe_call(self) -> TokenCall:
         """Return a call with which checks send their own requests to the servers."""

@@ -14,9 +14,11 @@ prompt in an encoding that the tokenizer would never choose, and checks that the
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from gymsdk import responses
 from gymsdk.convert import chat, content
@@ -94,6 +96,11 @@ class ExactTokens:
         """The engine's token interface, `None` if it is not known yet."""
         return self._interface
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """The sampling parameters of requests that do not set them."""
+        return VLLM_SAMPLING if (self._interface or "").startswith("vllm") else SAMPLING
+
     async def respond(self, call: TokenCall) -> tuple[Item, TokenPrompt | None]:
         """Return a chat completion with the token fields of *call*, and the prompt if this process composed it.
 
@@ -103,8 +110,7 @@ class ExactTokens:
         """
         interface = self._interface or await self.detect(call)
         check_prefix(call.body, interface)
-        sampling = VLLM_SAMPLING if interface.startswith("vllm") else SAMPLING
-        call = replace(call, body={**sampling, **call.body})
+        call = replace(call, body={**self.sampling, **call.body})
         query = {
             "vllm-generate": self._generate,
             "vllm-completions": self._complete,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
-from gymsdk.convert.request_keys import get_key
+from gymsdk.convert.request_keys import REQUEST_KEYS, get_key
 from gymsdk.errors import Failed
 from gymsdk.responses import TOKEN_FIELDS, TokenInterface
 from gymsdk.types import Item
@@ -32,15 +32,17 @@ def check_prefix(body: Item, interface: TokenInterface) -> None:
         raise _build_refusal(PREFIX_FIELD, "the ids of earlier turns come from the conversation")
 
 
+def is_sampling_key(name: str) -> bool:
+    """Whether a field of a request changes the distribution that is sampled."""
+    return (key := get_key(name)) is not None and key.effect == "marked"
+
+
 def get_sampling_settings(body: Item) -> Item:
     """Return the fields of a request because of which the engine samples from another distribution."""
     return {
         name: value
         for name, value in body.items()
-        if value is not None
-        and (key := get_key(name)) is not None
-        and key.effect == "marked"
-        and value not in key.neutral
+        if value is not None and is_sampling_key(name) and value not in REQUEST_KEYS[name].neutral
     }
 
 

@@ -268,10 +268,9 @@ async def test_an_endpoint_receives_only_the_fields_of_the_request() -> None:
     assert await send("endpoint/a/b", {"input": "hi", "temperature": None}) == {"model": "a/b"}
 
 
-async def test_vllm_always_receives_sampling_parameters() -> None:
+async def test_vllm_uses_its_own_sampling_defaults() -> None:
     assert await send("vllm/Qwen/Qwen3-4B", {"input": "hi", "top_p": 0.9, "temperature": None}) == {
         "model": "Qwen/Qwen3-4B",
-        "temperature": 1.0,
         "top_p": 0.9,
     }
 
@@ -285,7 +284,7 @@ async def test_top_logprobs_is_never_null(top_logprobs: int | None) -> None:
 async def test_vllm_parameters_are_sent_from_the_metadata() -> None:
     extra = {"top_k": 20, "return_token_ids": True}
     body = await send("vllm/m", {"input": "hi", "metadata": {"extra_body": json.dumps(extra)}})
-    assert body == {"model": "m", "temperature": 1.0, "top_p": 1.0} | extra
+    assert body == {"model": "m"} | extra
 
 
 async def test_reasoning_is_sent_back_in_the_configured_form() -> None:
@@ -346,8 +345,8 @@ async def test_sampling_in_extra_body_is_not_overridden() -> None:
         policy = model("vllm/m", base_url=url, extra_body={"temperature": 0.3})
         first = await policy.respond({"input": "hi", "top_p": 0.5})
         await policy.respond({"input": "hi", "metadata": {"extra_body": '{"temperature": 0.7}'}})
-    assert [(each["temperature"], each["top_p"]) for each in bodies] == [(0.3, 0.5), (0.7, 1.0)]
-    assert (first["temperature"], first["top_p"]) == (0.3, 0.5)
+    assert [(each["temperature"], each.get("top_p")) for each in bodies] == [(0.3, 0.5), (0.7, None)]
+    assert (first.get("temperature"), first["top_p"]) == (None, 0.5)
 
 
 @pytest.mark.parametrize("status", ["cancelled", "queued", "in_progress", "failed"])
