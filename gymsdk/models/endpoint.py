@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pydantic import SecretStr
@@ -16,6 +16,7 @@ from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.apis import OutboundApi, get_outbound_api
 from gymsdk.convert.chat import CHAT_TEMPLATE_KEY
 from gymsdk.convert.request_keys import RESPONSES_KEYS
+from gymsdk.convert.token_limits import LimitRefusal, find_limit_refusal
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
@@ -172,6 +173,7 @@ class Upstream:
         self._post = post or self._replicas.post
         self._is_counted = post is None
         self._has_warned_of_overflow = False
+        self._has_warned_of_clamp = False
         self._exact_tokens: ExactTokens | None = None
         if options.tokens and outbound_api.path == chat.CHAT_PATH:
             self._exact_tokens = ExactTokens(name, options.token_interface, options.tokenizer)
@@ -186,10 +188,40 @@ class Upstream:
             Failed: There is no valid answer within the timeout.
         """
         call = self._prepare_call(request, self._api, episode)
+        while True:
+            try:
+                return await self._query(call)
+            except _OutputLimitRefused as refused:
+                # Each time with a smaller limit, or at last without one.
+                call = self._clamp(call, refused)
+
+    async def _query(self, call: _Call) -> Item:
+        """Return the Response to *call*.
+
+        Raises:
+            Failed: There is no valid answer.
+            _OutputLimitRefused: The output limit does not fit beside the prompt, and another one may.
+        """
         if self._exact_tokens is not None:
             return await self._respond_with_exact_tokens(call, self._exact_tokens)
         answer = await self._send(self._api.path, call.body, call)
         return await self._parse_answer(answer, call)
+
+    def _clamp(self, call: _Call, refused: _OutputLimitRefused) -> _Call:
+        """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
+        room = refused.refusal.room
+        if not self._has_warned_of_clamp:
+            self._has_warned_of_clamp = True
+            log.warning(
+                "%s: an output limit does not fit into the context of the model: %s; gymsdk asks again with the largest"
+                " limit that fits; lower --max-output-tokens, or serve the model with a longer context",
+                refused.host,
+                refused.refusal.message,
+            )
+        limits = OUTPUT_LIMITS & call.body.keys()
+        others = {key: value for key, value in call.body.items() if key not in limits}
+        body = others if room is None else others | dict.fromkeys(limits, room)
+        return replace(call, body=body)
 
     async def _respond_with_exact_tokens(self, call: _Call, exact_tokens: ExactTokens) -> Item:
         token_call = self._build_token_call(call)
@@ -320,8 +352,11 @@ class Upstream:
 
     async def _parse_answer(self, answer: client.HttpResponse, call: _Call) -> Item:
         request = call.request
-        if responses.is_context_overflow(answer.status, answer.body):
+        if (refusal := find_limit_refusal(answer.status, answer.body)) is not None:
             message, _ = errors.parse_refusal(answer.text)
+            refusal = replace(refusal, message=message)
+            if not refusal.is_prompt:
+                raise _build_limit_error(answer, call, refusal)
             self._warn_of_overflow(answer.host, message)
             return responses.build_overflow_response(message, model=request["model"], request=request)
         with redact_failures(*answer.secrets):
@@ -383,6 +418,28 @@ class Upstream:
         return None
 
 
+class _OutputLimitRefused(Exception):
+    """The server at *host* refused a call because its output limit does not fit beside the prompt."""
+
+    def __init__(self, host: str, refusal: LimitRefusal) -> None:
+        super().__init__(refusal.message)
+        self.host = host
+        self.refusal = refusal
+
+
+def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitRefusal) -> Exception:
+    """Return the error for an output limit that does not fit, final if no smaller limit is left to try."""
+    sent = [call.body[key] for key in OUTPUT_LIMITS & call.body.keys()]
+    if sent and (refusal.room is None or refusal.room < min(sent)):
+        return _OutputLimitRefused(answer.host, refusal)
+    limit = f"the output limit of {min(sent)} tokens" if sent else "the output limit of the server"
+    return Failed(
+        f"{answer.host} answered {answer.status}: {refusal.message}; {limit} does not fit beside the prompt; lower it"
+        " (max_output_tokens, --max-output-tokens), or serve the model with a longer context",
+        kind="model_bad_request",
+    )
+
+
 @dataclass(slots=True)
 class _Call:
     """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline."""
@@ -394,7 +451,7 @@ class _Call:
 
     def is_final(self, answer: client.HttpResponse) -> bool:
         """Whether a retry of *answer* cannot help, even if its status usually deserves one."""
-        if responses.is_context_overflow(answer.status, answer.body):
+        if find_limit_refusal(answer.status, answer.body) is not None:
             return True
         return bool(self.request.get("tools") and api.suggest_tool_fix(answer.text))
 

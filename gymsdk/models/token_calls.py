@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from gymsdk import responses
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
+from gymsdk.convert.token_limits import find_limit_refusal
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import client, errors
 from gymsdk.models.token_settings import forces_tool, is_constrained
@@ -251,7 +252,7 @@ def get_limit(body: Item) -> int | None:
 def _convert_refusal(refusal: EngineRefusal) -> Exception:
     """Return the error for a rendering that the engine refused: a `UsageError` if the template rejects the messages."""
     answer = refusal.answer
-    if answer.status in REJECTED_STATUSES and not responses.is_context_overflow(answer.status, answer.body):
+    if answer.status in REJECTED_STATUSES and find_limit_refusal(answer.status, answer.body) is None:
         return UsageError(f"the chat template rejects the messages: {errors.parse_refusal(answer.text)[0]}")
     return refusal
 
