@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from models.test_endpoint import completion, serve_answers
 
 from gymsdk import model
 from gymsdk.convert.token_limits import find_limit_refusal
@@ -13,8 +14,6 @@ from gymsdk.responses import Api, TokenInterface
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import Faults
 from gymsdk.types import Item
-
-from models.test_endpoint import completion, serve_answers
 
 LONG_PROMPTS = [
     "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
@@ -208,7 +207,7 @@ async def test_the_second_request_has_the_largest_limit_that_fits(message: str, 
 
 
 async def test_a_limit_is_left_out_if_the_server_does_not_say_what_fits() -> None:
-    message = "maximum context length is 40 tokens. However, you requested 39 output tokens, and at least 2 input tokens"
+    message = "maximum context length is 40 tokens. However, you requested 39 output tokens and at least 2 input"
     answers = ((400, {"error": {"message": message}}), (200, completion({"content": "x"})))
     async with serve_answers(*answers) as (url, bodies):
         await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 39})
