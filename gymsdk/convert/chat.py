@@ -183,8 +183,9 @@ def _parse_extra(metadata: Item, key: str) -> Item:
 def _parse_completion(completion: Item, request: Item, *, strict: bool) -> Item:
     choice = completion["choices"][0]
     finish_reason = choice.get("finish_reason")
-    if finish_reason in ABORTED_REASONS:
-        message = f"the server gave up the answer (finish_reason {finish_reason!r})"
+    if finish_reason in ABORTED_REASONS or choice.get("error"):
+        reason = choice.get("error") or f"finish_reason {finish_reason!r}"
+        message = f"the server gave up the answer ({str(reason)[:MAX_EXCERPT_CHARS]})"
         raise Failed(message, kind="model_error", retryable=True)
     content = choice["message"].get("content")
     if not is_content(content):

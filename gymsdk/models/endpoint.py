@@ -22,6 +22,7 @@ from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
 from gymsdk.models import token_settings
+from gymsdk.models.disguised import reveal_error
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
@@ -45,6 +46,9 @@ UNAUTHORIZED_STATUSES = frozenset({401, 403})
 
 UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 """The statuses with which servers answer at a path that they do not support."""
+
+MAX_EXCERPT_CHARS = 200
+"""The length of the excerpt of a broken answer in a warning."""
 
 CHECK_SECONDS = 5.0
 """The timeout of a check whether a server is up."""
@@ -174,6 +178,8 @@ class Upstream:
         self._is_counted = post is None
         self._has_warned_of_overflow = False
         self._has_warned_of_clamp = False
+        self._has_warned_of_fault = False
+        self._retry = client.Retry(times=options.retries, first=options.wait)
         self._exact_tokens: ExactTokens | None = None
         if options.tokens and outbound_api.path == chat.CHAT_PATH:
             self._exact_tokens = ExactTokens(name, options.token_interface, options.tokenizer)
@@ -194,6 +200,9 @@ class Upstream:
             except _OutputLimitRefused as refused:
                 # Each time with a smaller limit, or at last without one.
                 call = self._clamp(call, refused)
+            except Failed as error:
+                if not (call.is_answered and error.retryable and await self._wait_to_retry(call, str(error))):
+                    raise
 
     async def _query(self, call: _Call) -> Item:
         """Return the Response to *call*.
@@ -348,7 +357,32 @@ class Upstream:
         return {key: value for key, value in complete.items() if value is not None and key not in STREAM_FIELDS}
 
     async def _send(self, path: str, body: Item, call: _Call) -> client.HttpResponse:
-        return await self._post(path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final)
+        """Return the answer to *body* at *path*; an error, a page or a broken body with status 200 is tried again."""
+        while True:
+            call.is_answered = False
+            answer = await self._post(
+                path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final
+            )
+            call.is_answered = answer.ok
+            revealed, is_faulty = reveal_error(answer)
+            reason = f"{answer.host} answered {answer.status} with {answer.text[:MAX_EXCERPT_CHARS]!r}"
+            if not (is_faulty and await self._wait_to_retry(call, reason)):
+                return revealed
+
+    async def _wait_to_retry(self, call: _Call, reason: str) -> bool:
+        """Wait before another try of a *call* whose answer cannot be used; return whether there is one.
+
+        Requests without an answer are repeated by the client of the replicas, or by the SDK.
+        """
+        wait = self._retry.get_delay(call.failures)
+        if call.failures >= self._retry.times or asyncio.get_running_loop().time() + wait >= call.deadline:
+            return False
+        call.failures += 1
+        if not self._has_warned_of_fault:
+            self._has_warned_of_fault = True
+            log.warning("trying again, up to %d times per call: %s", self._retry.times, reason)
+        await asyncio.sleep(wait)
+        return True
 
     async def _parse_answer(self, answer: client.HttpResponse, call: _Call) -> Item:
         request = call.request
@@ -442,12 +476,17 @@ def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitR
 
 @dataclass(slots=True)
 class _Call:
-    """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline."""
+    """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline.
+
+    `failures` counts the answers that could not be used, and `is_answered` says whether the last request has an answer.
+    """
 
     request: Item
     body: Item
     sticky_key: str
     deadline: float
+    failures: int = 0
+    is_answered: bool = False
 
     def is_final(self, answer: client.HttpResponse) -> bool:
         """Whether a retry of *answer* cannot help, even if its status usually deserves one."""
