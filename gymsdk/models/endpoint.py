@@ -15,6 +15,7 @@ from gymsdk.convert import api, chat
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.apis import OutboundApi, get_outbound_api
 from gymsdk.convert.chat import CHAT_TEMPLATE_KEY
+from gymsdk.convert.late_system import has_late_system, is_role_refusal, move_late_system
 from gymsdk.convert.request_keys import RESPONSES_KEYS
 from gymsdk.convert.token_limits import LimitRefusal, find_limit_refusal
 from gymsdk.credentials import redact_failures
@@ -40,6 +41,9 @@ OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_to
 
 CHAT_COMPLETIONS = get_outbound_api("chat")
 """The API for requests to `/tokenize`, even if the model is queried with Responses."""
+
+REFUSAL_KINDS = frozenset({"model_bad_request", "model_error", "model_refused"})
+"""The kinds of failures with which an engine or its chat template refuses a message."""
 
 NOT_FOUND = 404
 UNAUTHORIZED_STATUSES = frozenset({401, 403})
@@ -176,9 +180,8 @@ class Upstream:
         self._replicas = _build_client(options)
         self._post = post or self._replicas.post
         self._is_counted = post is None
-        self._has_warned_of_overflow = False
-        self._has_warned_of_clamp = False
-        self._has_warned_of_fault = False
+        self._warned: set[str] = set()
+        self._moves_system = False
         self._retry = client.Retry(times=options.retries, first=options.wait)
         self._exact_tokens: ExactTokens | None = None
         if options.tokens and outbound_api.path == chat.CHAT_PATH:
@@ -196,13 +199,18 @@ class Upstream:
         call = self._prepare_call(request, self._api, episode)
         while True:
             try:
-                return await self._query(call)
+                response = await self._query(call)
             except _OutputLimitRefused as refused:
                 # Each time with a smaller limit, or at last without one.
                 call = self._clamp(call, refused)
             except Failed as error:
-                if not (call.is_answered and error.retryable and await self._wait_to_retry(call, str(error))):
+                if self._is_late_system_refusal(call, error):
+                    call = self._move_late_system(call, str(error))
+                elif not (call.is_answered and error.retryable and await self._wait_to_retry(call, str(error))):
                     raise
+            else:
+                self._moves_system = self._moves_system or call.moves_system
+                return response
 
     async def _query(self, call: _Call) -> Item:
         """Return the Response to *call*.
@@ -216,17 +224,25 @@ class Upstream:
         answer = await self._send(self._api.path, call.body, call)
         return await self._parse_answer(answer, call)
 
+    def _is_late_system_refusal(self, call: _Call, error: Failed) -> bool:
+        if call.moves_system or error.kind not in REFUSAL_KINDS or not has_late_system(call.body):
+            return False
+        return is_role_refusal(str(error))
+
+    def _move_late_system(self, call: _Call, reason: str) -> _Call:
+        """Return *call* with its late system messages as user messages; later calls are prepared so if it succeeds."""
+        self._warn_once("%s; gymsdk sends the system messages after the first messages as user messages", reason)
+        return replace(call, body=move_late_system(call.body), moves_system=True)
+
     def _clamp(self, call: _Call, refused: _OutputLimitRefused) -> _Call:
         """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
         room = refused.refusal.room
-        if not self._has_warned_of_clamp:
-            self._has_warned_of_clamp = True
-            log.warning(
-                "%s: an output limit does not fit into the context of the model: %s; gymsdk asks again with the largest"
-                " limit that fits; lower --max-output-tokens, or serve the model with a longer context",
-                refused.host,
-                refused.refusal.message,
-            )
+        self._warn_once(
+            "%s: an output limit does not fit into the context of the model: %s; gymsdk asks again with the largest"
+            " limit that fits; lower --max-output-tokens, or serve the model with a longer context",
+            refused.host,
+            refused.refusal.message,
+        )
         limits = OUTPUT_LIMITS & call.body.keys()
         others = {key: value for key, value in call.body.items() if key not in limits}
         body = others if room is None else others | dict.fromkeys(limits, room)
@@ -249,7 +265,8 @@ class Upstream:
         async def send(path: str, body: Item) -> client.HttpResponse:
             return await self._send(path, body, call)
 
-        return TokenCall(call.request, relax_tools(call.body), send, self.options.thoughts or "field")
+        thoughts = self.options.thoughts or "field"
+        return TokenCall(call.request, relax_tools(call.body), send, thoughts, moves_system=call.moves_system)
 
     async def count_running(self) -> int | None:
         """Return the number of calls at the engine, `None` if the engine does not tell."""
@@ -325,9 +342,12 @@ class Upstream:
         effective = request | self._effective_fields
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         body = self._build_body(effective, outbound_api)
+        moves_system = self._moves_system and has_late_system(body)
+        if moves_system:
+            body = move_late_system(body)
         # The Response repeats the fields of its request, defaults included.
         defaults = {key: body[key] for key in self._defaults if key in body}
-        return _Call(effective | defaults, body, get_sticky_key(request, episode), deadline)
+        return _Call(effective | defaults, body, get_sticky_key(request, episode), deadline, moves_system=moves_system)
 
     def _build_body(self, request: Item, outbound_api: OutboundApi) -> Item:
         options, body = self.options, outbound_api.build_body(request)
@@ -378,9 +398,7 @@ class Upstream:
         if call.failures >= self._retry.times or asyncio.get_running_loop().time() + wait >= call.deadline:
             return False
         call.failures += 1
-        if not self._has_warned_of_fault:
-            self._has_warned_of_fault = True
-            log.warning("trying again, up to %d times per call: %s", self._retry.times, reason)
+        self._warn_once("trying again, up to %d times per call: %s", self._retry.times, reason)
         await asyncio.sleep(wait)
         return True
 
@@ -391,7 +409,12 @@ class Upstream:
             refusal = replace(refusal, message=message)
             if not refusal.is_prompt:
                 raise _build_limit_error(answer, call, refusal)
-            self._warn_of_overflow(answer.host, message)
+            self._warn_once(
+                "%s: a prompt exceeds the context of the model: %s; such turns end at once, truncated by tokens;"
+                " serve the model with a longer context",
+                answer.host,
+                message,
+            )
             return responses.build_overflow_response(message, model=request["model"], request=request)
         with redact_failures(*answer.secrets):
             self._check_status(answer, request)
@@ -404,16 +427,11 @@ class Upstream:
             api.check_unparsed_calls(response, request, host=answer.host)
             return response
 
-    def _warn_of_overflow(self, host: str, message: str) -> None:
-        """Warn once, because a run can have many such prompts."""
-        if not self._has_warned_of_overflow:
-            self._has_warned_of_overflow = True
-            log.warning(
-                "%s: a prompt exceeds the context of the model: %s; such turns end at once, truncated by tokens;"
-                " serve the model with a longer context",
-                host,
-                message,
-            )
+    def _warn_once(self, sentence: str, *values: object) -> None:
+        """Log each warning once, because a run can have many calls with the same problem."""
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            log.warning(sentence, *values)
 
     def _check_status(self, answer: client.HttpResponse, request: Item) -> None:
         """Raise a specific error for statuses with a known cause; the general ones are raised on reading the body."""
@@ -478,7 +496,8 @@ def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitR
 class _Call:
     """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline.
 
-    `failures` counts the answers that could not be used, and `is_answered` says whether the last request has an answer.
+    `failures` counts the answers that could not be used, `is_answered` says whether the last request has an answer, and
+    `moves_system` whether the late system messages of the body are user messages.
     """
 
     request: Item
@@ -487,10 +506,14 @@ class _Call:
     deadline: float
     failures: int = 0
     is_answered: bool = False
+    moves_system: bool = False
 
     def is_final(self, answer: client.HttpResponse) -> bool:
         """Whether a retry of *answer* cannot help, even if its status usually deserves one."""
         if find_limit_refusal(answer.status, answer.body) is not None:
+            return True
+        # llama.cpp answers 500 if its template refuses a message.
+        if not answer.ok and not self.moves_system and has_late_system(self.body) and is_role_refusal(answer.text):
             return True
         return bool(self.request.get("tools") and api.suggest_tool_fix(answer.text))
 

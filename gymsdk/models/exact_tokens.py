@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gymsdk import responses
-from gymsdk.convert import chat, content
+from gymsdk.convert import content
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
 from gymsdk.errors import Failed, UsageError
@@ -286,7 +286,7 @@ class ExactTokens:
         self, call: TokenCall, history: TokenHistory, items: list[Item], renderer: Renderer
     ) -> list[int]:
         """Return the ids of the messages after the last call, by placeholder, else by counting turns."""
-        new = chat.build_messages({"input": items[history.end :]}, thoughts=call.thoughts)
+        new = call.build_new_messages(items[history.end :])
         messages = call.body["messages"]
         conversation = messages[: len(messages) - len(new)]
         if [*conversation, *new] != messages or conversation[-1].get("role") != "assistant":

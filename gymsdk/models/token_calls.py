@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from gymsdk import responses
+from gymsdk.convert import chat
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
+from gymsdk.convert.late_system import merge_late_system
 from gymsdk.convert.token_limits import find_limit_refusal
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import client, errors
@@ -80,12 +82,19 @@ class TokenCall:
         body: The chat request.
         send: Sends requests for this call.
         thoughts: How to send earlier reasoning.
+        moves_system: Whether the late system messages of the body are user messages.
     """
 
     request: Item
     body: Item
     send: EngineRequest
     thoughts: responses.ReasoningFormat
+    moves_system: bool = False
+
+    def build_new_messages(self, items: list[Item]) -> list[Item]:
+        """Return the messages for *items* after the policy's last turn, as the body has them."""
+        new = chat.build_messages({"input": items}, thoughts=self.thoughts)
+        return merge_late_system(new, is_start=False) if self.moves_system else new
 
     async def post(self, path: str, body: Item) -> Any:
         """Return the JSON answer to *body* at *path*.
