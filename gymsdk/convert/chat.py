@@ -238,12 +238,12 @@ def _is_by_policy(item: Item) -> bool:
 def _build_assistant_message(items: list[Item], thoughts: responses.ReasoningFormat) -> Item:
     """Return the assistant message for the *items* of one turn."""
     text = "".join(extract_text(parts.to_chat_content(item.get("content"))) for item in items if is_reply(item))
-    reasoning = parts.join_reasoning(items) if thoughts != "drop" else ""
+    reasoning = parts.join_reasoning(items) if thoughts != "drop" else None
     calls = [_build_tool_call(item) for item in items if item.get("type") == "function_call"]
     if thoughts == "tags":
         text = parts.prepend_think_block(reasoning, text)
     message: Item = {"role": "assistant", "content": text or (None if calls else "")}
-    if reasoning and thoughts == "field":
+    if reasoning is not None and thoughts == "field":
         # Servers differ in the name of the field.
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
@@ -306,13 +306,17 @@ def _build_tool(tool: Item) -> Item:
 def _parse_message(message: Item) -> Iterator[Item]:
     """Yield the items of an assistant *message*: reasoning, text, refusal, calls; at least one item."""
     in_parts, content_text = parts.split_content(message.get("content"))
-    in_fields = [read_text(message.get(key)) for key in ("reasoning_content", "reasoning")]
+    given = [message[key] for key in ("reasoning_content", "reasoning") if isinstance(message.get(key), (str, list))]
+    in_fields = [*map(read_text, given)]
     in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
     candidates = (*in_text, *in_parts, *in_fields)
     reasoning = list({stripped: each for each in candidates if (stripped := each.strip())}.values())
     if reasoning:
         yield responses.build_reasoning(*reasoning)
+    elif given:
+        # Some engines refuse a conversation in which the empty reasoning that they returned is missing.
+        yield responses.build_reasoning("")
     calls = message.get("tool_calls") or []
     refusal = message.get("refusal")
     if text.strip() or not (calls or reasoning or refusal):

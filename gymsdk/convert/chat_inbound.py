@@ -248,9 +248,10 @@ def _parse_items(message: Item) -> Iterator[Item]:
 
 
 def _parse_assistant_message(message: Item) -> Iterator[Item]:
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    given = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None]
+    reasoning = next(filter(None, given), "")
     calls = message.get("tool_calls") or []
-    if reasoning:
+    if given:
         if not isinstance(reasoning, str):
             raise TypeError("its reasoning is not a string")
         yield responses.build_reasoning(reasoning)
@@ -276,7 +277,7 @@ def _parse_assistant_content(message: Item) -> list[Item]:
 
 def _build_message(output: list[Item], thoughts: ReasoningFormat) -> Item:
     text = "".join(extract_text(item.get("content")) for item in output if _get_type(item) == "message")
-    reasoning = parts.join_reasoning(output) if thoughts != "drop" else ""
+    reasoning = parts.join_reasoning(output) if thoughts != "drop" else None
     refusal = "".join(part.get("refusal") or "" for part in _get_message_parts(output))
     calls = [_build_tool_call(item) for item in output if _get_type(item) == "function_call"]
     if thoughts == "tags":
@@ -286,7 +287,7 @@ def _build_message(output: list[Item], thoughts: ReasoningFormat) -> Item:
         "content": text or (None if calls or refusal else ""),
         "refusal": refusal or None,
     }
-    if reasoning and thoughts == "field":
+    if reasoning is not None and thoughts == "field":
         # Clients differ in the name of the field.
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
@@ -329,7 +330,7 @@ def _iter_choices(choice: Item) -> Iterator[Item]:
     message, logprobs = choice["message"], choice.get("logprobs")
     content = None if message["content"] is None else ""
     yield _build_choice({"role": "assistant", "content": content, "refusal": None})
-    if reasoning := {key: message[key] for key in ("reasoning_content", "reasoning") if message.get(key)}:
+    if reasoning := {key: message[key] for key in ("reasoning_content", "reasoning") if key in message}:
         yield _build_choice(reasoning)
     if message["content"] or logprobs:
         yield _build_choice({"content": message["content"]}, logprobs=logprobs)

@@ -379,10 +379,11 @@ def _parse_message(text: str, call: TokenCall, thinking: bool) -> Item:
     """Return the chat message of a generated *text*, which starts with reasoning if *thinking*."""
     if not call.body.get("tools") or call.body.get("tool_choice") == "none":
         reasoning, rest = content.split_think_blocks(f"{THINK_START}{text}" if thinking else text)
-        return {"role": "assistant", "content": rest, "reasoning_content": "\n".join(reasoning)}
+        return {"role": "assistant", "content": rest, "reasoning_content": "\n".join(reasoning) or None}
     parsed = parse_output(text, thinking=thinking)
     calls = parsed.calls[:1] if call.body.get("parallel_tool_calls") is False else parsed.calls
-    message: Item = {"role": "assistant", "content": parsed.text, "reasoning_content": "\n".join(parsed.reasoning)}
+    message: Item = {"role": "assistant", "content": parsed.text}
+    message["reasoning_content"] = "\n".join(parsed.reasoning) or None
     if calls:
         message["tool_calls"] = [
             {
