@@ -152,6 +152,21 @@ class TestTokens:
         assert {key: response["output"][-1].get(key) for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & response["output"][0].keys()
 
+    @pytest.mark.parametrize(
+        ("request_", "marks"),
+        [
+            ({"regex": "a+"}, {"constrained_decoding": True}),
+            ({"text": {"format": {"type": "json_object"}}}, {"constrained_decoding": True}),
+            ({"temperature": 0.5}, {"sampling_settings": {"temperature": 0.5}}),
+            ({"text": {"format": {"type": "text"}}, "regex": None}, {}),
+        ],
+    )
+    async def test_marks_of_a_responses_server_are_those_of_a_chat_server(self, request_: Item, marks: Item) -> None:
+        engine = Engine(responses={"output": [responses.build_message("hello") | TOKENS]})
+        response = await respond(engine, request_, api="responses", tokens=True)
+        carrier = response["output"][-1]
+        assert {key: carrier[key] for key in ("constrained_decoding", "sampling_settings") if key in carrier} == marks
+
     async def test_a_request_may_ask_for_token_fields(self) -> None:
         engine = Engine(completions=completion({"content": "x"}, **SPELLED) | {"prompt_token_ids": [1, 2]})
         metadata = {"extra_body": json.dumps({"logprobs": True, "return_tokens_as_token_ids": True})}

@@ -423,6 +423,7 @@ class Upstream:
             response = self._api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
             if self.options.tokens:
                 _check_has_tokens(response, self.name)
+                response["output"][-1].update(token_settings.get_marks(call.body))
             _add_weight_versions(response, body)
             api.check_unparsed_calls(response, request, host=answer.host)
             return response

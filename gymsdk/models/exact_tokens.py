@@ -38,7 +38,7 @@ from gymsdk.models.token_calls import (
     run_steps,
 )
 from gymsdk.models.token_probe import probe
-from gymsdk.models.token_settings import add_logprobs, check_prefix, get_sampling_settings
+from gymsdk.models.token_settings import add_logprobs, check_prefix, get_marks
 from gymsdk.responses import (
     BROKEN_FIELD,
     CONSTRAINED_FIELD,
@@ -149,17 +149,18 @@ class ExactTokens:
         if broken:
             carrier[BROKEN_FIELD] = True
             self._warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
-        if call.is_constrained:
-            carrier[CONSTRAINED_FIELD] = True
+        marks = get_marks(call.body)
+        carrier |= marks
+        if CONSTRAINED_FIELD in marks:
             self._warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
                 f" its items are marked {CONSTRAINED_FIELD}, and trainers leave them out of the loss"
             )
-        if settings := get_sampling_settings(call.body):
-            carrier[SAMPLING_FIELD] = settings
+        if SAMPLING_FIELD in marks:
+            settings = ", ".join(marks[SAMPLING_FIELD])
             self._warn(
-                f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
-                f" without these settings; the items are marked {SAMPLING_FIELD}"
+                f"{self._name}: requests sample with {settings}, and engines report the log-probabilities without these"
+                f" settings; the items are marked {SAMPLING_FIELD}"
             )
         if history is None and any(map(responses.is_policy_item, items)) and any("status" in item for item in items):
             self._warn(

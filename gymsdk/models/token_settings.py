@@ -6,7 +6,7 @@ from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.request_keys import REQUEST_KEYS, get_key
 from gymsdk.errors import Failed
-from gymsdk.responses import TOKEN_FIELDS, TokenInterface
+from gymsdk.responses import CONSTRAINED_FIELD, SAMPLING_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.types import Item
 
 PREFIX_FIELD = "required_prefix_token_ids"
@@ -46,8 +46,19 @@ def get_sampling_settings(body: Item) -> Item:
     }
 
 
+def get_marks(body: Item) -> Item:
+    """Return the fields that mark the last item of an answer with token ids for a trainer."""
+    settings = get_sampling_settings(body)
+    constrained: Item = {CONSTRAINED_FIELD: True} if is_constrained(body) else {}
+    return constrained | ({SAMPLING_FIELD: settings} if settings else {})
+
+
 def is_constrained(body: Item) -> bool:
-    """Whether the engine constrains the decoding of a chat request."""
+    """Whether the engine constrains the decoding of a request in Chat Completions or Responses."""
+    text = body.get("text")
+    text_format = text.get("format") if isinstance(text, dict) else None
+    if text_format and text_format != {"type": "text"}:
+        return True
     return forces_tool(body) or any(
         (key := get_key(name)) is not None and key.effect == "constrains" and key.has_effect(value)
         for name, value in body.items()
@@ -58,7 +69,8 @@ def forces_tool(body: Item) -> bool:
     """Whether a chat request requires a tool call."""
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
-        return choice.get("type") == "function" or (choice.get("allowed_tools") or {}).get("mode") == FORCED_TOOL_CHOICE
+        allowed = choice.get("allowed_tools") or choice
+        return choice.get("type") == "function" or allowed.get("mode") == FORCED_TOOL_CHOICE
     return choice == FORCED_TOOL_CHOICE
 
 
