@@ -104,6 +104,14 @@ async def test_a_refusal_for_another_reason_is_final_and_changes_no_later_call()
     assert [message["role"] for message in received[2]] == ["system", "user", "system"]
 
 
+async def test_an_error_of_the_server_is_tried_again_without_a_change() -> None:
+    refuses = iter([True, False])
+    refusal = (500, {"error": {"message": "internal system error"}})
+    async with serve_strict(refusal, lambda _: next(refuses)) as (url, received):
+        await model("vllm/m", base_url=url, wait=0.001).respond({"input": CONVERSATION})
+    assert [message["role"] for message in received[1]] == ["system", "user", "system"]
+
+
 @pytest.mark.parametrize("interface", ["vllm-generate", "vllm-completions", "nemo-rl"])
 async def test_a_conversation_with_late_system_messages_continues_on_its_token_ids(interface: TokenInterface) -> None:
     kind = "vllm" if interface == "vllm-generate" else interface
