@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeGuard
@@ -337,38 +336,6 @@ def _build_invalid_response_error(value: object, label: str) -> Failed:
 
 # Context overflow
 
-_OVERFLOW_MESSAGE = re.compile(
-    r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt is too long"
-    r"|max_tokens must be at least 1, got (-|0)",
-    re.IGNORECASE,
-)
-# The error type that llama.cpp reports, with any status.
-_LLAMA_CPP_OVERFLOW_TYPE = "exceed_context_size_error"
-# Servers that validate requests with pydantic quote the request after these words.
-_QUOTED_REQUEST = re.compile(r"""['"]input['"]\s*:|input_value\s*=""")
-_CONTEXT_SIZE = re.compile(r"maximum context length (?:is|of) (\d+)", re.IGNORECASE)
-_REQUESTED_TOKENS = re.compile(
-    r"too large: (\d+)|requested (\d+) output tokens|(\d+) (?:tokens for|in) the completion", re.IGNORECASE
-)
-
-
-def is_context_overflow(status: int, body: bytes) -> bool:
-    """Return whether a server rejected a request because its prompt does not fit the model's context.
-
-    If the requested output alone exceeds the context, the request is wrong for any prompt; this is not an overflow.
-
-    Args:
-        status: The status of the server's answer.
-        body: The body of the answer.
-    """
-    if status < 400:  # noqa: PLR2004 - HTTP error statuses start here
-        return False
-    error = _parse_error(body)
-    if status not in {400, 413, 422}:
-        return error is not None and _get_error_type(error) == _LLAMA_CPP_OVERFLOW_TYPE
-    texts = list(_iter_error_texts(error)) if error is not None else []
-    return any(map(_OVERFLOW_MESSAGE.search, texts)) and not any(map(_requests_too_many_tokens, texts))
-
 
 def build_overflow_response(body: str, *, model: str, request: Item) -> Item:
     """Return the Response for a prompt that does not fit: incomplete and empty, with an excerpt of *body*."""
@@ -381,35 +348,6 @@ def get_overflow_message(response: Item) -> str | None:
     """Return the engine's message if *response* stands for a prompt that does not fit the context, else `None`."""
     message = (response.get("incomplete_details") or {}).get("message")
     return message if isinstance(message, str) and not response.get("output") else None
-
-
-def _requests_too_many_tokens(text: str) -> bool:
-    context_size, requested = _CONTEXT_SIZE.search(text), _REQUESTED_TOKENS.search(text)
-    if not context_size or not requested:
-        return False
-    return int(next(filter(None, requested.groups()))) >= int(context_size[1])
-
-
-def _parse_error(body: bytes) -> Item | None:
-    try:
-        error = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return error if isinstance(error, dict) else None
-
-
-def _get_error_type(body: Item) -> object:
-    error = body.get("error")
-    return error.get("type") if isinstance(error, dict) else None
-
-
-def _iter_error_texts(body: Item) -> Iterator[str]:
-    """Yield the server's messages in *body*, without the parts of the request that they quote."""
-    error = body.get("error")
-    messages = [error.get("message"), error.get("code")] if isinstance(error, dict) else [error]
-    for message in (*messages, body.get("message"), body.get("detail")):
-        if isinstance(message, str):
-            yield _QUOTED_REQUEST.split(message)[0]
 
 
 # Turns

@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Response
 
 from gymsdk import responses
+from gymsdk.convert.token_limits import is_context_overflow
 from gymsdk.usage import build_usage
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
@@ -62,7 +63,7 @@ def test_a_null_in_the_request_is_the_default_in_the_response(key: str) -> None:
 
 
 def overflowed(body: object, status: int = 422) -> bool:
-    return responses.is_context_overflow(status, json.dumps(body).encode())
+    return is_context_overflow(status, json.dumps(body).encode())
 
 
 PROMPT = {"messages": [{"role": "user", "content": "What is a context window? What is the maximum model length?"}]}
@@ -86,8 +87,8 @@ def test_request_text_in_an_error_is_not_an_overflow(body: object) -> None:
 
 
 def test_an_error_that_is_not_json_is_not_an_overflow() -> None:
-    assert not responses.is_context_overflow(400, b"<h1>What is a context window?</h1>")
-    assert not responses.is_context_overflow(400, b"\xff\xfe context window")
+    assert not is_context_overflow(400, b"<h1>What is a context window?</h1>")
+    assert not is_context_overflow(400, b"\xff\xfe context window")
 
 
 @pytest.mark.parametrize(

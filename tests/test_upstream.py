@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gymsdk import model, responses
-from gymsdk.convert import chat
+from gymsdk.convert import request_keys
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.models.endpoint import Endpoint
@@ -116,7 +116,7 @@ class TestPins:
     async def test_an_unknown_key_is_omitted_with_one_warning(
         self, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(chat, "_reported_fields", set())
+        monkeypatch.setattr(request_keys, "_reported_keys", set())
         engine = Engine()
         with caplog.at_level(logging.WARNING):
             await respond(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)
@@ -151,6 +151,21 @@ class TestTokens:
         assert engine.body == ASKS | {"temperature": 1.0, "top_p": 1.0}
         assert {key: response["output"][-1].get(key) for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & response["output"][0].keys()
+
+    @pytest.mark.parametrize(
+        ("request_", "marks"),
+        [
+            ({"regex": "a+"}, {"constrained_decoding": True}),
+            ({"text": {"format": {"type": "json_object"}}}, {"constrained_decoding": True}),
+            ({"temperature": 0.5}, {"sampling_settings": {"temperature": 0.5}}),
+            ({"text": {"format": {"type": "text"}}, "regex": None}, {}),
+        ],
+    )
+    async def test_marks_of_a_responses_server_are_those_of_a_chat_server(self, request_: Item, marks: Item) -> None:
+        engine = Engine(responses={"output": [responses.build_message("hello") | TOKENS]})
+        response = await respond(engine, request_, api="responses", tokens=True)
+        carrier = response["output"][-1]
+        assert {key: carrier[key] for key in ("constrained_decoding", "sampling_settings") if key in carrier} == marks
 
     async def test_a_request_may_ask_for_token_fields(self) -> None:
         engine = Engine(completions=completion({"content": "x"}, **SPELLED) | {"prompt_token_ids": [1, 2]})

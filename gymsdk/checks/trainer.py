@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from gymsdk import responses
 from gymsdk.checks import probe
 from gymsdk.checks.engine import EngineChecker, list_checks
 from gymsdk.checks.results import CheckFailed, CheckResult, CheckSkipped, run_check
 from gymsdk.client import ServerClient
 from gymsdk.config.model import Deployment, ModelServerConfig
+from gymsdk.convert.token_limits import is_context_overflow
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.environment import Environment
 from gymsdk.episode import play
@@ -178,7 +178,7 @@ class _TrainerChecker:
         answer = await http.post(
             f"{self._stack.base_url}/chat/completions", body, timeout=60.0, retry=http.NO_RETRY, once=True
         )
-        if not responses.is_context_overflow(answer.status, answer.body):
+        if not is_context_overflow(answer.status, answer.body):
             raise CheckFailed(
                 f"the answer to a prompt of twice the context has status {answer.status}; answer with status 400 and a"
                 " message that names the maximum context length, so that the turn ends as truncated instead of failing"

@@ -11,8 +11,9 @@ from gymsdk import responses
 from gymsdk.convert import api
 from gymsdk.convert.anthropic_content import build_blocks, parse_message, parse_parts
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest, build_frame, dump_line
-from gymsdk.convert.chat import ENGINE_FIELDS, drop_unknown_fields
+from gymsdk.convert.chat import ENGINE_ANSWER_FIELDS
 from gymsdk.convert.deferred_tools import load_deferred_tools
+from gymsdk.convert.request_keys import drop_foreign_keys
 from gymsdk.convert.tokens import get_carried_fields
 from gymsdk.jsonl import dump_json
 from gymsdk.types import Item
@@ -106,9 +107,6 @@ def _build_deltas(block: Item) -> list[Item]:
             return []
 
 
-UNCHANGED_FIELDS = frozenset({"model", "temperature", "top_p"})
-"""The fields with the same name and form in both APIs."""
-
 TRANSLATED_FIELDS = frozenset(
     {
         "betas",
@@ -120,6 +118,9 @@ TRANSLATED_FIELDS = frozenset(
         "metadata",
         "output_config",
         "output_format",
+        # Its values are not those of the other APIs.
+        "service_tier",
+        "stop",
         "stop_sequences",
         "stream",
         "system",
@@ -128,6 +129,7 @@ TRANSLATED_FIELDS = frozenset(
         "tools",
     }
 )
+"""The fields that Responses has under another name or in another form, or not at all."""
 
 THINKING_BUDGET_EFFORTS = ((16_384, "high"), (4_096, "medium"), (0, "low"))
 """The reasoning effort for a thinking budget of at least so many tokens."""
@@ -160,8 +162,8 @@ def parse_request(body: Item) -> Item:
     if body.get("mcp_servers"):
         raise InvalidRequest("this server does not call 'mcp_servers'; send their tools as 'tools'", "mcp_servers")
     body = load_deferred_tools(body)
-    known = drop_unknown_fields(body, UNCHANGED_FIELDS | TRANSLATED_FIELDS, where="Messages")
-    kept = {key: value for key, value in known.items() if key in UNCHANGED_FIELDS or key in ENGINE_FIELDS}
+    own = drop_foreign_keys(body, TRANSLATED_FIELDS, where="Messages")
+    kept = {key: value for key, value in own.items() if key not in TRANSLATED_FIELDS}
     translated = {
         "instructions": parse_instructions(body.get("system")),
         "max_output_tokens": _parse_max_tokens(body),
@@ -182,7 +184,8 @@ def build_answer(response: Item, body: Item) -> Item:
         response: The Response of the model.
         body: The body of the request.
     """
-    return {
+    engine_fields = {key: response[key] for key in ENGINE_ANSWER_FIELDS if response.get(key) is not None}
+    return engine_fields | {
         "id": responses.generate_id("msg"),
         "type": "message",
         "role": "assistant",
@@ -337,7 +340,8 @@ def _parse_stop_sequences(body: Item) -> Any:
 def _parse_metadata(body: Item) -> Item:
     metadata = api.get_object(body, "metadata")
     rest = {key: value for key, value in metadata.items() if key != "user_id"}
-    return {"user": metadata.get("user_id"), "metadata": rest or None}
+    user = {"user": metadata["user_id"]} if metadata.get("user_id") is not None else {}
+    return user | {"metadata": rest or None}
 
 
 def _get_stop_reason(response: Item) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gymsdk.convert import anthropic, chat, chat_inbound, responses
 from gymsdk.convert.api import InboundApi
+from gymsdk.convert.request_keys import TRANSLATED_KEYS
 from gymsdk.responses import Api, ReasoningFormat
 from gymsdk.types import Item
 
@@ -40,20 +41,24 @@ class OutboundApi:
     translated_fields: frozenset[str]
 
 
-def get_outbound_api(api: Api, *, thoughts: ReasoningFormat = "field", limit: str = "max_tokens") -> OutboundApi:
+def get_outbound_api(
+    api: Api, *, thoughts: ReasoningFormat = "field", limit: str = "max_tokens", passes_unknown: bool = False
+) -> OutboundApi:
     """Return the outbound API named *api*.
 
     Args:
         api: `chat` or `responses`.
         thoughts: How to send earlier reasoning back: in a `field` of the message, in `<think>` `tags`, or `drop` it.
         limit: The name of the output limit in Chat Completions, which differs between servers.
+        passes_unknown: Whether to send keys that gymsdk does not know.
     """
     if api == "responses" and thoughts == "drop":
-        reasoning_filter = responses.ReasoningFilter()
+        reasoning_filter = responses.ReasoningFilter(passes_unknown=passes_unknown)
         return OutboundApi(
             responses.RESPONSES_PATH, reasoning_filter.build_body, reasoning_filter.parse_answer, frozenset()
         )
     if api == "responses":
-        return OutboundApi(responses.RESPONSES_PATH, responses.build_body, responses.parse_answer, frozenset())
-    build_body = partial(chat.build_body, thoughts=thoughts, limit=limit)
-    return OutboundApi(chat.CHAT_PATH, build_body, chat.parse_completion, frozenset(chat.TRANSLATED_FIELDS))
+        build_body = partial(responses.build_body, passes_unknown=passes_unknown)
+        return OutboundApi(responses.RESPONSES_PATH, build_body, responses.parse_answer, frozenset())
+    build_chat_body = partial(chat.build_body, thoughts=thoughts, limit=limit, passes_unknown=passes_unknown)
+    return OutboundApi(chat.CHAT_PATH, build_chat_body, chat.parse_completion, TRANSLATED_KEYS)

@@ -1,14 +1,12 @@
 """Convert Responses requests to Chat Completions bodies, and chat completions to Responses.
 
-The module also defines which fields of a request are known, and how `metadata` carries further fields.
+The module also defines how the `metadata` of a request carries further fields.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -17,116 +15,13 @@ from gymsdk.convert import content as parts
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.arguments import mend_messages
 from gymsdk.convert.content import build_untranslatable_error
+from gymsdk.convert.request_keys import CHAT_KEYS, TRANSLATED_KEYS, check_configuration_key, select_keys
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
 from gymsdk.types import Content, Item, extract_text, is_content, is_reply
 from gymsdk.usage import normalize_usage
 
-log = logging.getLogger("gymsdk")
-
 CHAT_PATH = "chat/completions"
-
-ENGINE_FIELDS = frozenset(
-    {
-        "add_generation_prompt",
-        "allowed_token_ids",
-        "bad_words",
-        "cache_salt",
-        "chat_template",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "frequency_penalty",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "ignore_eos",
-        "include_reasoning",
-        "include_stop_str_in_output",
-        "length_penalty",
-        "logit_bias",
-        "logprobs",
-        "min_p",
-        "min_tokens",
-        "mm_processor_kwargs",
-        "presence_penalty",
-        "priority",
-        "prompt_logprobs",
-        "repetition_penalty",
-        "required_prefix_token_ids",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "seed",
-        "separate_reasoning",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "stop",
-        "stop_token_ids",
-        "structured_outputs",
-        "top_k",
-        "truncate_prompt_tokens",
-    }
-)
-"""Fields beyond Responses that Chat Completions and inference engines accept."""
-
-RESPONSES_FIELDS = frozenset(
-    {
-        "background",
-        "context_management",
-        "conversation",
-        "include",
-        "input",
-        "instructions",
-        "max_output_tokens",
-        "max_tool_calls",
-        "metadata",
-        "model",
-        "parallel_tool_calls",
-        "previous_response_id",
-        "prompt",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "stream",
-        "stream_options",
-        "temperature",
-        "text",
-        "tool_choice",
-        "tools",
-        "top_logprobs",
-        "top_p",
-        "truncation",
-        "user",
-    }
-)
-"""The fields of a Responses request."""
-
-UNSUPPORTED_FIELDS = ("conversation", "previous_response_id", "prompt")
-TRANSLATED_FIELDS = {
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "reasoning",
-    "text",
-    "tool_choice",
-    "tools",
-}
-IGNORED_FIELDS = {
-    "background",
-    "context_management",
-    "include",
-    "max_tool_calls",
-    "store",
-    "stream",
-    "stream_options",
-    "truncation",
-}
-"""Fields without an equivalent in Chat Completions that do not change the answer."""
 
 EXTRA_BODY_KEY = "extra_body"
 CHAT_TEMPLATE_KEY = "chat_template_kwargs"
@@ -138,31 +33,36 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 ABORTED_REASONS = frozenset({"abort", "error"})
 """The finish reasons of an answer that the engine aborted, for example to update weights. Its text is not a reply."""
 
+STOP_REASON = "stop_reason"
+"""The field of a choice with the stop sequence, or the id of the stop token, that ended an answer of an engine."""
+
+ENGINE_ANSWER_FIELDS = ("prompt_logprobs", "service_tier", "system_fingerprint")
+"""The fields of a completion that its Response keeps. Except for `service_tier`, Responses does not have them."""
+
 MAX_EXCERPT_CHARS = 500
 """The length of the excerpt of an invalid answer in an error message."""
 
-MAX_REPORTED_FIELDS = 1000
-"""The number of unknown fields to log, so that clients with random fields do not fill the log or the memory."""
 
-_reported_fields: set[tuple[str, str]] = set()
-
-
-def build_body(request: Item, *, thoughts: responses.ReasoningFormat = "field", limit: str = "max_tokens") -> Item:
+def build_body(
+    request: Item,
+    *,
+    thoughts: responses.ReasoningFormat = "field",
+    limit: str = "max_tokens",
+    passes_unknown: bool = False,
+) -> Item:
     """Return the Chat Completions body for a Responses *request*.
 
     Args:
         request: The Responses request.
         thoughts: How to send earlier reasoning: in a `field` of the message, in `<think>` `tags`, or `drop` it.
         limit: The name under which to send `max_output_tokens`.
+        passes_unknown: Whether to send keys that gymsdk does not know.
 
     Raises:
         Failed: Chat Completions cannot express the request.
     """
-    if unsupported := [key for key in UNSUPPORTED_FIELDS if request.get(key) is not None]:
-        raise build_untranslatable_error(f"`{unsupported[0]}`")
-    known = drop_unknown_fields(request, RESPONSES_FIELDS, where="a Responses request")
-    dropped = TRANSLATED_FIELDS | IGNORED_FIELDS
-    kept = {key: value for key, value in known.items() if value is not None and key not in dropped}
+    others = {key: value for key, value in request.items() if key not in TRANSLATED_KEYS}
+    kept = select_keys(others, CHAT_KEYS, passes_unknown=passes_unknown)
     if kept.get("top_logprobs") or _wants_logprobs(request):
         # Chat servers reject top_logprobs without logprobs.
         kept = {"logprobs": True} | kept
@@ -246,34 +146,18 @@ def read_token_fields(completion: Item, *, strict: bool) -> Item:
         return {}
 
 
-def drop_unknown_fields(body: Item, keys: AbstractSet[str], *, where: str) -> Item:
-    """Return *body* with only the fields in *keys* and those for engines; log each other field once.
-
-    Args:
-        body: The body of a request.
-        keys: The fields of the API.
-        where: The API, for the log message.
-    """
-    if body.keys() <= keys:
-        return body
-    kept = {key: value for key, value in body.items() if key in keys or key in ENGINE_FIELDS}
-    for key in body:
-        if key not in kept and (where, key) not in _reported_fields and len(_reported_fields) < MAX_REPORTED_FIELDS:
-            _reported_fields.add((where, key))
-            log.warning("%s has no key %r; it is ignored (use metadata.extra_body to send it to an engine)", where, key)
-    return kept
-
-
 def parse_metadata_extras(request: Item) -> Item:
     """Return the fields that the `metadata` of *request* adds to the body, as JSON text or as an object.
 
     Raises:
-        Failed: The value is not a JSON object.
+        Failed: The value is not a JSON object, or has a key that only the configuration of a model may set.
     """
     if not (metadata := request.get("metadata")):
         return {}
-    template = _parse_extra(metadata, CHAT_TEMPLATE_KEY)
-    return _parse_extra(metadata, EXTRA_BODY_KEY) | ({CHAT_TEMPLATE_KEY: template} if template else {})
+    template, extra_body = _parse_extra(metadata, CHAT_TEMPLATE_KEY), _parse_extra(metadata, EXTRA_BODY_KEY)
+    for key in extra_body:
+        check_configuration_key(key)
+    return extra_body | ({CHAT_TEMPLATE_KEY: template} if template else {})
 
 
 def expand_metadata_extras(request: Item) -> Item:
@@ -301,8 +185,9 @@ def _parse_extra(metadata: Item, key: str) -> Item:
 def _parse_completion(completion: Item, request: Item, *, strict: bool) -> Item:
     choice = completion["choices"][0]
     finish_reason = choice.get("finish_reason")
-    if finish_reason in ABORTED_REASONS:
-        message = f"the server gave up the answer (finish_reason {finish_reason!r})"
+    if finish_reason in ABORTED_REASONS or choice.get("error"):
+        reason = choice.get("error") or f"finish_reason {finish_reason!r}"
+        message = f"the server gave up the answer ({str(reason)[:MAX_EXCERPT_CHARS]})"
         raise Failed(message, kind="model_error", retryable=True)
     content = choice["message"].get("content")
     if not is_content(content):
@@ -323,9 +208,16 @@ def _parse_completion(completion: Item, request: Item, *, strict: bool) -> Item:
         reason=incomplete_reason,
         request=request,
     )
-    # Engines return which stop sequence ended the answer. Responses has no field for it.
-    stop = choice.get("stop_reason")
-    return response | {"stop_sequence": stop} if isinstance(stop, str) else response
+    return response | _get_engine_fields(completion, choice)
+
+
+def _get_engine_fields(completion: Item, choice: Item) -> Item:
+    """Return the fields of a completion that Responses does not have, for the client that made the request."""
+    fields = {key: completion[key] for key in ENGINE_ANSWER_FIELDS if completion.get(key) is not None}
+    stop = choice.get(STOP_REASON)
+    if stop is not None:
+        fields[STOP_REASON] = stop
+    return fields | {"stop_sequence": stop} if isinstance(stop, str) else fields
 
 
 def _wants_logprobs(request: Item) -> bool:
@@ -348,12 +240,12 @@ def _is_by_policy(item: Item) -> bool:
 def _build_assistant_message(items: list[Item], thoughts: responses.ReasoningFormat) -> Item:
     """Return the assistant message for the *items* of one turn."""
     text = "".join(extract_text(parts.to_chat_content(item.get("content"))) for item in items if is_reply(item))
-    reasoning = parts.join_reasoning(items) if thoughts != "drop" else ""
+    reasoning = parts.join_reasoning(items) if thoughts != "drop" else None
     calls = [_build_tool_call(item) for item in items if item.get("type") == "function_call"]
     if thoughts == "tags":
         text = parts.prepend_think_block(reasoning, text)
     message: Item = {"role": "assistant", "content": text or (None if calls else "")}
-    if reasoning and thoughts == "field":
+    if reasoning is not None and thoughts == "field":
         # Servers differ in the name of the field.
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
@@ -416,13 +308,17 @@ def _build_tool(tool: Item) -> Item:
 def _parse_message(message: Item) -> Iterator[Item]:
     """Yield the items of an assistant *message*: reasoning, text, refusal, calls; at least one item."""
     in_parts, content_text = parts.split_content(message.get("content"))
-    in_fields = [read_text(message.get(key)) for key in ("reasoning_content", "reasoning")]
+    given = [message[key] for key in ("reasoning_content", "reasoning") if isinstance(message.get(key), (str, list))]
+    in_fields = [*map(read_text, given)]
     in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
     candidates = (*in_text, *in_parts, *in_fields)
     reasoning = list({stripped: each for each in candidates if (stripped := each.strip())}.values())
     if reasoning:
         yield responses.build_reasoning(*reasoning)
+    elif given:
+        # Some engines refuse a conversation in which the empty reasoning that they returned is missing.
+        yield responses.build_reasoning("")
     calls = message.get("tool_calls") or []
     refusal = message.get("refusal")
     if text.strip() or not (calls or reasoning or refusal):

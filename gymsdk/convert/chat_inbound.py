@@ -20,31 +20,18 @@ from gymsdk.convert.api import (
     build_frame,
     dump_line,
 )
-from gymsdk.convert.chat import LOGPROBS_INCLUDE, drop_unknown_fields
+from gymsdk.convert.chat import ENGINE_ANSWER_FIELDS, LOGPROBS_INCLUDE, STOP_REASON
+from gymsdk.convert.request_keys import drop_foreign_keys
 from gymsdk.convert.tokens import CARRIED_FIELDS, get_carried_fields
 from gymsdk.responses import TOKEN_FIELDS, ReasoningFormat
 from gymsdk.types import Item, extract_text, is_object_list
 
-UNCHANGED_FIELDS = frozenset(
-    {
-        "metadata",
-        "model",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "temperature",
-        "top_logprobs",
-        "top_p",
-        "user",
-    }
-)
-"""The fields with the same name and form in both APIs."""
+REMOVED_FIELDS = ("functions", "function_call")
+"""Fields that OpenAI replaced with `tools` and `tool_choice`."""
 
 TRANSLATED_FIELDS = frozenset(
     {
+        *REMOVED_FIELDS,
         "logprobs",
         "max_completion_tokens",
         "max_tokens",
@@ -59,15 +46,15 @@ TRANSLATED_FIELDS = frozenset(
         "verbosity",
     }
 )
+"""The fields that Responses has under another name or in another form, or not at all."""
 
-KNOWN_FIELDS = UNCHANGED_FIELDS | TRANSLATED_FIELDS
-REMOVED_FIELDS = ("functions", "function_call")
-"""Fields that OpenAI replaced with `tools` and `tool_choice`."""
+SHARED_FIELDS = frozenset({"metadata", "parallel_tool_calls"})
+"""The fields with the same name and form in both APIs that a chat engine does not get as they are."""
 
 FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish reason for each reason why a Response is incomplete."""
 
-CHUNK_FIELDS = ("id", "created", "model", "system_fingerprint")
+CHUNK_FIELDS = ("id", "created", "model", "system_fingerprint", "service_tier")
 """The fields of a completion that each of its chunks has."""
 
 PARSE_ERRORS = (LookupError, TypeError, AttributeError, ValueError)
@@ -89,8 +76,8 @@ def parse_request(body: Item) -> Item:
         raise InvalidRequest("this server returns one answer per request; leave 'n' out", "n")
     if removed := [key for key in REMOVED_FIELDS if body.get(key)]:
         raise InvalidRequest(f"{removed[0]!r} is not supported; send 'tools' and 'tool_choice'", removed[0])
-    known = drop_unknown_fields(body, KNOWN_FIELDS, where="Chat Completions")
-    kept = {key: value for key, value in known.items() if value is not None and key not in TRANSLATED_FIELDS}
+    own = drop_foreign_keys(body, TRANSLATED_FIELDS | SHARED_FIELDS, where="Chat Completions")
+    kept = {key: value for key, value in own.items() if value is not None and key not in TRANSLATED_FIELDS}
     translated = {key: value for key, value in _translate_fields(body).items() if value is not None}
     return kept | translated | {"input": [item for message in messages for item in parse_message(message)]}
 
@@ -153,7 +140,9 @@ def build_completion(response: Item, *, thoughts: ReasoningFormat = "field") -> 
         "logprobs": _join_logprobs(output),
         "finish_reason": _get_finish_reason(response),
     }
-    return {
+    if response.get(STOP_REASON) is not None:
+        choice[STOP_REASON] = response[STOP_REASON]
+    completion = {
         "id": responses.generate_id("chatcmpl"),
         "object": "chat.completion",
         "created": int(response.get("created_at") or time.time()),
@@ -162,6 +151,7 @@ def build_completion(response: Item, *, thoughts: ReasoningFormat = "field") -> 
         "usage": format_usage(response.get("usage")),
         "system_fingerprint": None,
     }
+    return completion | {key: response[key] for key in ENGINE_ANSWER_FIELDS if response.get(key) is not None}
 
 
 def format_usage(usage: Item | None) -> Item | None:
@@ -183,8 +173,8 @@ def stream_chunks(answer: Item, body: Item) -> Iterator[bytes]:
     head: Item = {"object": "chat.completion.chunk", **{key: answer[key] for key in CHUNK_FIELDS if key in answer}}
     if with_usage:
         head["usage"] = None
-    # The ids of the prompt are sent once, with the first chunk.
-    prompt = {"prompt_token_ids": answer["prompt_token_ids"]} if "prompt_token_ids" in answer else {}
+    # The ids and log-probabilities of the prompt are sent once, with the first chunk.
+    prompt = {key: answer[key] for key in ("prompt_token_ids", "prompt_logprobs") if key in answer}
     for choice in _iter_choices(answer["choices"][0]):
         yield build_frame(dump_line(head | prompt | {"choices": [choice]}))
         prompt = {}
@@ -258,9 +248,10 @@ def _parse_items(message: Item) -> Iterator[Item]:
 
 
 def _parse_assistant_message(message: Item) -> Iterator[Item]:
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    given = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None]
+    reasoning = next(filter(None, given), "")
     calls = message.get("tool_calls") or []
-    if reasoning:
+    if given:
         if not isinstance(reasoning, str):
             raise TypeError("its reasoning is not a string")
         yield responses.build_reasoning(reasoning)
@@ -286,7 +277,7 @@ def _parse_assistant_content(message: Item) -> list[Item]:
 
 def _build_message(output: list[Item], thoughts: ReasoningFormat) -> Item:
     text = "".join(extract_text(item.get("content")) for item in output if _get_type(item) == "message")
-    reasoning = parts.join_reasoning(output) if thoughts != "drop" else ""
+    reasoning = parts.join_reasoning(output) if thoughts != "drop" else None
     refusal = "".join(part.get("refusal") or "" for part in _get_message_parts(output))
     calls = [_build_tool_call(item) for item in output if _get_type(item) == "function_call"]
     if thoughts == "tags":
@@ -296,7 +287,7 @@ def _build_message(output: list[Item], thoughts: ReasoningFormat) -> Item:
         "content": text or (None if calls or refusal else ""),
         "refusal": refusal or None,
     }
-    if reasoning and thoughts == "field":
+    if reasoning is not None and thoughts == "field":
         # Clients differ in the name of the field.
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
@@ -339,7 +330,7 @@ def _iter_choices(choice: Item) -> Iterator[Item]:
     message, logprobs = choice["message"], choice.get("logprobs")
     content = None if message["content"] is None else ""
     yield _build_choice({"role": "assistant", "content": content, "refusal": None})
-    if reasoning := {key: message[key] for key in ("reasoning_content", "reasoning") if message.get(key)}:
+    if reasoning := {key: message[key] for key in ("reasoning_content", "reasoning") if key in message}:
         yield _build_choice(reasoning)
     if message["content"] or logprobs:
         yield _build_choice({"content": message["content"]}, logprobs=logprobs)
@@ -349,8 +340,8 @@ def _iter_choices(choice: Item) -> Iterator[Item]:
         yield from _iter_call_choices(index, call)
     # Clients concatenate the lists of all deltas, so the token fields must come only once.
     tokens = {key: message[key] for key in CARRIED_FIELDS if key in message}
-    ids = {"token_ids": choice["token_ids"]} if "token_ids" in choice else {}
-    yield _build_choice(tokens, finish_reason=choice["finish_reason"]) | ids
+    end = {key: choice[key] for key in ("token_ids", STOP_REASON) if key in choice}
+    yield _build_choice(tokens, finish_reason=choice["finish_reason"]) | end
 
 
 def _iter_call_choices(index: int, call: Item) -> Iterator[Item]:

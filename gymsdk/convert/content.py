@@ -91,11 +91,18 @@ def split_content(content: object) -> tuple[list[str], str]:
     return [stripped for each in reasoning if (stripped := each.strip())], text
 
 
-def join_reasoning(items: Iterable[Item]) -> str:
-    """Return the reasoning texts of *items* as one text; servers put them under `summary` or under `content`."""
+def join_reasoning(items: Iterable[Item]) -> str | None:
+    """Return the reasoning texts of *items* as one text, `None` if there are none.
+
+    Servers put them under `summary` or under `content`. An empty text is a text: some engines want it back.
+    """
     contents = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
-    texts = ([each] if isinstance(each, str) else [read_text(part.get("text")) for part in each] for each in contents)
-    return "\n".join(text for each in texts for text in each if text)
+    texts = [
+        text
+        for each in contents
+        for text in ([each] if isinstance(each, str) else [read_text(part.get("text")) for part in each])
+    ]
+    return "\n".join(filter(None, texts)) if texts else None
 
 
 def split_think_blocks(text: str, *, separated: bool = False) -> tuple[list[str], str]:
@@ -128,7 +135,7 @@ def _find_think_blocks(text: str) -> tuple[list[str], str]:
     return blocks, "".join(rest) + text[position:]
 
 
-def prepend_think_block(reasoning: str, text: str) -> str:
+def prepend_think_block(reasoning: str | None, text: str) -> str:
     """Return *text* after a `<think>` block with the *reasoning*, as reasoning models write it."""
     return f"{THINK_START}\n{reasoning}\n{THINK_END}\n\n{text}" if reasoning else text
 

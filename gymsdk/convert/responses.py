@@ -24,6 +24,7 @@ from gymsdk.convert.api import (
     splice_json,
 )
 from gymsdk.convert.arguments import mend_items
+from gymsdk.convert.request_keys import RESPONSES_KEYS, select_keys
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
 from gymsdk.responses import read_text
@@ -173,15 +174,19 @@ MAX_REMEMBERED_IDS = 65_536
 """The number of ids of reasoning items to remember, about eight megabytes."""
 
 
-def build_body(request: Item) -> Item:
+def build_body(request: Item, *, passes_unknown: bool = False) -> Item:
     """Return the body to send for *request*: with the fields from its metadata, without streaming options.
 
     The arguments of function calls that are no JSON object become one, because servers reject them.
 
+    Args:
+        request: The Responses request.
+        passes_unknown: Whether to send keys that gymsdk does not know.
+
     Raises:
-        Failed: The request has no tools, but its `tool_choice` demands a call.
+        Failed: The request has no tools, but its `tool_choice` demands a call, or it has a key that is refused.
     """
-    known = chat.drop_unknown_fields(request, chat.RESPONSES_FIELDS, where="a Responses request")
+    known = select_keys(request, RESPONSES_KEYS, passes_unknown=passes_unknown)
     if not request.get("tools"):
         parts.check_tool_choice(request.get("tool_choice"))
     if isinstance(items := known.get("input"), list):
@@ -268,16 +273,19 @@ class ReasoningFilter:
 
     Args:
         max_ids: The number of ids to remember.
+        passes_unknown: Whether to send keys that gymsdk does not know.
     """
 
-    def __init__(self, max_ids: int = MAX_REMEMBERED_IDS) -> None:
+    def __init__(self, max_ids: int = MAX_REMEMBERED_IDS, *, passes_unknown: bool = False) -> None:
         self._max_ids = max_ids
+        self._passes_unknown = passes_unknown
         self._stored_ids: dict[str, None] = {}
 
     def build_body(self, request: Item) -> Item:
         """Return the body to send, without the reasoning of other models."""
         items = request.get("input")
-        return build_body(request | {"input": list(self._filter(items))} if isinstance(items, list) else request)
+        filtered = request | {"input": list(self._filter(items))} if isinstance(items, list) else request
+        return build_body(filtered, passes_unknown=self._passes_unknown)
 
     def parse_answer(self, answer: Any, request: Item, *, strict: bool = False) -> Item:
         """Return the *answer* to *request* as a complete Response, and remember its reasoning items."""
@@ -321,8 +329,7 @@ def parse_request(body: Item) -> Item:
         raise InvalidRequest(f"{field} must be {expected}", name if name in {"input", "tools"} else field)
     if body.get("background"):
         raise InvalidRequest("this server does not support 'background'; leave it out", "background")
-    known = chat.drop_unknown_fields(body, chat.RESPONSES_FIELDS, where="Responses")
-    return {key: value for key, value in known.items() if key not in STREAM_FIELDS}
+    return {key: value for key, value in body.items() if key not in STREAM_FIELDS}
 
 
 def build_answer(response: Item, body: Item) -> Item:

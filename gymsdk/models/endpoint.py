@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pydantic import SecretStr
@@ -15,11 +15,15 @@ from gymsdk.convert import api, chat
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.apis import OutboundApi, get_outbound_api
 from gymsdk.convert.chat import CHAT_TEMPLATE_KEY
+from gymsdk.convert.late_system import has_late_system, is_role_refusal, move_late_system
+from gymsdk.convert.request_keys import RESPONSES_KEYS
+from gymsdk.convert.token_limits import LimitRefusal, find_limit_refusal
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
 from gymsdk.models import token_settings
+from gymsdk.models.disguised import reveal_error
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
@@ -38,11 +42,17 @@ OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_to
 CHAT_COMPLETIONS = get_outbound_api("chat")
 """The API for requests to `/tokenize`, even if the model is queried with Responses."""
 
+REFUSAL_KINDS = frozenset({"model_bad_request", "model_error", "model_refused"})
+"""The kinds of failures with which an engine or its chat template refuses a message."""
+
 NOT_FOUND = 404
 UNAUTHORIZED_STATUSES = frozenset({401, 403})
 
 UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 """The statuses with which servers answer at a path that they do not support."""
+
+MAX_EXCERPT_CHARS = 200
+"""The length of the excerpt of a broken answer in a warning."""
 
 CHECK_SECONDS = 5.0
 """The timeout of a check whether a server is up."""
@@ -70,7 +80,11 @@ class Endpoint:
         self.name = name
         self.options = options
         self._provider = provider
-        outbound_api = get_outbound_api(options.api or "chat", thoughts=options.thoughts or "field")
+        # vLLM and SGLang ignore the keys that they do not know; other servers may refuse a request because of them.
+        passes_unknown = provider == "vllm" or options.token_interface == "sglang"  # noqa: S105 - an interface
+        outbound_api = get_outbound_api(
+            options.api or "chat", thoughts=options.thoughts or "field", passes_unknown=passes_unknown
+        )
         self._upstream = Upstream(name, options, outbound_api, defaults=defaults)
 
     def __repr__(self) -> str:
@@ -116,6 +130,10 @@ class Endpoint:
         """
         return await self._upstream.detokenize(ids)
 
+    def get_sampling(self, requested: Item) -> Item:
+        """Return the sampling parameters that the server gets for a request with the parameters *requested*."""
+        return self._upstream.get_sampling(requested)
+
     def build_probe_call(self) -> TokenCall:
         """Return a call with which checks send their own requests to the server."""
         return self._upstream.build_probe_call()
@@ -156,13 +174,16 @@ class Upstream:
         self.options = options
         self._api = outbound_api
         self._defaults = defaults or {}
-        pinned = {key: value for key, value in options.pinned.items() if key in chat.RESPONSES_FIELDS}
+        # Null removes any key of the request, also one that would be refused.
+        pinned = {key: value for key, value in options.pinned.items() if key in RESPONSES_KEYS or value is None}
         self._effective_fields = {"model": name} | pinned
         self._adds_fields = bool(defaults or options.extra_body or options.tokens or options.pinned)
         self._replicas = _build_client(options)
         self._post = post or self._replicas.post
         self._is_counted = post is None
-        self._has_warned_of_overflow = False
+        self._warned: set[str] = set()
+        self._moves_system = False
+        self._retry = client.Retry(times=options.retries, first=options.wait)
         self._exact_tokens: ExactTokens | None = None
         if options.tokens and outbound_api.path == chat.CHAT_PATH:
             self._exact_tokens = ExactTokens(name, options.token_interface, options.tokenizer)
@@ -177,10 +198,56 @@ class Upstream:
             Failed: There is no valid answer within the timeout.
         """
         call = self._prepare_call(request, self._api, episode)
+        while True:
+            try:
+                response = await self._query(call)
+            except _OutputLimitRefused as refused:
+                # Each time with a smaller limit, or at last without one.
+                call = self._clamp(call, refused)
+            except Failed as error:
+                if self._is_late_system_refusal(call, error):
+                    call = self._move_late_system(call, str(error))
+                elif not (call.is_answered and error.retryable and await self._wait_to_retry(call, str(error))):
+                    raise
+            else:
+                self._moves_system = self._moves_system or call.moves_system
+                return response
+
+    async def _query(self, call: _Call) -> Item:
+        """Return the Response to *call*.
+
+        Raises:
+            Failed: There is no valid answer.
+            _OutputLimitRefused: The output limit does not fit beside the prompt, and another one may.
+        """
         if self._exact_tokens is not None:
             return await self._respond_with_exact_tokens(call, self._exact_tokens)
         answer = await self._send(self._api.path, call.body, call)
         return await self._parse_answer(answer, call)
+
+    def _is_late_system_refusal(self, call: _Call, error: Failed) -> bool:
+        if call.moves_system or error.kind not in REFUSAL_KINDS or not has_late_system(call.body):
+            return False
+        return is_role_refusal(str(error))
+
+    def _move_late_system(self, call: _Call, reason: str) -> _Call:
+        """Return *call* with its late system messages as user messages; later calls are prepared so if it succeeds."""
+        self._warn_once("%s; gymsdk sends the system messages after the first messages as user messages", reason)
+        return replace(call, body=move_late_system(call.body), moves_system=True)
+
+    def _clamp(self, call: _Call, refused: _OutputLimitRefused) -> _Call:
+        """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
+        room = refused.refusal.room
+        self._warn_once(
+            "%s: an output limit does not fit into the context of the model: %s; gymsdk asks again with the largest"
+            " limit that fits; lower --max-output-tokens, or serve the model with a longer context",
+            refused.host,
+            refused.refusal.message,
+        )
+        limits = OUTPUT_LIMITS & call.body.keys()
+        others = {key: value for key, value in call.body.items() if key not in limits}
+        body = others if room is None else others | dict.fromkeys(limits, room)
+        return replace(call, body=body)
 
     async def _respond_with_exact_tokens(self, call: _Call, exact_tokens: ExactTokens) -> Item:
         token_call = self._build_token_call(call)
@@ -199,7 +266,8 @@ class Upstream:
         async def send(path: str, body: Item) -> client.HttpResponse:
             return await self._send(path, body, call)
 
-        return TokenCall(call.request, relax_tools(call.body), send, self.options.thoughts or "field")
+        thoughts = self.options.thoughts or "field"
+        return TokenCall(call.request, relax_tools(call.body), send, thoughts, moves_system=call.moves_system)
 
     async def count_running(self) -> int | None:
         """Return the number of calls at the engine, `None` if the engine does not tell."""
@@ -261,6 +329,12 @@ class Upstream:
             await self._parse_answer(refusal.answer, call)
             raise
 
+    def get_sampling(self, requested: Item) -> Item:
+        """Return the sampling parameters that the servers get for a request with the parameters *requested*."""
+        defaults = {**(self._exact_tokens.sampling if self._exact_tokens else {}), **self._defaults}
+        body = {**defaults, **self.options.extra_body, **requested, **self.options.pinned}
+        return {key: value for key, value in body.items() if value is not None and token_settings.is_sampling_key(key)}
+
     def build_probe_call(self) -> TokenCall:
         """Return a call with which checks send their own requests to the servers."""
         return self._build_token_call(self._prepare_call({"input": "probe"}, self._api))
@@ -269,16 +343,22 @@ class Upstream:
         effective = request | self._effective_fields
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         body = self._build_body(effective, outbound_api)
+        moves_system = self._moves_system and has_late_system(body)
+        if moves_system:
+            body = move_late_system(body)
         # The Response repeats the fields of its request, defaults included.
         defaults = {key: body[key] for key in self._defaults if key in body}
-        return _Call(effective | defaults, body, get_sticky_key(request, episode), deadline)
+        return _Call(effective | defaults, body, get_sticky_key(request, episode), deadline, moves_system=moves_system)
 
     def _build_body(self, request: Item, outbound_api: OutboundApi) -> Item:
         options, body = self.options, outbound_api.build_body(request)
+        requested_template = body.get(CHAT_TEMPLATE_KEY, {})
+        if not isinstance(requested_template, dict):
+            raise Failed(f"{CHAT_TEMPLATE_KEY!r} must be a JSON object", kind="model_bad_request")
         template = {
             **options.extra_body.get(CHAT_TEMPLATE_KEY, {}),
             **options.chat_template_kwargs,
-            **body.get(CHAT_TEMPLATE_KEY, {}),
+            **requested_template,
         }
         complete = body | {CHAT_TEMPLATE_KEY: template} if template else body
         # Most models have no such options, and then a copy of the body is not needed.
@@ -298,17 +378,48 @@ class Upstream:
         return {key: value for key, value in complete.items() if value is not None and key not in STREAM_FIELDS}
 
     async def _send(self, path: str, body: Item, call: _Call) -> client.HttpResponse:
-        return await self._post(path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final)
+        """Return the answer to *body* at *path*; an error, a page or a broken body with status 200 is tried again."""
+        while True:
+            call.is_answered = False
+            answer = await self._post(
+                path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final
+            )
+            call.is_answered = answer.ok
+            revealed, is_faulty = reveal_error(answer)
+            reason = f"{answer.host} answered {answer.status} with {answer.text[:MAX_EXCERPT_CHARS]!r}"
+            if not (is_faulty and await self._wait_to_retry(call, reason)):
+                return revealed
+
+    async def _wait_to_retry(self, call: _Call, reason: str) -> bool:
+        """Wait before another try of a *call* whose answer cannot be used; return whether there is one.
+
+        Requests without an answer are repeated by the client of the replicas, or by the SDK.
+        """
+        wait = self._retry.get_delay(call.failures)
+        if call.failures >= self._retry.times or asyncio.get_running_loop().time() + wait >= call.deadline:
+            return False
+        call.failures += 1
+        self._warn_once("trying again, up to %d times per call: %s", self._retry.times, reason)
+        await asyncio.sleep(wait)
+        return True
 
     async def _parse_answer(self, answer: client.HttpResponse, call: _Call) -> Item:
         request = call.request
-        if responses.is_context_overflow(answer.status, answer.body):
+        if (refusal := find_limit_refusal(answer.status, answer.body)) is not None:
             message, _ = errors.parse_refusal(answer.text)
             # Some servers take -1 for "no limit". Others give the message of a prompt that fills the context.
             negative = [name for name in OUTPUT_LIMITS if isinstance(limit := call.body.get(name), int) and limit < 0]
             if negative:
                 raise Failed(f"{negative[0]!r} must be at least 1: {message}", kind="model_bad_request")
-            self._warn_of_overflow(answer.host, message)
+            refusal = replace(refusal, message=message)
+            if not refusal.is_prompt:
+                raise _build_limit_error(answer, call, refusal)
+            self._warn_once(
+                "%s: a prompt exceeds the context of the model: %s; such turns end at once, truncated by tokens;"
+                " serve the model with a longer context",
+                answer.host,
+                message,
+            )
             return responses.build_overflow_response(message, model=request["model"], request=request)
         with redact_failures(*answer.secrets):
             self._check_status(answer, request)
@@ -317,20 +428,16 @@ class Upstream:
             response = self._api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
             if self.options.tokens:
                 _check_has_tokens(response, self.name)
+                response["output"][-1].update(token_settings.get_marks(call.body))
             _add_weight_versions(response, body)
             api.check_unparsed_calls(response, request, host=answer.host)
             return response
 
-    def _warn_of_overflow(self, host: str, message: str) -> None:
-        """Warn once, because a run can have many such prompts."""
-        if not self._has_warned_of_overflow:
-            self._has_warned_of_overflow = True
-            log.warning(
-                "%s: a prompt exceeds the context of the model: %s; such turns end at once, truncated by tokens;"
-                " serve the model with a longer context",
-                host,
-                message,
-            )
+    def _warn_once(self, sentence: str, *values: object) -> None:
+        """Log each warning once, because a run can have many calls with the same problem."""
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            log.warning(sentence, *values)
 
     def _check_status(self, answer: client.HttpResponse, request: Item) -> None:
         """Raise a specific error for statuses with a known cause; the general ones are raised on reading the body."""
@@ -369,18 +476,50 @@ class Upstream:
         return None
 
 
+class _OutputLimitRefused(Exception):
+    """The server at *host* refused a call because its output limit does not fit beside the prompt."""
+
+    def __init__(self, host: str, refusal: LimitRefusal) -> None:
+        super().__init__(refusal.message)
+        self.host = host
+        self.refusal = refusal
+
+
+def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitRefusal) -> Exception:
+    """Return the error for an output limit that does not fit, final if no smaller limit is left to try."""
+    sent = [call.body[key] for key in OUTPUT_LIMITS & call.body.keys()]
+    if sent and (refusal.room is None or refusal.room < min(sent)):
+        return _OutputLimitRefused(answer.host, refusal)
+    limit = f"the output limit of {min(sent)} tokens" if sent else "the output limit of the server"
+    return Failed(
+        f"{answer.host} answered {answer.status}: {refusal.message}; {limit} does not fit beside the prompt; lower it"
+        " (max_output_tokens, --max-output-tokens), or serve the model with a longer context",
+        kind="model_bad_request",
+    )
+
+
 @dataclass(slots=True)
 class _Call:
-    """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline."""
+    """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline.
+
+    `failures` counts the answers that could not be used, `is_answered` says whether the last request has an answer, and
+    `moves_system` whether the late system messages of the body are user messages.
+    """
 
     request: Item
     body: Item
     sticky_key: str
     deadline: float
+    failures: int = 0
+    is_answered: bool = False
+    moves_system: bool = False
 
     def is_final(self, answer: client.HttpResponse) -> bool:
         """Whether a retry of *answer* cannot help, even if its status usually deserves one."""
-        if responses.is_context_overflow(answer.status, answer.body):
+        if find_limit_refusal(answer.status, answer.body) is not None:
+            return True
+        # llama.cpp answers 500 if its template refuses a message.
+        if not answer.ok and not self.moves_system and has_late_system(self.body) and is_role_refusal(answer.text):
             return True
         return bool(self.request.get("tools") and api.suggest_tool_fix(answer.text))
 

@@ -14,14 +14,15 @@ prompt in an encoding that the tokenizer would never choose, and checks that the
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from gymsdk import responses
-from gymsdk.convert import chat, content
+from gymsdk.convert import content
 from gymsdk.convert import tokens as token_fields
-from gymsdk.convert.arguments import mend_messages
 from gymsdk.convert.chat import CHAT_PATH
 from gymsdk.errors import Failed, UsageError
 from gymsdk.jsonl import dump_json
@@ -37,7 +38,7 @@ from gymsdk.models.token_calls import (
     run_steps,
 )
 from gymsdk.models.token_probe import probe
-from gymsdk.models.token_settings import add_logprobs, check_prefix, get_sampling_settings
+from gymsdk.models.token_settings import add_logprobs, check_prefix, get_marks
 from gymsdk.responses import (
     BROKEN_FIELD,
     CONSTRAINED_FIELD,
@@ -96,6 +97,11 @@ class ExactTokens:
         """The engine's token interface, `None` if it is not known yet."""
         return self._interface
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """The sampling parameters of requests that do not set them."""
+        return SAMPLING if self._interface in {None, "nemo-rl", "chat"} else ENGINE_SAMPLING
+
     async def respond(self, call: TokenCall) -> tuple[Item, TokenPrompt | None]:
         """Return a chat completion with the token fields of *call*, and the prompt if this process composed it.
 
@@ -105,8 +111,7 @@ class ExactTokens:
         """
         interface = self._interface or await self.detect(call)
         check_prefix(call.body, interface)
-        sampling = SAMPLING if interface in {"nemo-rl", "chat"} else ENGINE_SAMPLING
-        call = replace(call, body={**sampling, **call.body})
+        call = replace(call, body={**self.sampling, **call.body})
         query = {
             "vllm-generate": self._generate,
             "vllm-completions": self._complete,
@@ -145,18 +150,21 @@ class ExactTokens:
         if broken:
             carrier[BROKEN_FIELD] = True
             self._once.warn(f"{self._name}: a conversation could not continue on its token ids: {broken}")
-        # Over Chat Completions, the grammar of the engine cannot be left out.
-        if call.is_constrained or (self._interface == "chat" and call.allows_one_call):
-            carrier[CONSTRAINED_FIELD] = True
+        marks = get_marks(call.body)
+        if self._interface == "chat" and call.allows_one_call:
+            # Over Chat Completions, the grammar of the engine cannot be left out.
+            marks[CONSTRAINED_FIELD] = True
+        carrier |= marks
+        if CONSTRAINED_FIELD in marks:
             self._once.warn(
                 f"{self._name}: a request constrains the decoding, so its log-probabilities are not the policy's;"
                 f" its items are marked {CONSTRAINED_FIELD}, and trainers leave them out of the loss"
             )
-        if settings := get_sampling_settings(call.body):
-            carrier[SAMPLING_FIELD] = settings
+        if SAMPLING_FIELD in marks:
+            settings = ", ".join(marks[SAMPLING_FIELD])
             self._once.warn(
-                f"{self._name}: requests sample with {', '.join(settings)}, and engines report the log-probabilities"
-                f" without these settings; the items are marked {SAMPLING_FIELD}"
+                f"{self._name}: requests sample with {settings}, and engines report the log-probabilities without these"
+                f" settings; the items are marked {SAMPLING_FIELD}"
             )
         if history is None and any(map(is_policy_item, items)) and any("status" in item for item in items):
             self._once.warn(
@@ -283,7 +291,7 @@ class ExactTokens:
         self, call: TokenCall, history: TokenHistory, items: list[Item], renderer: Renderer
     ) -> list[int]:
         """Return the ids of the messages after the last call, by placeholder, else by counting turns."""
-        new = mend_messages(chat.build_messages({"input": items[history.end :]}, thoughts=call.thoughts))
+        new = call.build_new_messages(items[history.end :])
         messages = call.body["messages"]
         conversation = messages[: len(messages) - len(new)]
         if [*conversation, *new] != messages or conversation[-1].get("role") != "assistant":
@@ -370,10 +378,11 @@ def _parse_message(text: str, call: TokenCall, thinking: bool) -> Item:
     """Return the chat message of a generated *text*, which starts with reasoning if *thinking*."""
     if not call.body.get("tools") or call.body.get("tool_choice") == "none":
         reasoning, rest = content.split_think_blocks(f"{THINK_START}{text}" if thinking else text)
-        return {"role": "assistant", "content": rest, "reasoning_content": "\n".join(reasoning)}
+        return {"role": "assistant", "content": rest, "reasoning_content": "\n".join(reasoning) or None}
     parsed = parse_output(text, thinking=thinking)
     calls = parsed.calls[:1] if call.body.get("parallel_tool_calls") is False else parsed.calls
-    message: Item = {"role": "assistant", "content": parsed.text, "reasoning_content": "\n".join(parsed.reasoning)}
+    message: Item = {"role": "assistant", "content": parsed.text}
+    message["reasoning_content"] = "\n".join(parsed.reasoning) or None
     if calls:
         message["tool_calls"] = [
             {

@@ -76,6 +76,10 @@ class HostedModel:
         """Return the Response to *request*; it is incomplete if the prompt exceeds the context length."""
         return await self._upstream.respond(request, episode=episode)
 
+    def get_sampling(self, requested: Item) -> Item:
+        """Return the sampling parameters that the provider gets for a request with the parameters *requested*."""
+        return self._upstream.get_sampling(requested)
+
     async def count_running(self) -> None:
         """Return `None`: hosted models do not tell how many calls they have."""
 

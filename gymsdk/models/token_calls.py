@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from gymsdk import responses
+from gymsdk.convert import chat
 from gymsdk.convert import tokens as token_fields
+from gymsdk.convert.arguments import mend_messages
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
+from gymsdk.convert.late_system import merge_late_system
+from gymsdk.convert.token_limits import find_limit_refusal
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import client, errors
+from gymsdk.models.token_settings import forces_tool, is_constrained
 from gymsdk.tokens.bridge import BridgeError, Decoding, Rendering, TokenizerSteps, answer_from_tokenizer
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Item
@@ -38,26 +43,6 @@ CHAT_ONLY_FIELDS = frozenset(
     }
 )
 """The fields of a chat request that a completion request with a token prompt does not have."""
-
-CONSTRAINT_FIELDS = (
-    "ebnf",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "json_schema",
-    "regex",
-    "response_format",
-    "structural_tag",
-    "structured_outputs",
-)
-"""The fields with which a request constrains the decoding: those of vLLM, SGLang and llama.cpp."""
-
-TEMPLATE_FIELDS = ("documents", "reasoning_effort")
-"""The fields that chat completions pass on to the chat template."""
-
-FORCED_TOOL_CHOICE = "required"
 
 REJECTED_STATUSES = frozenset({400, 422})
 """The statuses with which engines reject the content of a request."""
@@ -98,12 +83,19 @@ class TokenCall:
         body: The chat request.
         send: Sends requests for this call.
         thoughts: How to send earlier reasoning.
+        moves_system: Whether the late system messages of the body are user messages.
     """
 
     request: Item
     body: Item
     send: EngineRequest
     thoughts: responses.ReasoningFormat
+    moves_system: bool = False
+
+    def build_new_messages(self, items: list[Item]) -> list[Item]:
+        """Return the messages for *items* after the policy's last turn, as the body has them."""
+        new = mend_messages(chat.build_messages({"input": items}, thoughts=self.thoughts))
+        return merge_late_system(new, is_start=False) if self.moves_system else new
 
     async def post(self, path: str, body: Item) -> Any:
         """Return the JSON answer to *body* at *path*.
@@ -120,14 +112,13 @@ class TokenCall:
     @property
     def template_variables(self) -> Item:
         """The variables that the request passes to the chat template besides the messages and the tools."""
-        fields = {key: self.body[key] for key in TEMPLATE_FIELDS if self.body.get(key)}
+        fields = {"reasoning_effort": effort} if (effort := self.body.get("reasoning_effort")) else {}
         return {**fields, **(self.body.get(CHAT_TEMPLATE_KEY) or {})}
 
     @property
     def is_constrained(self) -> bool:
         """Whether the engine constrains the decoding of this call."""
-        constraints = [self.body.get(key) for key in CONSTRAINT_FIELDS]
-        return self.forces_tool or any(value for value in constraints if value != {"type": "text"})
+        return is_constrained(self.body)
 
     @property
     def allows_one_call(self) -> bool:
@@ -140,13 +131,7 @@ class TokenCall:
     @property
     def forces_tool(self) -> bool:
         """Whether the request requires a tool call."""
-        choice = self.body.get("tool_choice")
-        if isinstance(choice, dict):
-            return (
-                choice.get("type") == "function"
-                or (choice.get("allowed_tools") or {}).get("mode") == FORCED_TOOL_CHOICE
-            )
-        return choice == FORCED_TOOL_CHOICE
+        return forces_tool(self.body)
 
 
 class Renderer(Protocol):
@@ -292,7 +277,7 @@ def get_limit(body: Item) -> int | None:
 def _convert_refusal(refusal: EngineRefusal) -> Exception:
     """Return the error for a rendering that the engine refused: a `UsageError` if the template rejects the messages."""
     answer = refusal.answer
-    if answer.status in REJECTED_STATUSES and not responses.is_context_overflow(answer.status, answer.body):
+    if answer.status in REJECTED_STATUSES and find_limit_refusal(answer.status, answer.body) is None:
         return UsageError(f"the chat template rejects the messages: {errors.parse_refusal(answer.text)[0]}")
     return refusal
 

@@ -350,7 +350,7 @@ class RunFolder:
     def finish_inputs(self) -> None:
         """Record in run.json that all rows to send are in inputs.jsonl."""
         self._close_inputs()
-        self._write_document(self.run, {**self._read_about(), INPUTS_COMPLETE: True})
+        self._write_document(self.run, {**self.read_about(), INPUTS_COMPLETE: True})
 
     def _close_inputs(self) -> None:
         if self._inputs_file is not None:
@@ -361,11 +361,11 @@ class RunFolder:
     def has_all_inputs(self) -> bool:
         """Whether inputs.jsonl holds all rows: a killed run may have written only the first ones."""
         # A folder of an earlier version lacks this key.
-        return bool(self._read_about().get(INPUTS_COMPLETE, True))
+        return bool(self.read_about().get(INPUTS_COMPLETE, True))
 
     def read_settings(self) -> Row:
         """Return the settings with which the run was started."""
-        settings: Row = self._read_about()["settings"]
+        settings: Row = self.read_about()["settings"]
         return settings
 
     def resume(self, resumption: Row, *, repeats: int = 1) -> None:
@@ -375,7 +375,7 @@ class RunFolder:
         that an older version wrote once per task are written again, once per repeat. If inputs.jsonl lacks rows,
         `add_inputs` adds them.
         """
-        about = self._read_about()
+        about = self.read_about()
         self._write_document(self.run, {**about, "resumed": [*about["resumed"], resumption]})
         if not self.has_all_inputs:
             drop_partial_line(self.inputs)
@@ -442,7 +442,7 @@ class RunFolder:
         finally:
             fresh.unlink(missing_ok=True)
 
-    def _read_about(self) -> Row:
+    def read_about(self) -> Row:
         try:
             about = jsonl.parse_json(self.run.read_bytes())
             return {**about, "settings": dict(about["settings"]), "resumed": list(about["resumed"])}

@@ -122,6 +122,8 @@ def _parse_input(prompt: str | list[Item]) -> list[Item]:
 Wanted: TypeAlias = tuple[str | None, str]
 """The agent that a row names, if any, and the row's environment."""
 
+MODEL_SERVERS = "responses_api_models"
+
 log = logging.getLogger("gymsdk")
 
 
@@ -136,6 +138,7 @@ class HeadServers:
         model: The name of the policy's model, if the head reports it.
         version: The servers' version of gymsdk, if they run gymsdk.
         versions: The versions of the environments, if the head reports them.
+        policies: The models of the agents with their providers, as in `vllm/NAME`, if the head reports them.
     """
 
     client: ServerClient
@@ -144,6 +147,7 @@ class HeadServers:
     model: str | None = None
     version: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    policies: frozenset[str] = frozenset()
 
     @property
     def is_idempotent(self) -> bool:
@@ -224,6 +228,11 @@ async def fetch_servers(head: str, wanted: Callable[[HeadServers], bool] = lambd
 def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServers:
     agents = {name: _get_resources_server(block) for name, block in _iter_blocks(config, "responses_api_agents")}
     judges = dict(_iter_blocks(config, "resources_servers"))
+    models = {name: _get_string(_get_field(block, "model")) for name, block in _iter_blocks(config, MODEL_SERVERS)}
+    players = {
+        _get_string(_get_field(_get_field(block, "model_server"), "name"))
+        for _, block in _iter_blocks(config, "responses_api_agents")
+    }
     return HeadServers(
         client,
         agents,
@@ -233,6 +242,7 @@ def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServer
         versions={
             name: version for name, each in judges.items() if (version := _get_string(_get_field(each, "version")))
         },
+        policies=frozenset(model for name, model in models.items() if name in players and model is not None),
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +50,13 @@ from gymsdk.rollouts.jobs import (
 )
 from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_start, list_differences
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
+from gymsdk.rollouts.sampling import (
+    EARLIER_SAMPLING,
+    SAMPLING_KEY,
+    add_earlier_sampling,
+    began_with_fixed_sampling,
+    describe_sampling,
+)
 from gymsdk.rollouts.summary import MetricsSource, build_summaries, iter_metrics_json
 from gymsdk.rollouts.tasks import (
     NamedRows,
@@ -207,6 +215,7 @@ async def play_missing(
     concurrency: int,
     report: Callable[[PlayedJob], None],
     trajectories: bool = False,
+    prepare: Callable[[AsyncIterator[Job]], AsyncIterator[Job]] = aiter,
 ) -> None:
     """Play the rollouts that *folder* lacks.
 
@@ -218,8 +227,9 @@ async def play_missing(
         concurrency: The number of episodes in flight.
         report: Called with each finished rollout after its line is on disk.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
+        prepare: Changes the jobs before they are played.
     """
-    missing = inputs.iter_jobs(done=done)
+    missing = prepare(inputs.iter_jobs(done=done))
     async with player.open(), aclosing(collect(missing, player, concurrency=concurrency)) as ends:
         async for played in ends:
             report(write_result(folder, played, trajectories=trajectories))
@@ -307,11 +317,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PlayerSetup:
-    """The participants of a run: the environments loaded here, what plays the jobs, and the servers, if any."""
+    """The participants of a run: the environments loaded here, what plays the jobs, and the servers or the model."""
 
     environments: Mapping[str, Environment]
     player: Player
     served: HeadServers | None = None
+    model: Model | None = None
 
 
 async def execute(run: Run, watch: RunReporter) -> list[Row]:
@@ -332,7 +343,7 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
         # The metrics of a run with many rollouts would trigger full garbage collections, too.
         with RunFolder(run.output) as folder, collect_rarely():
             inputs = await _prepare(folder, run, watch, cast)
-            await _complete(folder, run, watch, cast.player, inputs)
+            await _complete(folder, run, watch, cast, inputs)
             # Each connection that closes while a `metrics` hook computes in a thread would stop the event loop.
             await client.close_idle_connections()
             sources = await asyncio.to_thread(_list_metrics_sources, folder, cast)
@@ -373,7 +384,8 @@ async def _choose_player(run: Run) -> PlayerSetup:
             tokenizer=plan.tokenizer,
         )
         await _check_tokens(model)
-        return PlayerSetup(loaded, LocalPlayer(loaded, model, plan.seed, plan.budget, pace.attempts))
+        player = LocalPlayer(loaded, model, plan.seed, plan.budget, pace.attempts)
+        return PlayerSetup(loaded, player, model=model)
     loaded = {} if plan.tasks else _load_environments(plan)
     # In a thread, and once for all polls of the head: a line may be long.
     wanted = await asyncio.to_thread(_list_wanted, plan)
@@ -405,7 +417,7 @@ def _list_metrics_sources(folder: RunFolder, cast: PlayerSetup) -> dict[str, Met
     return measured
 
 
-async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Player, inputs: RunInputs) -> None:
+async def _complete(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup, inputs: RunInputs) -> None:
     progress = await asyncio.to_thread(folder.read_progress)
     watch.start(total=inputs.count if inputs.is_complete else _count_planned(run.plan), progress=progress)
     breaker = CircuitBreaker(scored=progress.scored)
@@ -414,7 +426,9 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
         watch.finish_job(played)
         breaker.record(played.rollout)
 
+    player = cast.player
     concurrency = _limit_concurrency(run.limits.concurrency, player, watch)
+    is_earlier = _sends_earlier_sampling(folder.read_about(), run.plan, cast)
     try:
         async with inputs.write_rest(watch.set_total):
             await play_missing(
@@ -425,6 +439,7 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
                 concurrency=concurrency,
                 report=report_played,
                 trajectories=run.trajectories,
+                prepare=partial(add_earlier_sampling, model=cast.model) if is_earlier else aiter,
             )
     except ModelLost as error:
         raise ModelLost(
@@ -455,6 +470,7 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
     servers = cast.served.describe() if cast.served else None
     settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers)
     about = describe_start(run.plan, cast.environments.values())
+    sampling = describe_sampling(cast.model, run.plan.sampling)
     if not run.overwrite and (strangers := folder.list_foreign_files()):
         names = ", ".join(strangers)
         raise BadOutput(f"{shown} holds {names}, but no run; use --overwrite, or choose another --output")
@@ -473,6 +489,7 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
         # A row of a file may be invalid, and then nothing is played.
         await inputs.write_first(None if run.plan.tasks else ROWS_BEFORE_START)
         about |= await asyncio.to_thread(describe_host)
+        about |= _note_sampling(sampling, watch)
         folder.start(settings=settings, about=about, complete=inputs.is_complete)
         return inputs
     if changed := list_differences(folder.read_settings(), settings):
@@ -484,10 +501,26 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
         raise BadOutput(
             f"{shorten_path(folder.inputs)} is missing, so that the run cannot be resumed; start over with --overwrite"
         )
-    folder.resume(about, repeats=run.plan.repeats)
+    if _sends_earlier_sampling(folder.read_about(), run.plan, cast):
+        sampling = EARLIER_SAMPLING
+    folder.resume(about | _note_sampling(sampling, watch), repeats=run.plan.repeats)
     inputs = RunInputs(folder, None if folder.has_all_inputs else build_rows)
     await inputs.count_earlier_rows()
     return inputs
+
+
+def _sends_earlier_sampling(about: Row, plan: Plan, cast: PlayerSetup) -> bool:
+    """Whether a run was begun by a version that sent temperature and top_p in place of the engine's defaults."""
+    names = cast.served.policies if cast.served else {plan.model or ""}
+    return not plan.tokens and began_with_fixed_sampling(about, names)
+
+
+def _note_sampling(sampling: str | None, watch: RunReporter) -> Row:
+    """Report the sampling parameters that the run sends; return them for run.json."""
+    if sampling is None:
+        return {}
+    watch.log(f"sampling: {sampling}")
+    return {SAMPLING_KEY: sampling}
 
 
 def _build_inputs(plan: Plan, log: Callable[[str], object], cast: PlayerSetup) -> Iterator[Row]:

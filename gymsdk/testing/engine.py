@@ -113,7 +113,7 @@ def _build_turn(items: Iterable[Item]) -> Item:
     return {
         "role": "assistant",
         "content": text,
-        "reasoning_content": content.join_reasoning(turn),
+        "reasoning_content": content.join_reasoning(turn) or "",
         "tool_calls": calls,
     }
 

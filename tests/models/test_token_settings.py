@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 from tokens.engine_transport import build_upstream
 
-from gymsdk.convert.chat import ENGINE_FIELDS
+from gymsdk.convert.request_keys import REQUEST_KEYS, RequestKey
 from gymsdk.errors import Failed
 from gymsdk.models import registry
-from gymsdk.models.token_calls import CONSTRAINT_FIELDS
-from gymsdk.models.token_settings import (
-    DELIVERED_FIELDS,
-    EFFECTIVE_ZEROS,
-    NEUTRAL_VALUES,
-    PREFIX_FIELD,
-    REFUSED_FIELDS,
-    REFUSED_IF_FALSE,
-    get_sampling_settings,
-)
-from gymsdk.responses import SAMPLING_FIELD, TOKEN_FIELDS, TokenInterface
+from gymsdk.models.token_settings import PREFIX_FIELD, get_sampling_settings
+from gymsdk.responses import CONSTRAINED_FIELD, SAMPLING_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.types import Item
 
 INTERFACES: tuple[TokenInterface, ...] = ("vllm-generate", "vllm-completions", "nemo-rl", "chat")
@@ -34,38 +25,35 @@ async def respond(interface: TokenInterface, extra: Item | None = None, **fields
     return await upstream.respond({"input": "Say yes."} | fields | metadata)
 
 
-def test_each_field_of_engines_has_one_treatment() -> None:
-    treatments = (
-        {*REFUSED_FIELDS},
-        {*REFUSED_IF_FALSE},
-        {*NEUTRAL_VALUES},
-        {*DELIVERED_FIELDS},
-        {*CONSTRAINT_FIELDS},
-        {PREFIX_FIELD},
-    )
-    fields = [field for treatment in treatments for field in treatment]
-    assert len(fields) == len(set(fields))
-    assert set(fields) >= ENGINE_FIELDS
-
-
 @pytest.mark.parametrize("interface", INTERFACES)
-@pytest.mark.parametrize("field", [*REFUSED_FIELDS, *REFUSED_IF_FALSE])
-async def test_a_field_without_meaning_is_refused_with_its_reason(interface: TokenInterface, field: str) -> None:
-    reason = (REFUSED_FIELDS | REFUSED_IF_FALSE)[field]
-    value = False if field in REFUSED_IF_FALSE else 3
-    with pytest.raises(Failed, match=field) as refused:
-        await respond(interface, {field: value})
+@pytest.mark.parametrize(
+    "key",
+    [key for key in REQUEST_KEYS.values() if key.effect in {"refused", "refused if false"}],
+    ids=lambda key: key.name,
+)
+async def test_a_field_without_meaning_is_refused_with_its_reason(interface: TokenInterface, key: RequestKey) -> None:
+    value = False if key.effect == "refused if false" else 3
+    with pytest.raises(Failed, match=key.name) as refused:
+        await respond(interface, {key.name: value})
     assert refused.value.kind == "model_bad_request"
-    assert reason in str(refused.value)
+    assert key.reason in str(refused.value)
     # A null value leaves the field out.
-    assert (await respond(interface, {field: None}))["output"]
+    assert (await respond(interface, {key.name: None}))["output"]
 
 
-@pytest.mark.parametrize("field", sorted(EFFECTIVE_ZEROS))
+@pytest.mark.parametrize(
+    "name", ["regex", "ebnf", "guided_json", "guided_of_tomorrow", "structured_outputs", "grammar"]
+)
+async def test_a_request_that_constrains_the_decoding_is_marked(name: str) -> None:
+    assert (await respond("vllm-completions", **{name: {"a": 1}}))["output"][-1][CONSTRAINED_FIELD]
+    assert CONSTRAINED_FIELD not in (await respond("vllm-completions", **{name: None}))["output"][-1]
+
+
+@pytest.mark.parametrize("field", [key.name for key in REQUEST_KEYS.values() if key.is_zero_effective])
 async def test_a_zero_with_an_effect_is_refused(field: str) -> None:
     """vLLM returns the log-probabilities of the prompt's own tokens for `prompt_logprobs: 0`."""
     with pytest.raises(Failed, match=field):
-        await respond("vllm-completions", {field: 0})
+        await respond("vllm-completions", **{field: 0})
 
 
 async def test_requested_top_logprobs_are_refused_and_not_dropped() -> None:

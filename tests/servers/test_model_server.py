@@ -221,7 +221,7 @@ async def test_an_unknown_key_is_not_an_error() -> None:
     async with app_client(server.create_app(model_under_test)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "odd": 1, "stream": False})
     assert answer.status_code == 200
-    assert model_under_test.requests == [{"input": "hi", "top_k": 3}]
+    assert model_under_test.requests == [{"input": "hi", "top_k": 3, "odd": 1}]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from openai import BadRequestError, RateLimitError
 from pydantic import ValidationError
 
 from gymsdk import responses
+from gymsdk.convert.token_limits import is_context_overflow
 from gymsdk.models.scripted import build
-from gymsdk.responses import is_context_overflow
 from gymsdk.testing.faults import Faults, draw_latency
 from gymsdk.types import Item
 

@@ -104,10 +104,14 @@ def test_each_field_is_translated(body: Item, expected: Item) -> None:
     assert chat_inbound.parse_request({"messages": []} | body) == expected | {"input": []}
 
 
-def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_key_is_kept_for_engines_that_may_know_it() -> None:
+    assert chat_inbound.parse_request({"messages": [], "surprise": 1}) == {"input": [], "surprise": 1}
+
+
+def test_a_key_that_only_responses_has_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        assert chat_inbound.parse_request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
-    assert [record.getMessage().count("surprise_of_chat") for record in caplog.records] == [1]
+        assert chat_inbound.parse_request({"messages": [], "instructions": "x"}) == {"input": []}
+    assert [record.getMessage().count("instructions") for record in caplog.records] == [1]
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

@@ -211,11 +211,14 @@ def test_metadata_other_than_the_user_is_passed_on() -> None:
     assert (request["user"], request["metadata"]) == ("u", {"extra_body": '{"seed": 1}'})
 
 
-def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_key_is_kept_for_engines_that_may_know_it() -> None:
+    assert parse(context_flux={}) == parse() | {"context_flux": {}}
+
+
+def test_a_key_that_only_responses_has_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"):
-        assert parse(context_flux={}) == parse(context_flux={}) == parse()
-    assert [record.getMessage() for record in caplog.records if "context_flux" in record.getMessage()] != []
-    assert len(caplog.records) == 1
+        assert parse(instructions="x") == parse(instructions="x") == parse()
+    assert ["instructions" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_the_whole_request_can_be_converted_to_chat() -> None:
