@@ -170,10 +170,10 @@ def test_a_private_file_or_a_file_without_a_key_logs_no_warning(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("\npolicy_api_key: [sk-torn", "not valid YAML at line"),
+        ("\npolicy_api_key: [sk-torn", "2: this is not valid YAML"),
         ("- policy_api_key", "key: value"),
         ("policy_base_url: {a: b}", "policy_base_url"),
-        ("policy_base_url: [1]", "policy_base_url"),
+        ("policy_base_url: [[1]]", "policy_base_url"),
         ("policy_model_name: [a, b]", "policy_model_name"),
         ("policy_api_key: ${no_such_key}", "does not resolve"),
     ],

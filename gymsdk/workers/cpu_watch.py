@@ -25,6 +25,9 @@ Excess: TypeAlias = Literal["cpu", "idle"]
 
 T = TypeVar("T")
 
+CAN_READ = Path("/proc/self/stat").exists()
+"""Whether the system tells the CPU time of other threads and processes. Without it, nothing is limited."""
+
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,7 +58,7 @@ class CpuWatch:
 
         The time between two calls counts as `CHECK_SECONDS`, because this process may have been stopped meanwhile.
         """
-        used = self._read()
+        used = self._read() if CAN_READ else None
         if used is None:
             return None
         if self._first is None:
@@ -77,22 +80,29 @@ async def limit_cpu(watch: CpuWatch) -> AsyncIterator[None]:
     Raises:
         TimeoutError: The limit `watch.excess` was exceeded.
     """
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
-
-    def check() -> None:
-        nonlocal timer
-        if watch.check():
-            timeout.reschedule(loop.time())
-        else:
-            timer = loop.call_later(CHECK_SECONDS, check)
-
-    timer = loop.call_later(CHECK_SECONDS, check)
-    try:
-        async with asyncio.timeout(None) as timeout:
+    async with asyncio.timeout(None) as timeout:
+        checks = _Checks(watch, timeout)
+        try:
             yield
-    finally:
-        timer.cancel()
+        finally:
+            checks.timer.cancel()
+
+
+class _Checks:
+    """Checks a watch again and again, and ends a timeout when a limit is exceeded."""
+
+    def __init__(self, watch: CpuWatch, timeout: asyncio.Timeout) -> None:
+        self._watch = watch
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        # Cancelling a timer also ends the reference cycle with its callback.
+        self.timer = self._loop.call_later(CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        if self._watch.check():
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self.timer = self._loop.call_later(CHECK_SECONDS, self._check)
 
 
 def compute_longest_seconds(cpu: float, idle: float) -> float:
