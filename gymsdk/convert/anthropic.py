@@ -372,4 +372,5 @@ MESSAGES_API = InboundApi(
     heartbeat=PING_FRAME,
     format_overflow=format_overflow,
     refuses_overflow=True,
+    continues_last_turn=True,
 )

@@ -72,6 +72,7 @@ class InboundApi:
         format_overflow: Returns the message of the error for a prompt that is too long, from that of the engine.
         refuses_overflow: Whether a prompt that is too long is an error unless the server is configured otherwise. The
             programs that use Messages summarize the conversation after this error only.
+        continues_last_turn: Whether a turn of the policy at the end of a conversation is the beginning of the answer.
         echoes_token_ids: Whether a captured call returns its token ids without being asked. Our own agents need them;
             other programs send them back with each later request.
     """
@@ -85,6 +86,7 @@ class InboundApi:
     heartbeat: bytes
     format_overflow: Callable[[str], str] = str
     refuses_overflow: bool = False
+    continues_last_turn: bool = False
     echoes_token_ids: bool = False
 
 

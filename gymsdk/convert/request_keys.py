@@ -66,7 +66,7 @@ class RequestKey:
         return is_zero or (bool(value) and value not in self.neutral)
 
 
-_NO_PREFILL = (
+NO_PREFILL = (
     "a turn of the policy cannot begin with given text (a prefill), because the policy did not sample its tokens"
 )
 _CHANGES_PROMPT = "it would change the prompt without a trace in the conversation"
@@ -200,9 +200,9 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
             # An empty prompt, and the log-probabilities of the prompt's own tokens.
             RequestKey("truncate_prompt_tokens", effect="refused", reason=_CHANGES_PROMPT, is_zero_effective=True),
             RequestKey("prompt_logprobs", effect="refused", reason=_NOT_RETURNED, is_zero_effective=True),
-            RequestKey("continue_final_message", effect="refused", reason=_NO_PREFILL),
+            RequestKey("continue_final_message", effect="refused", reason=NO_PREFILL),
             RequestKey("echo", effect="refused", reason="the ids of the prompt are returned in any case"),
-            RequestKey("add_generation_prompt", effect="refused if false", reason=_NO_PREFILL),
+            RequestKey("add_generation_prompt", effect="refused if false", reason=NO_PREFILL),
             RequestKey("detokenize", effect="refused if false", reason="without text there is no message"),
             RequestKey("required_prefix_token_ids", effect="prefix"),
             *_build_keys(

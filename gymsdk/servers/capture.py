@@ -121,6 +121,8 @@ class TokenCapturingModel:
     the call continues on exactly the tokens that the policy sampled.
     """
 
+    captures_tokens = True
+
     def __init__(self, model: Model, folder: TokenCaptureFolder) -> None:
         """Capture the token ids of calls of `model` in `folder`."""
         self._model = model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from gymsdk import responses, tracing
 from gymsdk.convert import anthropic, api
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.convert.request_keys import NO_PREFILL
 from gymsdk.convert.tokens import drop_token_fields
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.http.client import RequestRefused
@@ -38,7 +40,10 @@ from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response, rollout_id_of
 from gymsdk.servers.pausing import PausableModel, add_pause_endpoints
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item, Model
+
+once = OnceLogger(logging.getLogger("gymsdk"))
 
 BAD_REQUEST, UNPROCESSABLE, TOO_MANY_REQUESTS, NOT_IMPLEMENTED, BAD_GATEWAY, GATEWAY_TIMEOUT = (
     400,
@@ -320,12 +325,18 @@ class ModelResponder:
             Failed: The model failed, or the API cannot express its response.
             NestingError: The response, which repeats parts of the request, is nested too deeply.
         """
+        self._check_prefill(model_request)
         # A response stopped by a content filter is returned too: each API has its own form for it.
         response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
         if (message := responses.get_overflow_message(response)) and self._refuses_overflow(content):
             raise ContextOverflow(message)
-        if tracing.get_captured_rollout() and not (self._api.echoes_token_ids or content.get("return_token_ids")):
-            response = response | {"output": drop_token_fields(response["output"])}
+        if tracing.get_captured_rollout():
+            if not getattr(self._model, "captures_tokens", False):
+                once.warn(
+                    "a request asks for a capture of its token ids, and none is written: serve with --token-capture-dir"
+                )
+            elif not (self._api.echoes_token_ids or content.get("return_token_ids")):
+                response = response | {"output": drop_token_fields(response["output"])}
         try:
             result = self._api.build_answer(response, content)
             return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
@@ -334,6 +345,14 @@ class ModelResponder:
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
+
+    def _check_prefill(self, request: Item) -> None:
+        """Raise `Failed` if *request* begins the policy's answer, which is not possible with token ids."""
+        items = responses.get_input_items(request)
+        wants_tokens = getattr(getattr(self._model, "options", None), "tokens", False)
+        if self._api.continues_last_turn and wants_tokens and items and items[-1].get("role") == "assistant":
+            message = f"the last message is the assistant's: {NO_PREFILL}; end with a user message"
+            raise Failed(message, kind="model_bad_request")
 
     def _refuses_overflow(self, content: Item) -> bool:
         """Return whether the request with the body *content* gets an error if its prompt does not fit the context."""

@@ -207,3 +207,23 @@ async def test_a_captured_call_returns_token_ids_to_programs_that_ask_for_them(
     assert TOKEN_FIELDS[0] in plain.text
     (line,) = (tmp_path / "r1.tokens.jsonl").read_text().splitlines()
     assert json.loads(line)[TOKEN_FIELDS[1]] == [3]
+
+
+async def test_a_capture_that_is_not_written_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(Engine()) as url, httpx.AsyncClient() as client:
+        server.once.warnings.clear()
+        body = {"model": "m", "input": "hi"}
+        for _ in range(2):
+            await client.post(f"{url}/ng-rollout/r1/training-token-capture/v1/responses", json=body)
+    said = [record.getMessage() for record in caplog.records if "--token-capture-dir" in record.getMessage()]
+    assert len(said) == 1
+
+
+async def test_a_prefill_is_refused_with_token_ids_where_the_api_has_it() -> None:
+    engine = Engine()
+    messages = [*HI, {"role": "assistant", "content": "The answer is"}]
+    async with serve(engine, tokens=True, token_interface="chat") as url, serve(engine) as plain:
+        refused = await post(url, "messages", messages=messages)
+        answered = await post(plain, "messages", messages=messages)
+    assert (refused.status_code, answered.status_code) == (400, 200)
+    assert "cannot begin with given text (a prefill)" in refused.json()["error"]["message"]
