@@ -1,7 +1,7 @@
 """Find numbers that are not finite in the arguments of a tool call.
 
 JSON has no such numbers, but pydantic reads texts like `"nan"` and `"1e999"` as numbers. The configuration of the
-arguments cannot forbid that everywhere, because each model among their types has a configuration of its own.
+arguments cannot forbid that everywhere, because each model among their types has its own configuration.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 from gymsdk.errors import UsageError
 
 CLONE_FS = 0x200
-"""The flag of `unshare(2)` that gives a thread a working folder, a root folder and a umask of its own."""
+"""The flag of `unshare(2)` that gives a thread its own working folder, root folder and umask."""
 
 PROCESS_FOLDER = "/proc/self/cwd"
 """The working folder of the process's main thread on Linux, even if it has been removed."""
@@ -69,7 +69,7 @@ def shorten_path(path: Path) -> Path:
 
 
 def separate_thread() -> bool:
-    """Give this thread a working folder of its own, where the system can, and return whether it could.
+    """Give this thread its own working folder, where the system can, and return whether it could.
 
     A plain hook that changes the working folder for a moment then changes it neither for the host nor for the hooks in
     other threads.

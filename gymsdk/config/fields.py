@@ -225,10 +225,10 @@ TEXT_KEYS = frozenset(
         "token_file",
     }
 )
-"""The keys at the top of a configuration whose values are names, paths, addresses and keys: text."""
+"""The keys at the top of a configuration with values that are names, paths, addresses and keys: text."""
 
 SERVER_TEXT_KEYS = frozenset({"advertise_host", "domain", "entrypoint", "host"})
-"""The keys of every server whose values are text."""
+"""The keys of every server with values that are text."""
 
 MODEL_TEXT_KEYS = frozenset(
     {
@@ -246,10 +246,10 @@ MODEL_TEXT_KEYS = frozenset(
         "tokenizer",
     }
 )
-"""The keys of model servers whose values, in lists and mappings too, are text."""
+"""The keys of model servers with values that are text, in lists and mappings too."""
 
 DATASET_TEXT_KEYS = frozenset({"jsonl_fpath", "name", "type"})
-"""The keys of a dataset whose values are text."""
+"""The keys of a dataset with values that are text."""
 
 
 def restore_texts(node: Node, path: KeyPath = ()) -> Node:

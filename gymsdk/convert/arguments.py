@@ -1,8 +1,8 @@
-"""Read the arguments of tool calls, and mend those that are no JSON object before a server reads them.
+"""Read the arguments of tool calls, and mend those that are not a JSON object before a server reads them.
 
 A policy may write any text as the arguments of a call. The environment answers such a call with an error, and the
 conversation goes on. Inference servers, however, parse the arguments in the history and reject a conversation in which
-one of them is no JSON object, and Messages has no place for such a text.
+one of them is not a JSON object, and Messages has no place for such a text.
 """
 
 from __future__ import annotations

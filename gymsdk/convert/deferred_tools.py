@@ -47,7 +47,7 @@ def _replace_references(message: Item, definitions: dict[object, str], where: st
 
 
 def _has_references(block: object) -> bool:
-    """Whether *block* is a tool result whose content has a reference."""
+    """Whether *block* is a tool result with a reference in its content."""
     parts = block.get("content") if isinstance(block, dict) else None
     return isinstance(parts, list) and any(map(_is_reference, parts))
 

@@ -1,4 +1,4 @@
-"""List the keys of requests: which ones reach the engine, and what they do to token ids and log-probabilities.
+"""List the keys of requests: those that reach the engine, and their effect on token ids and log-probabilities.
 
 A key of a request is sent to the engine, ignored, or refused, and some keys come only from the configuration of a
 model. A trainer computes importance ratios from the log-probabilities that the engine reports, and trains on the ids
@@ -33,7 +33,7 @@ only the configuration of a model may set it.
 """
 
 TokenEffect: TypeAlias = Literal["delivered", "marked", "constrains", "refused", "refused if false", "prefix"]
-"""What a key does with token ids.
+"""The effect of a key with token ids.
 
 `marked`: it changes the distribution that is sampled. `constrains`: it constrains the decoding. `prefix`: NeMo RL's
 server takes the ids of a conversation with it, and other engines ignore it.
@@ -47,7 +47,7 @@ class RequestKey:
     Attributes:
         name: The key.
         use: What becomes of it.
-        effect: What it does with token ids.
+        effect: Its effect with token ids.
         neutral: The values without an effect.
         reason: Why the key is refused, with token ids or always.
         is_zero_effective: Whether 0 differs from leaving the key out.

@@ -1,6 +1,6 @@
 """Recognize the errors of model servers about the context: the prompt is too long, or the output limit too large.
 
-Each server says so in its own words, often with the numbers. The patterns come from the sources and the published
+Each server has another message for it, often with the numbers. The patterns come from the sources and the published
 errors of vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, OpenAI, Azure, Anthropic, Gemini, Bedrock, xAI, Cohere,
 Mistral, Groq, DeepSeek, Kimi, Qwen and OpenRouter.
 """

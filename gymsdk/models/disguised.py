@@ -56,7 +56,7 @@ def reveal_error(answer: HttpResponse) -> tuple[HttpResponse, bool]:
 def _find_error(data: bytes) -> Item | None:
     """Return the error in the body *data*, `None` if it is an answer or no JSON object.
 
-    A Response has an error of its own, beside its output.
+    A Response has a separate field for an error, beside its output.
     """
     if len(data) > MAX_ERROR_BYTES or not _ERROR_KEY.search(data):
         return None

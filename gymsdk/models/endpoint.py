@@ -391,7 +391,7 @@ class Upstream:
                 return revealed
 
     async def _wait_to_retry(self, call: _Call, reason: str) -> bool:
-        """Wait before another try of a *call* whose answer cannot be used; return whether there is one.
+        """Wait before another try of a *call* with an answer that cannot be used; return whether there is one.
 
         Requests without an answer are repeated by the client of the replicas, or by the SDK.
         """

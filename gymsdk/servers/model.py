@@ -69,7 +69,7 @@ STATUS_BY_KIND = MappingProxyType(
         "model_unauthorized": BAD_GATEWAY,
     }
 )
-"""HTTP statuses of failures whose kind shows which side caused them."""
+"""HTTP statuses of failures with a kind that shows which side caused them."""
 
 MAX_REQUEST_DEPTH = 500
 """The nesting depth above which the request, and not the model's response, is blamed for a value that is too deep."""

@@ -2,10 +2,10 @@
 
 A chat template renders a whole conversation, and its rendering of an earlier turn often differs from the generated
 tokens: the same text can be tokenized in several ways, and templates drop earlier reasoning. `TemplateBridge`
-therefore asks the template to render the conversation twice: as it is, and with a placeholder in place of the text of
-the policy's last turn. The two renderings agree in what the template writes after that turn, which is what follows the
-generation. The rendering as it is must also still contain what the policy read before, from its beginning, with
-nothing between but the turns of the policy.
+asks the template to render the conversation. The rendering must contain all that the policy read before, from its
+beginning, with nothing between but the turns of the policy. If it also contains the policy's last turn exactly as it was
+generated, the rest follows the generation. Otherwise the template renders the conversation again, with a placeholder in
+place of the text of that turn. The two renderings agree in the text of the template after that turn.
 
 The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or `Decoding`, and receives their results.
 `Bridge` runs it with a tokenizer in this process; the models run it with the tokenizer of an inference server.
@@ -297,7 +297,7 @@ class TemplateBridge:
     def _find_read(
         self, parts: Sequence[Sequence[int]], ids: list[int], conversation: list[Item]
     ) -> TokenizerSteps[LastRead | None]:
-        """Find what the policy read in the rendering *ids* of the *conversation*; see `find_read`."""
+        """Find the parts that the policy read in the rendering *ids* of the *conversation*; see `find_read`."""
         if not parts:
             return LastRead()
         prompts = [(yield from self._get_generation_prompt(conversation))]

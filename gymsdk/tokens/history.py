@@ -46,7 +46,7 @@ def find_history(items: Sequence[Item]) -> TokenHistory | None:
 
 
 def split_last_prompt(items: Sequence[Item]) -> list[list[int]]:
-    """Return the prompt of the last turn in *items* in parts: what the policy read and its turns, alternately.
+    """Return the prompt of the last turn in *items* in parts: the ids that the policy read and its turns, alternately.
 
     The parts begin and end with ids that the policy read. Such a part is empty if *items* do not show which of its ids
     the policy read and which it sampled, because they contain an earlier turn without ids, or because the prompt was

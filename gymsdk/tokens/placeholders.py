@@ -17,14 +17,14 @@ PLACEHOLDER_WORDS = (("one", "six"), ("yes", "no"), ("blue", "small"), ("2", "7"
 ending of their renderings is the template's. Further pairs are for tokenizers that do not know the first."""
 
 MAX_GENERATED_END = 32
-"""The number of ids at the end of a generation that are compared with what the template writes after it."""
+"""The number of ids at the end of a generation that are compared with the ids that the template writes after it."""
 
 MAX_WORD_PAIRS = 8
 """The number of additional pairs that are tried."""
 
 
 class TurnEnding(NamedTuple):
-    """What a chat template writes after the text of an assistant turn, or after the arguments of its last call.
+    """The ids that a chat template writes after the text of an assistant turn, or after the arguments of its last call.
 
     Attributes:
         final: The ids if no message follows the turn.

@@ -1,4 +1,4 @@
-"""Find what a policy read, and the turn that it generated, in a rendering of the whole conversation."""
+"""Find the ids that a policy read, and the turn that it generated, in a rendering of the whole conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ID_BYTES = array("q").itemsize
 
 
 class Gap(NamedTuple):
-    """What a rendering has between two parts that the policy read, if these are not the ids of its turn.
+    """The ids of a rendering between two parts that the policy read, if these are not the ids of its turn.
 
     Attributes:
         written: The ids in the rendering.
@@ -38,7 +38,7 @@ class LastRead(NamedTuple):
 
     Attributes:
         start: The index of its first id.
-        end: The index after its last id; equal to *start* if it is not known what the policy read.
+        end: The index after its last id; equal to *start* if the ids that the policy read are not known.
         repeated: The index at which its ids occur again, -1 if they do not.
         gaps: The gaps before it.
         own: The ids from its end to the last turn, with the start of that turn; `None` if some of them are not known.
@@ -52,7 +52,7 @@ class LastRead(NamedTuple):
 
 
 def find_read(parts: Sequence[Sequence[int]], ids: list[int], prompts: list[list[int]]) -> LastRead | None:
-    """Find what the policy read, without the start of its turns, in order in a rendering.
+    """Find the ids that the policy read, without the start of its turns, in order in a rendering.
 
     Args:
         parts: The ids before the policy's last turn, as for `TemplateBridge.compute_suffix`.
@@ -100,7 +100,7 @@ def _find_part(packed: bytes, part: bytes, end: int, own: list[int] | None, *, i
 
 
 def is_own_turn(gap: Gap, marks: Collection[int]) -> bool:
-    """Return whether a gap has nothing but a turn of the policy, which a template may write in other ids.
+    """Return whether a gap has only a turn of the policy, which a template may write in other ids.
 
     Templates leave out reasoning, and write calls in another form. They do not end the turn more often than the policy.
 
