@@ -28,6 +28,7 @@ async def probe(call: TokenCall, name: str, *, has_tokenizer: bool = False) -> T
         has_tokenizer: Whether this process has the model's tokenizer.
 
     Raises:
+        EngineRefusal: The engine refuses requests without fields for token ids, too.
         Failed: The engine returns no token ids, or there is no answer.
     """
     sampling = {key: value for key, value in call.body.items() if key in {"model", "temperature", "top_p"}}
@@ -42,6 +43,9 @@ async def probe(call: TokenCall, name: str, *, has_tokenizer: bool = False) -> T
             if await probe_interface(call, base, messages, split):
                 return interface  # type: ignore[return-value]  # the names are those of the literal
     completion = await ask(call, CHAT_PATH, base | {"messages": messages})
+    if completion is None:
+        # The engine may refuse the fields for token ids, or any request, such as one with a wrong address or key.
+        await call.post(CHAT_PATH, sampling | {"messages": messages, "max_tokens": 1})
     fields = chat.read_token_fields(completion, strict=False) if _is_completion(completion) else {}
     if not fields:
         raise build_no_ids_error(name)

@@ -3,9 +3,9 @@
 A chat template renders a whole conversation, and its rendering of an earlier turn often differs from the generated
 tokens: the same text can be tokenized in several ways, and templates drop earlier reasoning. `TemplateBridge`
 asks the template to render the conversation. The rendering must contain all that the policy read before, from its
-beginning, with nothing between but the turns of the policy. If it also contains the policy's last turn exactly as it was
-generated, the rest follows the generation. Otherwise the template renders the conversation again, with a placeholder in
-place of the text of that turn. The two renderings agree in the text of the template after that turn.
+beginning, with nothing between but the turns of the policy. If it also contains the policy's last turn exactly as it
+was generated, the rest follows the generation. Otherwise the template renders the conversation again, with a
+placeholder in place of the text of that turn. The two renderings agree in the text of the template after that turn.
 
 The algorithm is a generator: it yields requests to a tokenizer, `Rendering` or `Decoding`, and receives their results.
 `Bridge` runs it with a tokenizer in this process; the models run it with the tokenizer of an inference server.

@@ -14,7 +14,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from gymsdk import model, responses, testing
+from gymsdk import Failed, model, responses, testing
 from gymsdk.config import load_config
 from gymsdk.responses import TOKEN_FIELDS
 from gymsdk.servers import model as server
@@ -227,3 +227,17 @@ async def test_a_prefill_is_refused_with_token_ids_where_the_api_has_it() -> Non
         answered = await post(plain, "messages", messages=messages)
     assert (refused.status_code, answered.status_code) == (400, 200)
     assert "cannot begin with given text (a prefill)" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, "model_not_found"), (401, "model_unauthorized"), (200, None)])
+async def test_a_wrong_address_or_key_is_not_taken_for_an_engine_without_token_ids(
+    status: int, kind: str | None
+) -> None:
+    engine = Engine()
+    engine.status, engine.error = status, "no"
+    app = web.Application()
+    app.router.add_post("/chat/completions", engine.answer)
+    async with testing.serve(app) as url:
+        with pytest.raises(Failed) as caught:
+            await model("vllm/m", base_url=url.removesuffix("/v1"), tokens=True, retries=0).respond({"input": "hi"})
+    assert caught.value.kind == (kind or "model_no_token_ids")
