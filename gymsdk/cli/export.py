@@ -249,7 +249,7 @@ def run_exporter(folder: Path, service: str) -> Iterator[Callable[[], None]]:
         yield start
     finally:
         if process is not None:
-            _finish(process, f"gymsdk export {folder} {service}")
+            _finish(process, f"gymsdk export {shorten_path(folder)} {service}")
 
 
 def _finish(process: subprocess.Popen[bytes], command: str) -> None:

@@ -110,12 +110,16 @@ PAGES = {
     "diff": ("#/diff/run:WRONG/strong:WRONG", "transcripts"),
 }
 
+QUICK_PAGES = ("run", "rollout", "compare")
+"""The pages that the short set tests."""
+
 
 @pytest.mark.parametrize(
     ("name", "theme"),
     [
-        *((name, "light") for name in PAGES),
+        *((name, "light") for name in QUICK_PAGES),
         ("rollout", "dark"),
+        *(pytest.param(name, "light", marks=pytest.mark.slow) for name in PAGES if name not in QUICK_PAGES),
         *(pytest.param(name, "dark", marks=pytest.mark.slow) for name in PAGES if name != "rollout"),
     ],
 )
