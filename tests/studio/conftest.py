@@ -116,10 +116,23 @@ def copy_run(weak: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared_viewer(weak: Path, strong: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+def shared_run(weak: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the weak run, which no test changes, with one failed rollout."""
+    return copy_run(weak, tmp_path_factory.mktemp("shared") / "run")
+
+
+@pytest.fixture(scope="module")
+def shared_viewer(shared_run: Path, strong: Path) -> Iterator[Viewer]:
     """Return a viewer of two runs, `run` and `strong`, for tests that change nothing."""
-    folder = tmp_path_factory.mktemp("shared")
-    with start_viewer(copy_run(weak, folder / "run"), strong, cache=folder / "cache") as started:
+    with start_viewer(shared_run, strong, cache=shared_run.parent / "cache") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared_playing_viewer(weak: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    """Return a viewer of the run `weak` that could play rollouts again, for tests that play none."""
+    folder = tmp_path_factory.mktemp("playing")
+    with start_viewer(weak, cache=folder / "cache", cwd=folder, options=["--play"]) as started:
         yield started
 
 

@@ -228,10 +228,10 @@ def test_wrong_requests_are_explained(client: httpx.Client, path: str, status: i
         b'{"id": "0:0", "text": "%s"}' % (b"x" * 30_000),
     ],
 )
-def test_a_note_that_is_not_valid_is_refused(own_client: httpx.Client, run: Path, body: bytes) -> None:
-    answer = own_client.post("/api/runs/run/notes", content=body, headers={"Content-Type": "application/json"})
+def test_a_note_that_is_not_valid_is_refused(client: httpx.Client, shared_run: Path, body: bytes) -> None:
+    answer = client.post("/api/runs/run/notes", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
-    assert not (run / "notes.jsonl").exists()
+    assert not (shared_run / "notes.jsonl").exists()
 
 
 def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
@@ -281,12 +281,12 @@ def test_no_answer_sets_a_cookie(shared_viewer: Viewer, client: httpx.Client) ->
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/json-patch", "x"])
-def test_a_note_is_only_taken_as_json(own_client: httpx.Client, run: Path, kind: str) -> None:
+def test_a_note_is_only_taken_as_json(client: httpx.Client, shared_run: Path, kind: str) -> None:
     headers = {"Content-Type": kind} if kind else {}
-    answer = own_client.post("/api/runs/run/notes", content=b'{"id": "0:0", "tags": ["x"]}', headers=headers)
+    answer = client.post("/api/runs/run/notes", content=b'{"id": "0:0", "tags": ["x"]}', headers=headers)
     assert answer.status_code == 415
     assert "application/json" in answer.json()["detail"]
-    assert not (run / "notes.jsonl").exists()
+    assert not (shared_run / "notes.jsonl").exists()
 
 
 def test_every_answer_has_the_security_headers(shared_viewer: Viewer, client: httpx.Client) -> None:
@@ -433,8 +433,8 @@ def test_another_model_plays_on(playing_viewer: Viewer, weak: Path) -> None:
         ({"turn": 0, "model": "nothing/at-all"}, "nothing"),
     ],
 )
-def test_a_wrong_branch_is_explained(playing_viewer: Viewer, body: dict[str, Any], message: str) -> None:
-    with playing_viewer.client() as client:
+def test_a_wrong_branch_is_explained(shared_playing_viewer: Viewer, body: dict[str, Any], message: str) -> None:
+    with shared_playing_viewer.client() as client:
         answer = client.post("/api/runs/weak/rollouts/0:0/branch", json=body)
     assert (answer.status_code // 100, message in answer.json()["detail"]) == (4, True), answer.text
 

@@ -92,7 +92,9 @@ def build_upstream(
     )
     transport = EngineTransport(engine)
     local = tokenizer if interface == "sglang" else None
-    options = ModelOptions(base_url=("http://engine/v1",), tokens=True, token_interface=interface, tokenizer=local)
+    options = ModelOptions(
+        base_url=("http://engine/v1",), tokens=True, token_interface=interface, tokenizer=local, wait=0.001
+    )
     defaults = {"temperature": 1.0, "top_p": 1.0}
     upstream = Upstream("policy", options, get_outbound_api("chat"), defaults=defaults, post=transport)
     return upstream, transport
