@@ -49,8 +49,8 @@ class CpuWatch:
         self._read = read
         self._cpu = cpu
         self._idle = idle
-        self._last: float | None = None
-        self._used = self._marked = self._idle_seconds = 0.0
+        self._first: float | None = None
+        self._marked = self._idle_seconds = 0.0
         self.excess: Excess | None = None
 
     def check(self) -> Excess | None:
@@ -58,18 +58,16 @@ class CpuWatch:
 
         The time between two calls counts as `CHECK_SECONDS`, because this process may have been stopped meanwhile.
         """
-        read = self._read() if CAN_READ else None
-        if read is None:
+        used = self._read() if CAN_READ else None
+        if used is None:
             return None
-        # A process that has ended takes its CPU time out of the sum; what the next one uses must count all the same.
-        last, self._last = self._last, read
-        self._used += max(read - last, 0.0) if last is not None else 0.0
-        if last is None:
-            return None
-        if self._used > self._cpu:
+        if self._first is None:
+            self._first = self._marked = used
+        elif used - self._first > self._cpu:
             self.excess = "cpu"
-        elif self._used - self._marked >= MIN_CPU_SHARE * self._idle:
-            self._marked, self._idle_seconds = self._used, 0.0
+        elif abs(used - self._marked) >= MIN_CPU_SHARE * self._idle:
+            # A process that has ended takes its CPU time out of the sum, and the next one begins at zero.
+            self._marked, self._idle_seconds = used, 0.0
         else:
             self._idle_seconds += CHECK_SECONDS
             self.excess = "idle" if self._idle_seconds >= self._idle else None
