@@ -91,3 +91,42 @@ def test_the_clock_of_a_thread_is_its_own(work: object, expected: str | None) ->
         stop.set()
         thread.join()
     assert clock.read() is None
+
+
+def test_a_process_of_an_earlier_call_in_the_thread_is_activity_but_not_the_calls_work() -> None:
+    """A sandbox that `reset` starts may work for `verify`, or for another episode that used the same thread before."""
+    clock, go, stop = ThreadClock(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with run_program(SPIN):
+            time.sleep(0.1)
+            clock.measure(lambda: (go.set(), stop.wait()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert go.wait(10)
+        watch = CpuWatch(clock.read, cpu=0.1, idle=2, read_activity=clock.read_activity)
+        assert check_often(watch, times=5) == [None] * 5
+        assert check_often(CpuWatch(clock.read_activity, cpu=0.1, idle=2), times=5)[-1] == "cpu"
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_process_that_the_call_starts_is_its_work() -> None:
+    clock, go, stop = ThreadClock(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        with run_program(SPIN):
+            go.set()
+            stop.wait()
+
+    thread = threading.Thread(target=clock.measure, args=(call,))
+    thread.start()
+    try:
+        assert go.wait(10)
+        assert check_often(CpuWatch(clock.read, cpu=0.1, idle=2), times=5)[-1] == "cpu"
+    finally:
+        stop.set()
+        thread.join()
