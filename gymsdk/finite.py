@@ -6,8 +6,8 @@ arguments cannot forbid that everywhere, because each model among their types ha
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,14 +27,14 @@ def find_non_finite(given: Mapping[str, Any], validated: Mapping[str, Any]) -> s
     # Without such a text, a number that is not finite is the author's own, such as a default.
     if not any(isinstance(value, str) and _is_non_finite_text(value) for _, value in _iter_values(given)):
         return None
-    values = _iter_values(validated)
-    return next((path for path, value in values if isinstance(value, float) and not math.isfinite(value)), None)
+    numbers = ((path, value) for path, value in _iter_values(validated) if isinstance(value, float | complex))
+    return next((path for path, value in numbers if not cmath.isfinite(value)), None)
 
 
 def _is_non_finite_text(text: str) -> bool:
     try:
-        # pydantic ignores underscores.
-        return not math.isfinite(float(text.replace("_", "")))
+        # pydantic ignores underscores. All texts of floats are texts of complex numbers.
+        return not cmath.isfinite(complex(text.replace("_", "")))
     except ValueError:
         return False
 

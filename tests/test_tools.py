@@ -157,6 +157,15 @@ def test_a_text_is_no_number_if_the_number_is_not_finite(arguments: str, path: s
         build_tool(measure).parse_arguments(arguments.replace("TEXT", text))
 
 
+@pytest.mark.parametrize("text", ["nan+1j", "1e999j", "infinity"])
+def test_a_text_is_no_complex_number_if_a_part_is_not_finite(text: str):
+    def rotate(by: complex): ...
+
+    with pytest.raises(InvalidArguments, match="by: Input should be a finite number"):
+        build_tool(rotate).parse_arguments(f'{{"by": "{text}"}}')
+    assert build_tool(rotate).parse_arguments('{"by": "1+2j"}') == {"by": 1 + 2j}
+
+
 def test_texts_defaults_and_other_numbers_stay_as_they_are():
     made = build_tool(measure)
     given = '{"text_or_number": "inf", "point": {"x": "1.5"}, "pair": {"first": 2}, "number": "1e3"}'

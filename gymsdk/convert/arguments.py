@@ -10,10 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+import orjson
+
 from gymsdk.types import Item
 
 UNPARSED_ARGUMENTS_KEY = "_arguments"
 """The only key of the arguments that replace a text that is no JSON object; its value is that text."""
+
+
+MAX_FAST_BRACKETS = 500
+"""The number of brackets up to which a text is nested no deeper than every client and server can read."""
 
 
 def parse_arguments(arguments: str, parse_int: Callable[[str], float] = int) -> Item | None:
@@ -25,6 +31,17 @@ def parse_arguments(arguments: str, parse_int: Callable[[str], float] = int) -> 
     except (ValueError, OverflowError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def is_object(arguments: str) -> bool:
+    """Whether *arguments* are an object that every client and server can read."""
+    # Each request checks the whole conversation. Apart from deep nesting, orjson reads nothing that the others refuse.
+    if arguments.count("[") + arguments.count("{") <= MAX_FAST_BRACKETS:
+        try:
+            return isinstance(orjson.loads(arguments), dict)
+        except orjson.JSONDecodeError:
+            pass  # perhaps only a long integer
+    return parse_arguments(arguments) is not None
 
 
 def dump_arguments(value: Item) -> str:
@@ -54,7 +71,7 @@ def _mend_function(function: Item) -> Item:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     if not text:
         return function | {"arguments": "{}"}
-    if parse_arguments(text) is not None:
+    if is_object(text):
         return function if text is arguments else function | {"arguments": text}
     # A lone surrogate is a question mark for servers.
     readable = text.encode(errors="replace").decode()

@@ -10,7 +10,9 @@ from gymsdk.types import Content, Item
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 # What chat templates and engines write about a role at the wrong place.
-_ROLE_REFUSAL = re.compile(r"system.?(message|role|prompt|instruction)|\brole|alternat|template|jinja", re.IGNORECASE)
+_ROLE_REFUSAL = re.compile(
+    r"system.?(message|role|prompt|instruction)|\brole|alternat(e|ing)\b|template|jinja", re.IGNORECASE
+)
 
 
 def is_role_refusal(message: str) -> bool:

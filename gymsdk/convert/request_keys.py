@@ -6,7 +6,7 @@ that it returns. With token ids, a key that changes the distribution that is sam
 therefore marked, and a key that changes the prompt, or asks for something that an answer with token ids does not have,
 is refused.
 
-`docs/models.md` and `docs/tokens.md` describe the table; `tests/convert/test_request_keys.py` compares them.
+`docs/models.md` and `docs/tokens.md` describe the table; `tests/servers/test_request_keys.py` compares them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class RequestKey:
         neutral: The values without an effect.
         reason: Why the key is refused, with token ids or always.
         is_zero_effective: Whether 0 differs from leaving the key out.
+        is_false_effective: Whether false differs from leaving the key out.
     """
 
     name: str
@@ -59,11 +60,13 @@ class RequestKey:
     neutral: tuple[Any, ...] = ()
     reason: str = ""
     is_zero_effective: bool = False
+    is_false_effective: bool = False
 
     def has_effect(self, value: object) -> bool:
         """Whether the *value* of a refused or constraining key differs from leaving the key out."""
-        is_zero = self.is_zero_effective and value == 0 and not isinstance(value, bool)
-        return is_zero or (bool(value) and value not in self.neutral)
+        if isinstance(value, bool) and not value:
+            return self.is_false_effective
+        return (self.is_zero_effective and value == 0) or (bool(value) and value not in self.neutral)
 
 
 NO_PREFILL = (
@@ -112,6 +115,11 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
                     "cache_salt",
                     "chat_template",
                     "chat_template_kwargs",
+                    "dry_allowed_length",
+                    "dry_base",
+                    "dry_penalty_last_n",
+                    "dry_sequence_breakers",
+                    "dynatemp_exponent",
                     "ignore_eos",
                     "include_reasoning",
                     "include_stop_str_in_output",
@@ -119,12 +127,15 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
                     "max_completion_tokens",
                     "max_tokens",
                     "media_io_kwargs",
+                    "mirostat_eta",
+                    "mirostat_tau",
                     "mm_processor_kwargs",
                     "model",
                     "n",
                     "no_stop_trim",
                     "priority",
                     "reasoning_effort",
+                    "repeat_last_n",
                     "repetition_detection",
                     "return_token_ids",
                     "return_tokens_as_token_ids",
@@ -139,6 +150,7 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
                     "stream_reasoning",
                     "thinking",
                     "verbosity",
+                    "xtc_threshold",
                 )
             ),
             *_build_marked_keys(
@@ -242,7 +254,11 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
             ),
             RequestKey("best_of", "refused", "refused", (1,), _ONE_ANSWER),
             RequestKey(
-                "enable_thinking", "refused", "refused", reason="chat templates read it in 'chat_template_kwargs'"
+                "enable_thinking",
+                "refused",
+                "refused",
+                reason="chat templates read it in 'chat_template_kwargs'",
+                is_false_effective=True,
             ),
             *_build_keys(
                 ("input_embeds", "input_ids", "prompt", "prompt_embeds", "suffix"),

@@ -35,7 +35,8 @@ class LimitRefusal:
     room: int | None = None
 
 
-_N = r"(\d[\d,_]*)(?:\.0)?"
+# Of limited length, so that a message that quotes a long list of numbers takes no quadratic time.
+_N = r"(\d[\d,_]{0,20})(?:\.0)?"
 
 _PROMPT_MESSAGE = re.compile(
     r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt (is )?too long"
@@ -72,6 +73,12 @@ _OUTPUT_LIMIT = re.compile(
     re.IGNORECASE,
 )
 
+# All requested tokens: the prompt may consist of more parts than the text, such as the definitions of tools.
+_TOTAL_SIZE = re.compile(rf"requested (?:about |a total of )?{_N} tokens", re.IGNORECASE)
+
+# vLLM counts the tokens, or only the characters, of a prompt up to the place where the limit no longer fits.
+_COUNTED_IN_PART = re.compile(r"at least|resulting in a maximum input length|upper bound for", re.IGNORECASE)
+
 # Limits of the output alone, whatever the prompt.
 _OUTPUT_CAP = re.compile(
     rf"supports at most {_N} (?:completion|output) tokens|tokens: \d+ > {_N}, which is the maximum"
@@ -79,7 +86,7 @@ _OUTPUT_CAP = re.compile(
     r"(?!\d*\. Given: \d+ `)"
     rf"|tokens you requested exceeds the model limit of {_N}"
     rf"|range of max_(?:completion_)?tokens (?:is|should be) \[1, {_N}\]"
-    rf"|maxOutputTokens.* range is from 1 \(inclusive\) to {_N}(?P<exclusive> \(exclusive\))?",
+    rf"|maxOutputTokens.{{0,200}} range is from 1 \(inclusive\) to {_N}(?P<exclusive> \(exclusive\))?",
     re.IGNORECASE,
 )
 
@@ -126,15 +133,20 @@ def _read_limit(text: str) -> LimitRefusal | None:
     if cap := _OUTPUT_CAP.search(text):
         room = _parse_number(cap.groups()) - bool(cap["exclusive"])
         return LimitRefusal(is_prompt=False, message=text, room=room)
-    if (limit := _find_number(_OUTPUT_LIMIT, text)) is None:
+    # vLLM calls a missing limit one of 0 tokens.
+    if not (limit := _find_number(_OUTPUT_LIMIT, text)):
         return None
-    context, prompt = _find_number(_CONTEXT_SIZE, text), _find_number(_PROMPT_SIZE, text)
+    context, prompt = _find_number(_CONTEXT_SIZE, text), _find_prompt_size(text, limit)
     if context is not None and prompt is not None:
         room = context - prompt - bool(_NEEDS_ONE_MORE.search(text))
         return LimitRefusal(is_prompt=room <= 0, message=text, room=max(room, 0))
-    # vLLM counts the tokens of a prompt only up to the place where the limit no longer fits ("at least 97").
-    is_output = "at least" in text or (context is not None and limit >= context)
+    is_output = _COUNTED_IN_PART.search(text) or (context is not None and limit >= context)
     return LimitRefusal(is_prompt=False, message=text) if is_output else None
+
+
+def _find_prompt_size(text: str, limit: int) -> int | None:
+    total = _find_number(_TOTAL_SIZE, text)
+    return total - limit if total is not None and total > limit else _find_number(_PROMPT_SIZE, text)
 
 
 def _find_number(pattern: re.Pattern[str], text: str) -> int | None:

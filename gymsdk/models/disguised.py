@@ -46,11 +46,15 @@ def reveal_error(answer: HttpResponse) -> tuple[HttpResponse, bool]:
     error = _find_error(answer.body)
     if error is None:
         return answer, not (answer.body.lstrip()[:1] == b"{" and answer.body.rstrip()[-1:] == b"}")
-    is_limit = find_limit_refusal(BAD_REQUEST, answer.body) is not None
-    status = BAD_REQUEST if is_limit else _get_status(error)
+    # A rate limit of input tokens reads like a prompt that is too long.
+    status = _get_status(error)
+    is_limit = find_limit_refusal(status or BAD_REQUEST, answer.body) is not None
+    if is_limit and status is None:
+        status = BAD_REQUEST
     if status is None:
         return answer, True
-    return replace(answer, host=f"{answer.host} (with status 200)", status=status), is_retryable_status(status)
+    can_retry = not is_limit and is_retryable_status(status)
+    return replace(answer, host=f"{answer.host} (with status 200)", status=status), can_retry
 
 
 def _find_error(data: bytes) -> Item | None:

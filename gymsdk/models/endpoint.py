@@ -42,8 +42,8 @@ OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_to
 CHAT_COMPLETIONS = get_outbound_api("chat")
 """The API for requests to `/tokenize`, even if the model is queried with Responses."""
 
-REFUSAL_KINDS = frozenset({"model_bad_request", "model_error", "model_refused"})
-"""The kinds of failures with which an engine or its chat template refuses a message."""
+TEMPLATE_STATUSES = frozenset({400, 422, 500})
+"""The statuses with which engines answer if their chat template refuses a message; llama.cpp answers 500."""
 
 NOT_FOUND = 404
 UNAUTHORIZED_STATUSES = frozenset({401, 403})
@@ -226,9 +226,10 @@ class Upstream:
         return await self._parse_answer(answer, call)
 
     def _is_late_system_refusal(self, call: _Call, error: Failed) -> bool:
-        if call.moves_system or error.kind not in REFUSAL_KINDS or not has_late_system(call.body):
+        if call.moves_system or not has_late_system(call.body):
             return False
-        return is_role_refusal(str(error))
+        # With a tokenizer, the template is in this process.
+        return call.refuses_role or (error.kind == "model_bad_request" and is_role_refusal(str(error)))
 
     def _move_late_system(self, call: _Call, reason: str) -> _Call:
         """Return *call* with its late system messages as user messages; later calls are prepared so if it succeeds."""
@@ -380,12 +381,13 @@ class Upstream:
     async def _send(self, path: str, body: Item, call: _Call) -> client.HttpResponse:
         """Return the answer to *body* at *path*; an error, a page or a broken body with status 200 is tried again."""
         while True:
-            call.is_answered = False
+            call.is_answered = call.refuses_role = False
             answer = await self._post(
                 path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final
             )
             call.is_answered = answer.ok
             revealed, is_faulty = reveal_error(answer)
+            call.refuses_role = _refuses_role(revealed)
             reason = f"{answer.host} answered {answer.status} with {answer.text[:MAX_EXCERPT_CHARS]!r}"
             if not (is_faulty and await self._wait_to_retry(call, reason)):
                 return revealed
@@ -502,8 +504,9 @@ def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitR
 class _Call:
     """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline.
 
-    `failures` counts the answers that could not be used, `is_answered` says whether the last request has an answer, and
-    `moves_system` whether the late system messages of the body are user messages.
+    `failures` counts the answers that could not be used, `is_answered` says whether the last request has an answer,
+    `refuses_role` whether this answer may refuse the role of a message, and `moves_system` whether the late system
+    messages of the body are user messages.
     """
 
     request: Item
@@ -512,16 +515,21 @@ class _Call:
     deadline: float
     failures: int = 0
     is_answered: bool = False
+    refuses_role: bool = False
     moves_system: bool = False
 
     def is_final(self, answer: client.HttpResponse) -> bool:
         """Whether a retry of *answer* cannot help, even if its status usually deserves one."""
         if find_limit_refusal(answer.status, answer.body) is not None:
             return True
-        # llama.cpp answers 500 if its template refuses a message.
-        if not answer.ok and not self.moves_system and has_late_system(self.body) and is_role_refusal(answer.text):
+        if _refuses_role(answer) and not self.moves_system and has_late_system(self.body):
             return True
         return bool(self.request.get("tools") and api.suggest_tool_fix(answer.text))
+
+
+def _refuses_role(answer: client.HttpResponse) -> bool:
+    """Whether the chat template of an engine may have refused the role of a message; pages come from proxies."""
+    return answer.status in TEMPLATE_STATUSES and answer.body.lstrip()[:1] != b"<" and is_role_refusal(answer.text)
 
 
 def _ends_in_v1(url: str) -> bool:

@@ -144,7 +144,7 @@ class HookRunner:
                 return await self.threads.run(call)
         # On a busy machine, a grader takes longer, but not more CPU time.
         seconds, clock = round(deadline.get_remaining_seconds(), 1), ThreadClock()
-        watch = CpuWatch(clock.read, cpu=seconds, idle=seconds)
+        watch = CpuWatch(clock.read, cpu=seconds, idle=seconds, read_activity=clock.read_activity)
         try:
             with deadline.pause():
                 async with limit_cpu(watch):

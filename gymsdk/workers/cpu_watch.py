@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,13 +41,22 @@ class CpuWatch:
         read: Returns the CPU time so far in seconds, `None` if the watched code has not begun.
         cpu: Seconds of CPU time that the code may use.
         idle: Seconds after which code hangs that used less than `MIN_CPU_SHARE` of a core.
+        read_activity: Like *read*, with what the code may wait for; *read* by default.
 
     Attributes:
         excess: The limit that was exceeded, `None` so far.
     """
 
-    def __init__(self, read: Callable[[], float | None], *, cpu: float, idle: float) -> None:
+    def __init__(
+        self,
+        read: Callable[[], float | None],
+        *,
+        cpu: float,
+        idle: float,
+        read_activity: Callable[[], float | None] | None = None,
+    ) -> None:
         self._read = read
+        self._read_activity = read_activity
         self._cpu = cpu
         self._idle = idle
         self._first: float | None = None
@@ -59,14 +69,16 @@ class CpuWatch:
         The time between two calls counts as `CHECK_SECONDS`, because this process may have been stopped meanwhile.
         """
         used = self._read() if CAN_READ else None
-        if used is None:
+        active = used if self._read_activity is None else self._read_activity()
+        if used is None or active is None:
             return None
         if self._first is None:
-            self._first = self._marked = used
+            self._first, self._marked = used, active
         elif used - self._first > self._cpu:
             self.excess = "cpu"
-        elif used - self._marked >= MIN_CPU_SHARE * self._idle:
-            self._marked, self._idle_seconds = used, 0.0
+        elif abs(active - self._marked) >= MIN_CPU_SHARE * self._idle:
+            # A process that has ended takes its CPU time out of the sum, and the next one begins at zero.
+            self._marked, self._idle_seconds = active, 0.0
         else:
             self._idle_seconds += CHECK_SECONDS
             self.excess = "idle" if self._idle_seconds >= self._idle else None
@@ -115,9 +127,11 @@ class ThreadClock:
 
     def __init__(self) -> None:
         self._thread: int | None = None
+        self._start_ticks = 0
 
     def measure(self, call: Callable[[], T]) -> T:
         """Make *call* and measure it."""
+        self._start_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_SECOND) if CAN_READ else 0
         self._thread = threading.get_native_id()
         try:
             return call()
@@ -125,12 +139,22 @@ class ThreadClock:
             self._thread = None
 
     def read(self) -> float | None:
-        """Return the CPU time of the thread in seconds, `None` unless the call is in progress."""
+        """Return the CPU time of the call and of the processes that it has started, `None` unless it is in progress."""
+        return self._read(lambda process: _read_start_ticks(process) >= self._start_ticks)
+
+    def read_activity(self) -> float | None:
+        """Return the CPU time of the thread and of all its processes, `None` unless the call is in progress.
+
+        Earlier calls in the thread may have started processes, such as a sandbox, for this call or for other episodes.
+        """
+        return self._read(lambda _: True)
+
+    def _read(self, counts: Callable[[int], bool]) -> float | None:
         thread = self._thread
         if thread is None:
             return None
         folder = Path(f"/proc/{os.getpid()}/task/{thread}")
-        return _read_cpu_seconds(folder) + sum(map(read_tree_cpu_seconds, _list_children([folder])))
+        return _read_cpu_seconds(folder) + sum(map(read_tree_cpu_seconds, filter(counts, _list_children([folder]))))
 
 
 def read_own_cpu_seconds(process: int) -> float:
@@ -154,9 +178,20 @@ def _list_children(threads: Iterable[Path]) -> list[int]:
 
 
 def _read_cpu_seconds(folder: Path, *, ended_children: bool = False) -> float:
+    # Fields 14 to 17 of proc(5): user and system time, and those of the children that the process has waited for.
+    return sum(_read_stat(folder, slice(14, 18 if ended_children else 16))) / _TICKS_PER_SECOND
+
+
+def _read_start_ticks(process: int) -> int:
+    """Return when *process* started, in clock ticks since the system did, 0 if it has ended."""
+    return sum(_read_stat(Path(f"/proc/{process}"), slice(22, 23)))
+
+
+def _read_stat(folder: Path, numbers: slice) -> list[int]:
+    """Return fields of `stat` by their numbers in proc(5), nothing if the thread or process has ended."""
     try:
-        # Fields 14 to 17 of proc(5): user and system time, and those of the children that the process has waited for.
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()[11:15]
+        # The second field, the name, may contain spaces.
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields if ended_children else fields[:2])) / _TICKS_PER_SECOND
+        return []
+    return [*map(int, fields[numbers.start - 3 : numbers.stop - 3])]

@@ -28,6 +28,7 @@ BROKEN = {
     "beyond floats": '{"title": 1e999}',
     "half a character": '{"title": "\\ud800"}',
     "deep": '{"title": ' + "[" * 100_000,
+    "deep and complete": '{"title": ' + "[" * 1000 + "]" * 1000 + "}",
 }
 
 

@@ -26,6 +26,9 @@ FAULTS = {
     "an error without a status": '{"error": {"message": "overloaded", "type": "server_error", "code": null}}',
     "an error as text": '{"error": "upstream timeout"}',
     "a rate limit": '{"error": {"message": "slow down", "type": "rate_limit_error"}}',
+    "a rate limit of input tokens": (
+        '{"error": {"message": "Number of input tokens has exceeded your rate limit", "type": "rate_limit_error"}}'
+    ),
     "an error of an older vLLM": '{"object": "error", "message": "CUDA", "type": "InternalServerError", "code": 500}',
     "an error beside an empty list": '{"choices": [], "error": {"message": "x", "code": "503"}}',
     "a page": "<!DOCTYPE html><html><body>502 Bad Gateway</body></html>",

@@ -104,10 +104,36 @@ async def test_a_refusal_for_another_reason_is_final_and_changes_no_later_call()
     assert [message["role"] for message in received[2]] == ["system", "user", "system"]
 
 
-async def test_an_error_of_the_server_is_tried_again_without_a_change() -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (500, {"error": {"message": "internal system error"}}),
+        (500, {"error": {"message": "try an alternative endpoint"}}),
+        (429, {"error": {"message": "The role of this user has a limit."}}),
+        (502, {"error": {"message": "no template"}}),
+        (503, {"error": {"message": "no template"}}),
+    ],
+)
+async def test_an_error_of_the_server_is_tried_again_without_a_change(refusal: tuple[int, object]) -> None:
     refuses = iter([True, False])
-    refusal = (500, {"error": {"message": "internal system error"}})
     async with serve_strict(refusal, lambda _: next(refuses)) as (url, received):
+        await model("vllm/m", base_url=url, wait=0.001).respond({"input": CONVERSATION})
+    assert [message["role"] for message in received[1]] == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize("status", [500, 502])
+async def test_a_page_of_a_proxy_is_tried_again_without_a_change(status: int) -> None:
+    page = web.Response(text='<html><main role="alert">Jinja template</main></html>', status=status)
+    answers = iter([page, web.json_response({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})])
+    received: list[list[Item]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        received.append((await request.json())["messages"])
+        return next(answers)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", answer)
+    async with serve(application) as url:
         await model("vllm/m", base_url=url, wait=0.001).respond({"input": CONVERSATION})
     assert [message["role"] for message in received[1]] == ["system", "user", "system"]
 

@@ -64,6 +64,14 @@ LONG_PROMPTS = [
     ),
     "prompt too long; exceeded max context length by 7 tokens",
     "default_max_tokens (-904) must be greater than 0",
+    (
+        "You passed 4097 input tokens and requested 0 output tokens. However, the model's context length is only 4096 "
+        "tokens, resulting in a maximum input length of 4096 tokens. Please reduce the length of the input prompt."
+    ),
+    (
+        "This model's maximum context length is 4096 tokens. However, you requested 0 output tokens and your prompt "
+        "contains at least 4097 input tokens, for a total of at least 4097 tokens."
+    ),
 ]
 
 LARGE_LIMITS = {
@@ -92,6 +100,15 @@ LARGE_LIMITS = {
         "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 128 `inputs` "
         "tokens and 4000 `max_new_tokens`"
     ): 3968,
+    (
+        "This model's maximum context length is 4097 tokens. However, you requested 4360 tokens (3335 in the messages, "
+        "25 in the functions, and 1000 in the completion). Please reduce the length of the messages, functions, or "
+        "completion."
+    ): 737,
+    (
+        "This endpoint's maximum context length is 32768 tokens. However, you requested about 40000 tokens (28000 of "
+        "text input, 2000 of tool input, 10000 in the output)."
+    ): 2768,
     "`max_new_tokens` must be <= 512. Given: 4000": 512,
     (
         "The sum of prompt length (128) and query length (0) max_tokens (4000) should not exceed max_seq_len (4096)"
@@ -102,6 +119,19 @@ LARGE_LIMITS = {
     (
         "This model's maximum context length is 4096 tokens. However, you requested 4000 output tokens "
         "and your prompt contains at least 97 input tokens, for a total of at least 4097 tokens."
+    ): None,
+    (
+        "You passed 97 input tokens and requested 4000 output tokens. However, the model's context length is only 4096 "
+        "tokens, resulting in a maximum input length of 96 tokens. Please reduce the length of the input prompt. "
+        "(parameter=input_tokens, value=97)"
+    ): None,
+    (
+        "You passed 9000 input characters and requested 4000 output tokens. However, the model's context length is "
+        "only 4096 tokens, resulting in a maximum input length of 96 tokens (at most 960 characters)."
+    ): None,
+    (
+        "This model's maximum context length is 4096 tokens. However, you requested 4000 output tokens and your prompt "
+        "contains 9000 characters (more than 960 characters, which is the upper bound for 96 input tokens)."
     ): None,
     (
         "max_tokens is too large: 32000. This model supports at most 16384 completion tokens, whereas "
@@ -220,6 +250,18 @@ async def test_a_limit_that_the_server_refuses_again_is_a_failure_that_names_it(
         with pytest.raises(Failed, match=r"output limit of 3968 tokens .*--max-output-tokens") as caught:
             await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 4000})
     assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_bad_request", False, 2)
+
+
+async def test_a_prompt_that_fits_no_limit_ends_the_turn() -> None:
+    context = "However, the model's context length is only 4096 tokens, resulting in a maximum input length of"
+    messages = [
+        f"You passed 97 input tokens and requested 4000 output tokens. {context} 96 tokens.",
+        f"You passed 4097 input tokens and requested 0 output tokens. {context} 4096 tokens.",
+    ]
+    async with serve_answers(*((400, {"error": {"message": message}}) for message in messages)) as (url, bodies):
+        response = await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 4000})
+    assert response["incomplete_details"]["message"] in messages[1]
+    assert [body.get("max_tokens") for body in bodies] == [4000, None]
 
 
 async def test_the_cap_of_a_model_and_its_context_are_clamped_one_after_the_other() -> None:

@@ -122,6 +122,23 @@ async def test_keys_that_the_engine_lacks_or_must_not_get_are_named_in_a_400(
 
 
 @CLIENTS
+async def test_a_value_of_false_that_changes_the_answer_is_refused(client: str) -> None:
+    async with serve_model() as (http, bodies):
+        answer = await post(http, client, enable_thinking=False)
+    assert (answer.status_code, "'enable_thinking'" in answer.text, bodies) == (400, True, [])
+
+
+@pytest.mark.parametrize(
+    "names", [("dry_multiplier", "dry_base"), ("xtc_probability", "xtc_threshold"), ("mirostat", "mirostat_tau")]
+)
+async def test_a_sampling_method_reaches_the_engine_with_its_settings(names: tuple[str, str]) -> None:
+    keys = dict.fromkeys(names, 0.5)
+    async with serve_model("endpoint") as (http, bodies):
+        assert (await post(http, "responses", **keys)).status_code == 200
+    assert bodies[0].items() >= keys.items()
+
+
+@CLIENTS
 async def test_what_reaches_into_the_engine_comes_from_the_configuration_only(client: str) -> None:
     extra = {"kv_transfer_params": {"do_remote_decode": True}, "vllm_xargs": {"a": 1}}
     async with serve_model(extra_body=extra) as (http, bodies):

@@ -64,6 +64,15 @@ def test_the_work_of_a_started_process_counts_if_it_is_asked_for() -> None:
         assert check_often(spent)[-1] == "cpu"
 
 
+def test_processes_that_run_one_after_another_do_not_hang() -> None:
+    """A long process is followed by short ones, each with less CPU time than the first."""
+    readings = [0.0, 60.0, *(0.1 + second % 3 for second in range(300))]
+    watch = CpuWatch(iter(readings).__next__, cpu=1000, idle=10)
+    assert {watch.check() for _ in readings} == {None}
+    watch = CpuWatch(iter([*readings, *[0.1] * 20]).__next__, cpu=1000, idle=10)
+    assert [watch.check() for _ in range(len(readings) + 20)][-1] == "idle"
+
+
 @pytest.mark.parametrize(("work", "expected"), [(lambda: sum(range(10**6)), None), (lambda: time.sleep(0.1), "idle")])
 def test_the_clock_of_a_thread_is_its_own(work: object, expected: str | None) -> None:
     clock, stop = ThreadClock(), threading.Event()
@@ -82,3 +91,42 @@ def test_the_clock_of_a_thread_is_its_own(work: object, expected: str | None) ->
         stop.set()
         thread.join()
     assert clock.read() is None
+
+
+def test_a_process_of_an_earlier_call_in_the_thread_is_activity_but_not_the_calls_work() -> None:
+    """A sandbox that `reset` starts may work for `verify`, or for another episode that used the same thread before."""
+    clock, go, stop = ThreadClock(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with run_program(SPIN):
+            time.sleep(0.1)
+            clock.measure(lambda: (go.set(), stop.wait()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert go.wait(10)
+        watch = CpuWatch(clock.read, cpu=0.1, idle=2, read_activity=clock.read_activity)
+        assert check_often(watch, times=5) == [None] * 5
+        assert check_often(CpuWatch(clock.read_activity, cpu=0.1, idle=2), times=5)[-1] == "cpu"
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_process_that_the_call_starts_is_its_work() -> None:
+    clock, go, stop = ThreadClock(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        with run_program(SPIN):
+            go.set()
+            stop.wait()
+
+    thread = threading.Thread(target=clock.measure, args=(call,))
+    thread.start()
+    try:
+        assert go.wait(10)
+        assert check_often(CpuWatch(clock.read, cpu=0.1, idle=2), times=5)[-1] == "cpu"
+    finally:
+        stop.set()
+        thread.join()

@@ -19,6 +19,7 @@ THINK_START, THINK_END = "<think>", "</think>"
 """The tags around the reasoning of a judge whose server leaves it in the text."""
 
 _LABEL_IN_TEXT = re.compile(r"\[\s*A\s*(!?=+|≠)\s*B\s*\]", re.IGNORECASE)
+_THINK_TAG_IN_TEXT = re.compile(r"<\s*(/?\s*think)\s*>", re.IGNORECASE)
 
 INSTRUCTIONS = f"""\
 You compare the final answers, A and B, that two people gave to the same maths problem.
@@ -100,7 +101,11 @@ def _describe_unfinished(response: Mapping[str, Any]) -> str | None:
 
 
 def _build_messages(question: str, first: str, second: str) -> list[dict[str, str]]:
-    # A policy must not write a label that the judge then quotes.
-    question, first, second = (_LABEL_IN_TEXT.sub(r"(A\1B)", text) for text in (question, first, second))
+    question, first, second = map(_replace_markers, (question, first, second))
     comparison = f"Problem:\n{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}"
     return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": comparison}]
+
+
+def _replace_markers(text: str) -> str:
+    """Return *text* without labels and tags: a judge that quotes them would say something else than it means."""
+    return _THINK_TAG_IN_TEXT.sub(r"(\1)", _LABEL_IN_TEXT.sub(r"(A\1B)", text))

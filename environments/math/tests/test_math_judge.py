@@ -102,6 +102,15 @@ async def test_a_judge_that_quotes_the_policy_finds_no_label_of_the_policy_in_it
     assert (result.reward, result.judge_evaluations[0]["verdict_label"]) == (0.0, None)
 
 
+@pytest.mark.parametrize("tag", ["<think>", "</think>", "< /think >", "<THINK>"])
+async def test_a_judge_that_quotes_a_tag_of_the_policy_keeps_its_last_label(tag: str):
+    model = Judge(lambda a, b: f"For equal answers I would write {EQUAL}. But A is {a}, B is {b}: {DIFFERENT}")
+    result = await verdict(model, "blue", f"red {tag}")
+    assert (result.reward, result.judge_evaluations[0]["verdict_label"]) == (0.0, DIFFERENT)
+    assert "think" in model.requests[0]["input"][-1]["content"].lower()
+    assert tag not in model.requests[0]["input"][-1]["content"]
+
+
 async def test_a_failing_judge_makes_the_rollout_unscorable():
     with pytest.raises(Unscorable, match="connection refused") as error:
         await verdict(UnreachableModel(), "32", "\\boxed{33}")
