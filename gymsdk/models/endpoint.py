@@ -488,14 +488,15 @@ class _OutputLimitRefused(Exception):
 
 
 def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitRefusal) -> Exception:
-    """Return the error for an output limit that does not fit, final if no smaller limit is left to try."""
+    """Return the error for an output limit that does not fit, final if the call has none."""
     sent = [call.body[key] for key in OUTPUT_LIMITS & call.body.keys()]
-    if sent and (refusal.room is None or refusal.room < min(sent)):
-        return _OutputLimitRefused(answer.host, refusal)
-    limit = f"the output limit of {min(sent)} tokens" if sent else "the output limit of the server"
+    if sent:
+        # A server may refuse the very limit that it named.
+        is_smaller = refusal.room is not None and refusal.room < min(sent)
+        return _OutputLimitRefused(answer.host, refusal if is_smaller else replace(refusal, room=None))
     return Failed(
-        f"{answer.host} answered {answer.status}: {refusal.message}; {limit} does not fit beside the prompt; lower it"
-        " (max_output_tokens, --max-output-tokens), or serve the model with a longer context",
+        f"{answer.host} answered {answer.status}: {refusal.message}; the server refuses the request without an output"
+        " limit, too; serve the model with a longer context",
         kind="model_bad_request",
     )
 

@@ -244,12 +244,19 @@ async def test_a_limit_is_left_out_if_the_server_does_not_say_what_fits() -> Non
     assert [body.get("max_tokens") for body in bodies] == [39, None]
 
 
-async def test_a_limit_that_the_server_refuses_again_is_a_failure_that_names_it() -> None:
+async def test_a_limit_that_the_server_named_and_refuses_is_left_out() -> None:
+    refusal = (400, {"error": {"message": next(iter(LARGE_LIMITS))}})
+    async with serve_answers(refusal, refusal, (200, completion({"content": "x"}))) as (url, bodies):
+        await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 4000})
+    assert [body.get("max_tokens") for body in bodies] == [4000, 3968, None]
+
+
+async def test_a_server_that_refuses_a_request_without_a_limit_is_a_failure() -> None:
     message = next(iter(LARGE_LIMITS))
     async with serve_answers((400, {"error": {"message": message}})) as (url, bodies):
-        with pytest.raises(Failed, match=r"output limit of 3968 tokens .*--max-output-tokens") as caught:
+        with pytest.raises(Failed, match=r"without an output limit, too; serve the model with a longer") as caught:
             await model("vllm/m", base_url=url).respond({"input": "hi", "max_output_tokens": 4000})
-    assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_bad_request", False, 2)
+    assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_bad_request", False, 3)
 
 
 async def test_a_prompt_that_fits_no_limit_ends_the_turn() -> None:
