@@ -31,6 +31,9 @@ VARIABLE_PATTERN = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
 REFERENCE_PATTERN = re.compile(r"\$\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}")
 RESOLVER_PATTERN = re.compile(r"\$\{\s*([A-Za-z_][\w.]*):")
 ROOT_KEY_PATTERN = re.compile(r"\$\{([A-Za-z_]\w*)[.}\[]")
+BUILT_IN_RESOLVERS = "oc."
+"""The prefix of OmegaConf's own resolvers."""
+
 REFERENCE_ADVICE = "write ${key.of.another}, or ${oc.env:VARIABLE}"
 
 PROBE_VALUE = "gymsdk-probe"
@@ -193,6 +196,7 @@ class _Resolver:
         self._root = root
         self._problems = problems
         self._origins = self._find_origins()
+        self._add_computed_texts()
 
     def resolve(self, node: Node, path: KeyPath) -> Node:
         if isinstance(node.value, dict):
@@ -251,6 +255,17 @@ class _Resolver:
             parent[key] = leaf.value
         return origins
 
+    def _add_computed_texts(self) -> None:
+        """Give the texts the values that resolvers of the user compute, because these may compute with numbers."""
+        for (*parent_path, last), leaf in self._root.walk():
+            names = RESOLVER_PATTERN.findall(leaf.value) if isinstance(leaf.value, str) else ()
+            if all(name.startswith(BUILT_IN_RESOLVERS) for name in names):
+                continue
+            resolves, value = self._try_resolve((*parent_path, last))
+            if resolves and not (isinstance(value, str) and INTERPOLATION_MARK in value):
+                parent = self._select(tuple(parent_path), self._texts)
+                parent[int(last) if _is_list(parent) else last] = value
+
     def _try_resolve(self, path: KeyPath) -> tuple[bool, Any]:
         """Return whether the value at *path* resolves, and the resolved value."""
         from omegaconf.errors import OmegaConfBaseException
@@ -265,7 +280,7 @@ class _Resolver:
         from omegaconf.errors import OmegaConfBaseException
 
         try:
-            return self._resolve_path(path), self._resolve_path(path, self._texts)
+            value = self._resolve_path(path)
         except (OmegaConfBaseException, RecursionError) as error:
             if isinstance(error, RecursionError) or "ecursive" in str(error):
                 reason = "refers to itself; write the value"
@@ -273,6 +288,11 @@ class _Resolver:
                 reason = f"has a reference that does not resolve: {self._explain(text)}"
             self._problems.add(place, f"{format_key_path(path)} {reason}")
             return None, None
+        try:
+            return value, self._resolve_path(path, self._texts)
+        except OmegaConfBaseException:
+            # A number is part of a path, as in `${list.${index}}`.
+            return value, value
 
     def _resolve_path(self, path: KeyPath, config: DictConfig | None = None) -> Any:
         from omegaconf import OmegaConf

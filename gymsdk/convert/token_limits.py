@@ -42,7 +42,8 @@ _PROMPT_MESSAGE = re.compile(
     r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt (is )?too long"
     r"|exceeds? (the )?(max_model_len|max length|maximum (input|prompt) length)|maximum prompt length"
     r"|input is too long|input token count|(number of|many) input tokens|input tokens exceed"
-    r"|expected maxLength: \d+, actual|inputs?` must have less than|sum of prompt length"
+    r"|request: (#/(inputText|prompt): )?expected maxLength: \d+, actual"
+    r"|inputs?` must have less than|sum of prompt length"
     r"|too many tokens: (size limit|total number|minimal context|multi-hop)|exceeded model token limit"
     r"|range of input length|prompt token count of \d+ exceeds|reduce the length of the (messages|prompt|input)"
     r"|(max_tokens must be at least 1, got|default_max_tokens \() ?(-|0)",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from config.conftest import Write
+from omegaconf import OmegaConf
 
 from gymsdk.config.read import load_config
 from gymsdk.models.options import load_policy_settings
@@ -90,3 +91,32 @@ def test_settings_of_other_types_keep_the_types_of_yaml(write: Write) -> None:
     write("a.yaml", "port: 0x1F90\nhead_server: {host: localhost, port: '${port}'}\ninsecure: yes\n")
     deployment = load_config(["a.yaml"])
     assert (deployment.head_address, deployment.insecure) == (("localhost", 8080), True)
+
+
+COMPUTED = """
+size: 0x8
+index: 0x1
+names: [first, second]
+half: "${test.halve:${size}}"
+policy_base_url: http://h/v1
+policy_model_name: ${names.${index}}
+policy_api_key: k-${half}
+mine:
+  responses_api_models:
+    vllm_model: {base_url: "http://h/${test.halve:${size}}/v1", api_key: k, model: m, extra_body: {size: "${half}"}}
+"""
+
+
+def test_references_inside_references_and_resolvers_read_numbers(write: Write) -> None:
+    # OmegaConf 2.4 renamed the function.
+    register = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
+    register("test.halve", lambda number: number // 2)
+    try:
+        deployment = load_config([write("c.yaml", COMPUTED)])
+    finally:
+        OmegaConf.clear_resolver("test.halve")
+    assert (deployment.policy.model_name, deployment.policy.base_urls) == ("second", ("http://h/v1",))
+    assert deployment.policy.api_key is not None
+    assert deployment.policy.api_key.get_secret_value() == "k-4"
+    options = getattr(deployment.servers[0].part, "options", {})
+    assert (options["base_url"], options["extra_body"]) == (("http://h/4/v1",), {"size": 4})

@@ -57,6 +57,7 @@ LONG_PROMPTS = [
     "Please reduce the length of the messages or completion.",
     "The engine prompt length 4100 exceeds the max_model_len 4096. Please reduce prompt.",
     ("Malformed input request: expected maxLength: 42000, actual: 150180, please reformat your input and try again."),
+    "Malformed input request: #/inputText: expected maxLength: 50000, actual: 60000, please reformat your input",
     ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens and 20 `max_new_tokens`"),
     (
         "'max_tokens' or 'max_completion_tokens' is too large: 10. This model's maximum context length "
@@ -170,6 +171,7 @@ OTHER_REFUSALS = [
     "Input should be less than or equal to 1 [top_p]",
     "messages: at least one message is required",
     "this model does not support image input",
+    "Malformed input request: #/toolConfig/tools/0/toolSpec/name: expected maxLength: 64, actual: 70, please reformat",
 ]
 
 
