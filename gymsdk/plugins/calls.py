@@ -154,7 +154,7 @@ class HookRunner:
             if watch.excess == "cpu":
                 raise BudgetSpent(f"{where} used up its {seconds:g} s of CPU time", kind="cpu_spent") from error
             if watch.excess == "idle":
-                message = f"{where} hangs: it has used no CPU time for {seconds:g} s"
+                message = f"{where} hangs: {watch.describe_hang()}"
                 raise Failed(message, kind="hook_timeout", retryable=True) from error
             raise
 

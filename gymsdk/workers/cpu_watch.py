@@ -27,7 +27,7 @@ Excess: TypeAlias = Literal["cpu", "idle"]
 T = TypeVar("T")
 
 CAN_READ = Path("/proc/self/stat").exists()
-"""Whether the system tells the CPU time of other threads and processes. Without it, nothing is limited."""
+"""Whether the system tells the CPU time of other threads and processes. Without it, the time that passes is limited."""
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -68,11 +68,14 @@ class CpuWatch:
 
         The time between two calls counts as `CHECK_SECONDS`, because this process may have been stopped meanwhile.
         """
-        used = self._read() if CAN_READ else None
+        used = self._read()
         active = used if self._read_activity is None else self._read_activity()
         if used is None or active is None:
             return None
-        if self._first is None:
+        if not CAN_READ:
+            self._idle_seconds += CHECK_SECONDS
+            self.excess = "idle" if self._idle_seconds >= self._cpu + self._idle else None
+        elif self._first is None:
             self._first, self._marked = used, active
         elif used - self._first > self._cpu:
             self.excess = "cpu"
@@ -83,6 +86,12 @@ class CpuWatch:
             self._idle_seconds += CHECK_SECONDS
             self.excess = "idle" if self._idle_seconds >= self._idle else None
         return self.excess
+
+    def describe_hang(self) -> str:
+        """Return why the code counts as hanging, if `excess` is `idle`."""
+        if CAN_READ:
+            return f"it has used no CPU time for {self._idle:g} s"
+        return f"it has not returned after {self._cpu + self._idle:g} s"
 
 
 @asynccontextmanager

@@ -400,7 +400,7 @@ class WorkerSlot:
         except TimeoutError:
             if watch.excess == "cpu":
                 raise _build_spent_error(call) from None
-            message = f"{call.address} hangs: it has used no CPU time for {call.timeout:g} s"
+            message = f"{call.address} hangs: {watch.describe_hang()}"
             raise WorkerLost(message, kind="worker_timeout", retryable=True) from None
         except ConnectionError as error:  # the worker has not read the request
             raise _WorkerNotReadyError("it was killed while idle") from error

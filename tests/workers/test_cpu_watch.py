@@ -14,6 +14,7 @@ from functools import partial
 
 import pytest
 
+from gymsdk.workers import cpu_watch
 from gymsdk.workers.cpu_watch import CpuWatch, ThreadClock, read_own_cpu_seconds, read_tree_cpu_seconds
 
 SPIN = "while True: pass"
@@ -130,3 +131,12 @@ def test_a_process_that_the_call_starts_is_its_work() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_without_cpu_times_the_time_that_passes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = CpuWatch(lambda: 0.0, cpu=2.0, idle=3.0)
+    not_begun = CpuWatch(lambda: None, cpu=2.0, idle=3.0)
+    monkeypatch.setattr(cpu_watch, "CAN_READ", False)
+    assert [watch.check() for _ in range(5)] == [None] * 4 + ["idle"]
+    assert watch.describe_hang() == "it has not returned after 5 s"
+    assert {not_begun.check() for _ in range(9)} == {None}
