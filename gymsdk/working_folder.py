@@ -5,19 +5,23 @@ The code of an environment may change the working folder of the process, and som
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from gymsdk.errors import UsageError
+from gymsdk.tracing import OnceLogger
 
 CLONE_FS = 0x200
 """The flag of `unshare(2)` that gives a thread its own working folder, root folder and umask."""
 
 PROCESS_FOLDER = "/proc/self/cwd"
 """The working folder of the process's main thread on Linux, even if it has been removed."""
+
+once = OnceLogger(logging.getLogger("gymsdk"))
 
 _started: Path | None = None
 
@@ -84,5 +88,7 @@ def separate_thread() -> bool:
 
 def enter_process_folder() -> None:
     """Set the working folder of this thread, which must be separate, to that of the process."""
-    with suppress(OSError):
+    try:
         os.chdir(PROCESS_FOLDER)
+    except OSError as error:
+        once.warn("a hook begins in the working folder of the hook before it, not in that of the process: %s", error)
