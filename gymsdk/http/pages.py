@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback
+from gymsdk.http.tls import DEFAULT_PORTS, WILDCARD_HOSTS, is_loopback
 
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
@@ -30,8 +30,6 @@ FOREIGN_PAGE_MESSAGE = (
 SAME_ORIGIN = b"same-origin"
 OWN_SITES = frozenset({SAME_ORIGIN, b"none"})
 """Values of `Sec-Fetch-Site` for a page of the server itself, and for an address that a person entered."""
-
-DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Rejection(NamedTuple):

@@ -15,10 +15,7 @@ from functools import cache, lru_cache
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from gymsdk.http.tls import WILDCARD_HOSTS, is_loopback, redact_url
-
-DEFAULT_PORTS = {"http": 80, "https": 443}
-"""The ports of URLs without one, by scheme."""
+from gymsdk.http.tls import DEFAULT_PORTS, WILDCARD_HOSTS, is_loopback, redact_url
 
 HTTP_SCHEMES = frozenset(DEFAULT_PORTS)
 """The schemes of the proxies that aiohttp supports."""

@@ -22,6 +22,9 @@ CA_FILE_VARIABLE = "GYMSDK_CA_FILE"
 
 CERTIFICATE_PATTERN = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
+DEFAULT_PORTS = {"http": 80, "https": 443}
+"""The ports of URLs without one, by scheme."""
+
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 """Hosts that stand for all addresses of a machine."""
 
