@@ -47,20 +47,22 @@ class OnceLogger:
 
     Args:
         log: The logger.
+        limit: The number of different warnings to log.
 
     Attributes:
-        warnings: The warnings that were logged.
+        warnings: The warnings that were logged, without their values.
     """
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger, limit: int = MAX_WARNINGS) -> None:
         self._log = log
+        self._limit = limit
         self.warnings: set[str] = set()
 
-    def warn(self, message: str) -> None:
-        """Log *message*, unless it was logged before."""
-        if message not in self.warnings and len(self.warnings) < MAX_WARNINGS:
+    def warn(self, message: str, *values: object) -> None:
+        """Log *message* with *values* in place of its `%s`, unless it was logged before, with any values."""
+        if message not in self.warnings and len(self.warnings) < self._limit:
             self.warnings.add(message)
-            self._log.warning("%s", message)
+            self._log.warning(message, *values)
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ class TestPins:
     async def test_an_unknown_key_is_omitted_with_one_warning(
         self, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(request_keys, "_reported_keys", set())
+        monkeypatch.setattr(request_keys._once, "warnings", set())
         engine = Engine()
         with caplog.at_level(logging.WARNING):
             await respond(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)

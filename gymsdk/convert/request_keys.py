@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from gymsdk.errors import Failed
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item
 
 log = logging.getLogger("gymsdk")
@@ -342,7 +343,7 @@ CHAT_KEYS = frozenset({"prompt_cache_key", "prompt_cache_retention", "safety_ide
 MAX_REPORTED_KEYS = 1000
 """The number of unknown keys to log, so that clients with random keys do not fill the log or the memory."""
 
-_reported_keys: set[str] = set()
+_once = OnceLogger(log, MAX_REPORTED_KEYS)
 
 
 def get_key(name: str) -> RequestKey | None:
@@ -419,6 +420,4 @@ def _report_unknown_key(name: str, message: str = "") -> None:
         f"a request has the key {name!r}, which gymsdk does not know; it is ignored (use metadata.extra_body to send it"
         " to an engine)"
     )
-    if message not in _reported_keys and len(_reported_keys) < MAX_REPORTED_KEYS:
-        _reported_keys.add(message)
-        log.warning("%s", message)
+    _once.warn(message)

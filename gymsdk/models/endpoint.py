@@ -29,6 +29,7 @@ from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
 from gymsdk.responses import TokenInterface
 from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
+from gymsdk.tracing import OnceLogger
 from gymsdk.types import Episode, Item, Model
 
 log = logging.getLogger("gymsdk")
@@ -181,7 +182,7 @@ class Upstream:
         self._replicas = _build_client(options)
         self._post = post or self._replicas.post
         self._is_counted = post is None
-        self._warned: set[str] = set()
+        self._once = OnceLogger(log)
         self._moves_system = False
         self._retry = client.Retry(times=options.retries, first=options.wait)
         self._exact_tokens: ExactTokens | None = None
@@ -233,13 +234,13 @@ class Upstream:
 
     def _move_late_system(self, call: _Call, reason: str) -> _Call:
         """Return *call* with its late system messages as user messages; later calls are prepared so if it succeeds."""
-        self._warn_once("%s; gymsdk sends the system messages after the first messages as user messages", reason)
+        self._once.warn("%s; gymsdk sends the system messages after the first messages as user messages", reason)
         return replace(call, body=move_late_system(call.body), moves_system=True)
 
     def _clamp(self, call: _Call, refused: _OutputLimitRefused) -> _Call:
         """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
         room = refused.refusal.room
-        self._warn_once(
+        self._once.warn(
             "%s: an output limit does not fit into the context of the model: %s; gymsdk asks again with the largest"
             " limit that fits; lower --max-output-tokens, or serve the model with a longer context",
             refused.host,
@@ -401,7 +402,7 @@ class Upstream:
         if call.failures >= self._retry.times or asyncio.get_running_loop().time() + wait >= call.deadline:
             return False
         call.failures += 1
-        self._warn_once("trying again, up to %d times per call: %s", self._retry.times, reason)
+        self._once.warn("trying again, up to %d times per call: %s", self._retry.times, reason)
         await asyncio.sleep(wait)
         return True
 
@@ -416,7 +417,7 @@ class Upstream:
             refusal = replace(refusal, message=message)
             if not refusal.is_prompt:
                 raise _build_limit_error(answer, call, refusal)
-            self._warn_once(
+            self._once.warn(
                 "%s: a prompt exceeds the context of the model: %s; such turns end at once, truncated by tokens;"
                 " serve the model with a longer context",
                 answer.host,
@@ -434,12 +435,6 @@ class Upstream:
             _add_weight_versions(response, body)
             api.check_unparsed_calls(response, request, host=answer.host)
             return response
-
-    def _warn_once(self, sentence: str, *values: object) -> None:
-        """Log each warning once, because a run can have many calls with the same problem."""
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            log.warning(sentence, *values)
 
     def _check_status(self, answer: client.HttpResponse, request: Item) -> None:
         """Raise a specific error for statuses with a known cause; the general ones are raised on reading the body."""

@@ -127,7 +127,7 @@ class TokenCapturingModel:
         """Capture the token ids of calls of `model` in `folder`."""
         self._model = model
         self._folder = folder
-        self._has_warned = False
+        self._once = tracing.OnceLogger(log)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -164,15 +164,13 @@ class TokenCapturingModel:
         return response
 
     def _warn_of_broken_chain(self, rollout: str, lineage: Lineage) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            reason = "several calls fit" if lineage.reason == "ambiguous" else "the agent edited the conversation"
-            log.warning(
-                "rollout %s: a conversation does not continue a captured call, because %s; such calls are marked, and"
-                " trainers mask their rollouts (this warning is not repeated)",
-                rollout,
-                reason,
-            )
+        reason = "several calls fit" if lineage.reason == "ambiguous" else "the agent edited the conversation"
+        self._once.warn(
+            "rollout %s: a conversation does not continue a captured call, because %s; such calls are marked, and"
+            " trainers mask their rollouts (this warning is not repeated)",
+            rollout,
+            reason,
+        )
 
     def _begin(self, rollout: str, request: Item) -> _CapturedCall:
         """Register a call, and add the token ids of the call that it continues to its request."""

@@ -207,7 +207,7 @@ def create_app(
         name, "A model behind Responses, Chat Completions and Anthropic's Messages.", metrics=server_metrics
     )
     model_name = str(getattr(model, "name", name))
-    has_retries = bool(getattr(getattr(model, "options", None), "retries", 0))
+    has_retries = bool(get_option(model, "retries"))
     for path, inbound_api in INBOUND_APIS.items():
         responder = ModelResponder(model, inbound_api)
         endpoint = ApiEndpoint(inbound_api, responder.say, every=every, has_retries=has_retries)
@@ -242,6 +242,11 @@ async def _handle_not_found(request: Request, error: Exception) -> Response:
         status, sentence = UPGRADE_REQUIRED, f"{request.scope['path']} has no websocket; send requests with POST"
     content = middleware.build_error_body(request.scope["path"], ApiError(status, sentence), anthropic=is_anthropic)
     return json_response(content, status=status, headers=headers)
+
+
+def get_option(model: Model, name: str) -> Any:
+    """Return the option *name* of *model*, `None` if the model has no `ModelOptions`, as a scripted one."""
+    return getattr(getattr(model, "options", None), name, None)
 
 
 class ContextOverflow(Exception):
@@ -349,8 +354,12 @@ class ModelResponder:
     def _check_prefill(self, request: Item) -> None:
         """Raise `Failed` if *request* begins the policy's answer, which is not possible with token ids."""
         items = responses.get_input_items(request)
-        wants_tokens = getattr(getattr(self._model, "options", None), "tokens", False)
-        if self._api.continues_last_turn and wants_tokens and items and items[-1].get("role") == "assistant":
+        if (
+            self._api.continues_last_turn
+            and get_option(self._model, "tokens")
+            and items
+            and items[-1].get("role") == "assistant"
+        ):
             message = f"the last message is the assistant's: {NO_PREFILL}; end with a user message"
             raise Failed(message, kind="model_bad_request")
 
@@ -358,8 +367,7 @@ class ModelResponder:
         """Return whether the request with the body *content* gets an error if its prompt does not fit the context."""
         metadata = content.get("metadata")
         asked = metadata.get(OVERFLOW_OPTION) if isinstance(metadata, dict) else None
-        configured = getattr(getattr(self._model, "options", None), OVERFLOW_OPTION, None)
-        chosen = {"true": True, "false": False}.get(str(asked).lower(), configured)
+        chosen = {"true": True, "false": False}.get(str(asked).lower(), get_option(self._model, OVERFLOW_OPTION))
         return self._api.refuses_overflow if chosen is None else bool(chosen)
 
 

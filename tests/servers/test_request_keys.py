@@ -161,7 +161,7 @@ async def test_a_pin_of_null_removes_a_key_that_would_be_refused(client: str) ->
 async def test_an_unknown_key_is_passed_on_to_vllm_and_ignored_with_one_line_elsewhere(
     client: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_keys, "_reported_keys", set())
+    monkeypatch.setattr(request_keys._once, "warnings", set())
     for provider, api, is_passed in [("vllm", "chat", True), ("vllm", "responses", True), ("endpoint", "chat", False)]:
         async with serve_model(provider, api=api) as (http, bodies):
             for _ in range(2):
