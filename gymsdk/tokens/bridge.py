@@ -307,7 +307,7 @@ class TemplateBridge:
         return find_read(parts, ids, prompts)
 
     def _check_read(self, last: LastRead | None, generated: Sequence[int], rendering: list[int], end: int) -> None:
-        """Check that the template wrote what the policy read, and between it nothing but the policy's turns.
+        """Check that the template wrote the parts that the policy read, with only the policy's turns between them.
 
         Args:
             last: Where the part is that the policy read last.
