@@ -39,7 +39,8 @@ def install_environment(folder: Path) -> dict[str, str]:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gym-env-digits\nVersion: 0.1.0\n")
     (metadata / "entry_points.txt").write_text("[gymsdk.environments]\ndigits = gym_env_digits\n")
     (folder / "gym_env_digits.py").symlink_to(EXAMPLE / "environment" / "gym_env_digits.py")
-    return os.environ | {"PYTHONPATH": str(folder)}
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path}
 
 
 def run(variables: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:

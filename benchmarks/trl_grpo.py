@@ -1,6 +1,6 @@
 """Train a small model with TRL's GRPOTrainer on an environment of two turns, with a control that does not learn.
 
-usage: trl_grpo.py [--steps N] [--plot FILE]
+usage: trl_grpo.py [--steps N] [--device cpu|cuda] [--plot FILE]
 
 Runs `examples/trl/train.py` and prints the reward curves. Needs `gymsdk[trl]` and torch. The exit status is 1 if the
 reward does not rise by 0.4 or the control rises above 0.15.
@@ -24,6 +24,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--plot", type=Path, help="draw the curves into this SVG file")
     options = parser.parse_args()
     if find_spec("trl") is None:
@@ -38,9 +39,8 @@ def main() -> None:
             began = time.monotonic()
             files.append(folder / f"{label}.jsonl")
             command = [sys.executable, str(EXAMPLES / "trl" / "train.py"), "--steps", str(options.steps), *flags]
-            done = subprocess.run(
-                [*command, "--output", str(files[-1])], env=variables, capture_output=True, text=True, check=False
-            )
+            command += ["--device", options.device, "--output", str(files[-1])]
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 sys.exit(done.stderr)
             print(f"{label}: {options.steps} steps in {time.monotonic() - began:.0f} s")

@@ -2,7 +2,7 @@
 
 The environment is the one of `examples/grpo/`: the policy repeats a digit, and in a second turn another one.
 
-usage: python train.py [--steps 150] [--seed 0] [--output curve.jsonl] [--frozen]
+usage: python train.py [--steps 150] [--seed 0] [--device cpu] [--output curve.jsonl] [--frozen]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
             learning_rate=0.0 if options.frozen else 3e-3,
             lr_scheduler_type="constant",
             logging_steps=1,
-            use_cpu=True,
+            use_cpu=options.device == "cpu",
             bf16=False,
             report_to="none",
             save_strategy="no",
@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="this model is fast enough on the CPU")
     parser.add_argument("--output", type=Path, help="write one JSON line for each step to this file")
     parser.add_argument("--frozen", action="store_true", help="the control: play without learning")
     options = parser.parse_args()
