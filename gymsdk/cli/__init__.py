@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -74,6 +75,10 @@ app.add_typer(tokens, name="tokens", rich_help_panel=EPISODES)
 app.add_typer(trainer, name="trainer", rich_help_panel=SERVERS)
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a file, or of standard output, for which the system has no room."""
+
+
 def _print_version(*, asked: bool) -> None:
     if asked:
         from gymsdk import __version__
@@ -119,6 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         typer.echo("Error: the working folder has been removed; change to another folder, as with: cd ~", err=True)
         code = 2
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        place = "" if error.filename is None else f" {error.filename}"
+        typer.echo(f"Error: cannot write{place}: {error.strerror}", err=True)
+        code = 1
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
     if arguments is None:

@@ -110,6 +110,14 @@ main()
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("command", ["list", "--help", "info sums", "config"])
+def test_a_full_disk_behind_standard_output_is_named(folder: Path, command: str) -> None:
+    done = run(f"gymsdk {command} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, b"Error: cannot write: No space left on device\n")
+
+
+@pytest.mark.slow
 def test_a_removed_working_folder_is_named(folder: Path) -> None:
     commands = ["rollout sums --limit 2", "show run", "new my-env", "list"]
     outputs = [run(f"mkdir gone && cd gone && rmdir ../gone && gymsdk {command}") for command in commands]
