@@ -138,7 +138,9 @@ def _classify(rewards: Sequence[float], maximum: float) -> Band:
         return "always right"
     if max(rewards) <= 0 or maximum <= 0:
         return "always wrong"
-    # A mean of floats misses the thirds: three rewards of 0.2 have a mean of more than 0.2.
+    if math.isinf(maximum):
+        return "hard"
+    # Quotients of floats miss the thirds.
     share = sum(map(to_fraction, rewards), Fraction(0)) / (len(rewards) * to_fraction(maximum))
     if share < Fraction(1, 3):
         return "hard"
