@@ -83,7 +83,7 @@ class RunQueries:
             UsageError: A field does not exist.
         """
         condition, values = self._build_condition(chosen or Filter())
-        key, key_values = build_sort_key(sort)
+        key, key_values = build_sort_key(sort, self._connection)
         direction = "DESC" if descending else "ASC"
         names = ", ".join(f"r.{name}" for name in ("id", *COLUMNS, *FAILURE_COLUMNS))
         rows = self._connection.execute(

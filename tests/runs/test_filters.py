@@ -304,6 +304,8 @@ def test_an_error_in_text_has_its_position(text: str) -> None:
         (("tool", "<", "x"), "condition 2: 'tool' has only the operators"),
         (("prompt", "contains", ""), "condition 2: expected a text"),
         (("reward", "<"), "condition 2: a condition is a list"),
+        (("figure:\ud800", "=", 1), "condition 2: .* unpaired surrogate"),
+        (5, "condition 2: a condition is a list"),
         (("reward", "=", float("nan")), "condition 2: the value of 'reward' must be a finite number"),
     ],
 )
