@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, quantiles
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -14,7 +16,16 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import UsageError
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout, compute_pass_curve, group_by_task, std
+from gymsdk.metrics import (
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    ScoredRollout,
+    compute_bin_edges,
+    compute_pass_curve,
+    group_by_task,
+    std,
+    to_fraction,
+)
 from gymsdk.types import Row
 
 if TYPE_CHECKING:
@@ -107,9 +118,10 @@ def build_histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
         low, high = min(ordered), max(ordered)
     if low == high:
         return [Bin(low, high, len(ordered))]
-    edges = [low + (high - low) * number / bins for number in range(bins)]
-    counts = Counter(bisect_right(edges, value) - 1 for value in ordered)
-    return [Bin(*ends, counts[number]) for number, ends in enumerate(zip(edges, [*edges[1:], high], strict=True))]
+    edges = compute_bin_edges(low, high, bins)
+    # The last bin includes its upper end.
+    counts = Counter(min(bisect_right(edges, value), bins) - 1 for value in ordered)
+    return [Bin(*ends, counts[number]) for number, ends in enumerate(pairwise(edges))]
 
 
 def count_bands(rollouts: Iterable[ScoredRollout], *, maxima: Mapping[int, float] | None = None) -> dict[Band, int]:
@@ -126,10 +138,13 @@ def _classify(rewards: Sequence[float], maximum: float) -> Band:
         return "always right"
     if max(rewards) <= 0 or maximum <= 0:
         return "always wrong"
-    share = fmean(rewards) / maximum
-    if share < 1 / 3:
+    if math.isinf(maximum):
         return "hard"
-    return "medium" if share <= 2 / 3 else "easy"
+    # Quotients of floats miss the thirds.
+    share = sum(map(to_fraction, rewards), Fraction(0)) / (len(rewards) * to_fraction(maximum))
+    if share < Fraction(1, 3):
+        return "hard"
+    return "medium" if share <= Fraction(2, 3) else "easy"
 
 
 MAX_FAILURE_SHARE = 0.02

@@ -20,7 +20,7 @@ from gymsdk.rollouts.token_limit import TokenLimitCounter, is_prompt_too_long
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 ANSWER = "extracted_answer"
-"""The field of a verdict on which majority@k votes, if an environment has it."""
+"""The field of a verdict on which majority@k and vote@k vote, if an environment has it."""
 
 RAISED = frozenset({"hook_raised", "tool_raised"})
 """Kinds of failure in which the environment's own code raised an exception."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +23,9 @@ from starlette.staticfiles import StaticFiles
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.pages import LOOPBACK_NAMES
+from gymsdk.runs.filters import MAX_SQLITE_INTEGER, Filter, build_filter, parse_condition
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.queries import (
-    MAX_HITS,
-    MAX_PHRASE_HITS,
-    MAX_ROWS,
-    MAX_SQLITE_INTEGER,
-    Filter,
-    RunQueries,
-    check_condition,
-)
+from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, RunQueries
 from gymsdk.runs.records import get_opening, get_output
 from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
@@ -138,6 +132,7 @@ class StudioApi:
             ("POST", "runs/{run}/notes", self.add_note),
             ("POST", "runs/{run}/rollouts/{id}/replay", self.replay),
             ("POST", "runs/{run}/rollouts/{id}/branch", self.branch),
+            ("GET", "condition", self._build_endpoint(self.check_condition)),
             ("GET", "compare", self._build_endpoint(self.compare)),
             ("GET", "events", self.stream_events),
         ]
@@ -264,6 +259,13 @@ class StudioApi:
         written = await run_in_threadpool(self._library.add, folder)
         return _build_json({"run": written.key, "folder": str(folder), "rollouts": results})
 
+    def check_condition(self, request: Request) -> Row:
+        """Return the field, the operator and the value of a condition in text, or the error in the text."""
+        try:
+            return {"condition": parse_condition(request.query_params.get("text") or "")}
+        except UsageError as error:
+            return {"error": str(error)}
+
     def compare(self, request: Request) -> Row:
         """Return the comparison of two runs."""
         names = (request.query_params.get(name) or "" for name in ("a", "b"))
@@ -351,8 +353,20 @@ def describe_run(run: OpenRun) -> Row:
         "asked": run.source.count_inputs(),
         "scored": scored or None,
         "mean": sum(count * mean for count, mean in means) / scored if scored else None,
+        "accuracy": [shown for entry in metrics for shown in _list_accuracy(entry)],
         "is_finished": bool(metrics),
     }
+
+
+def _list_accuracy(metrics: Row) -> Iterator[Row]:
+    """Yield pass@k, majority@k and vote@k of an environment, for the most rollouts of a task."""
+    given = metrics.get("agent_metrics")
+    values = given if isinstance(given, dict) else {}
+    for name in ("pass", "majority", "vote"):
+        ks = [int(found[1]) for key in values if (found := re.fullmatch(rf"{name}@(\d+)/accuracy", key))]
+        value = values[f"{name}@{max(ks)}/accuracy"] if ks and max(ks) > 1 else None
+        if jsonl.is_finite_number(value):
+            yield {"environment": metrics.get("environment"), "name": f"{name}@{max(ks)}", "value": value}
 
 
 def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:
@@ -378,9 +392,11 @@ def _is_cut(queries: RunQueries, chosen: Filter) -> bool:
 
 def _parse_filter(request: Request) -> Filter:
     conditions = _parse_json(request.query_params.get("where") or "[]", "where")
-    if not isinstance(conditions, list) or not all(isinstance(each, list) for each in conditions):
-        raise UsageError("`where` must be a list of conditions, each a list of a field, an operator and a value")
-    return Filter(tuple(check_condition(each) for each in conditions), request.query_params.get("q") or "")
+    if not isinstance(conditions, list) or not all(isinstance(one, list | str) for one in conditions):
+        raise UsageError(
+            "`where` must be a list of conditions, each as text or as a list of a field, an operator and a value"
+        )
+    return build_filter(conditions, request.query_params.get("q") or "")
 
 
 def _parse_names(text: str | None) -> list[str]:

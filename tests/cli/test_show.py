@@ -87,7 +87,10 @@ def test_the_stored_line_is_printed_as_json(gymsdk: Command, run: Path) -> None:
         (["9999:0"], "has no rollout '9999:0'"),
         (["nonsense"], "has no rollout 'nonsense'"),
         (["--where", "nothing=1"], "no field 'nothing'"),
+        (["--where", "rewrad=1"], "did you mean 'reward'?"),
         (["--where", "reward"], "not a condition"),
+        (["--where", "reward<0,5"], "got '0,5'; write 0.5 (at position 8 of 'reward<0,5')"),
+        (["--where", "tool<x"], "at position 5"),
         (["--sort", "nothing"], "no field 'nothing' to sort by"),
     ],
 )
