@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"console", "errors", "types", "usage", "working_folder"},
+    {"console", "errors", "once", "types", "usage", "working_folder"},
     {"jsonl", "responses", "tracing"},
     {
         "concurrency",

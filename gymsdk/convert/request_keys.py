@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from gymsdk.errors import Failed
-from gymsdk.tracing import OnceLogger
+from gymsdk.once import OnceLogger
 from gymsdk.types import Item
 
 log = logging.getLogger("gymsdk")
