@@ -247,7 +247,7 @@ def _render_text(text: str, **style: Any) -> str:
 
 
 def _format_arguments(arguments: object) -> str:
-    """Return the arguments of a call as in Python; other text than a JSON object, or of another form, stays as it is."""
+    """Return the arguments of a call as in Python; text that is not the plain JSON of an object stays as it is."""
     from gymsdk import jsonl
 
     text = arguments if isinstance(arguments, str) else jsonl.dump_portable_json(arguments).decode()

@@ -14,7 +14,7 @@ from gymsdk.jsonl import dump_row, read_rows
 
 from .conftest import Command
 
-OPENING = '''
+OPENING = """
 import itertools
 from typing import Any, Literal
 from gymsdk import Config, Message, Reset, State, Task, Unscorable, Verdict, hookimpl
@@ -64,7 +64,7 @@ async def verify(task: Asked, transcript, config: Settings):
 @hookimpl
 def solve(task: Asked):
     return Message(content=task.answer)
-'''
+"""
 
 PLAY = ("rollout", "openings", "--limit", 12, "-k", 2, "--model")
 
@@ -129,7 +129,9 @@ def test_two_runs_share_tasks_also_if_one_is_only_a_file(gymsdk: Command, played
 
 
 def test_a_failed_rollout_names_the_same_task(gymsdk: Command, played: Path, workdir: Path) -> None:
-    digests = {line["_ng_task_index"]: line["gymsdk"]["task_digest"] for _, line in read_rows(played / "rollouts.jsonl")}
+    digests = {
+        line["_ng_task_index"]: line["gymsdk"]["task_digest"] for _, line in read_rows(played / "rollouts.jsonl")
+    }
     assert len(set(digests.values())) == 12
     assert gymsdk(*PLAY, "scripted/oracle", "--set", "judge=down", "-o", "failed").code == 1
     failed = [line for _, line in read_rows(workdir / "failed" / "failures.jsonl")]
@@ -137,9 +139,7 @@ def test_a_failed_rollout_names_the_same_task(gymsdk: Command, played: Path, wor
     assert {line["_ng_task_index"]: line["gymsdk"]["task_digest"] for line in failed} == digests
 
 
-def test_lines_of_an_earlier_version_are_paired_with_their_copies(
-    gymsdk: Command, played: Path, workdir: Path
-) -> None:
+def test_lines_of_an_earlier_version_are_paired_with_their_copies(gymsdk: Command, played: Path, workdir: Path) -> None:
     remove_digests(played / "rollouts.jsonl")
     shutil.copy(played / "rollouts.jsonl", workdir / "copy.jsonl")
     assert count_common(gymsdk, played, "copy.jsonl") == (12, 0.0)

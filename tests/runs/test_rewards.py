@@ -225,4 +225,6 @@ def test_a_line_without_a_task_index_has_the_number_of_the_line(original: Path, 
         assert [(row["task"], row["repeat"]) for row in run.list_rows()] == expected
         assert run["3:0"]["reward"] == lines[3]["reward"]
     assert [(case.task, case.repeat) for case in StoredRun(folder).iter_cases()] == expected
-    assert [(line["_ng_task_index"], line["_ng_rollout_index"]) for line in RunFolder(folder).read_rollouts()] == expected
+    assert [
+        (line["_ng_task_index"], line["_ng_rollout_index"]) for line in RunFolder(folder).read_rollouts()
+    ] == expected
