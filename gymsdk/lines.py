@@ -75,7 +75,7 @@ def find_no_reward(line: Row, row: Mapping[str, Any] = NOTHING) -> NoReward | No
     """Return why a line has no reward, or `None` if it has one; the arguments are those of `read_reward`."""
     stored = _get_host_fields(line).get("outcome")
     # A foreign outcome may be a list, which has no hash.
-    outcome: Outcome | None = next((each for each in ABSENT_OUTCOMES if each == stored), None)
+    outcome: Outcome | None = next((name for name in ABSENT_OUTCOMES if name == stored), None)
     declared = _find_declaration(line, row)
     if declared is not None or outcome is not None:
         return _describe_declaration(line, declared, outcome or "unscorable")

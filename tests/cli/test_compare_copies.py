@@ -14,6 +14,8 @@ from gymsdk.jsonl import dump_row, read_rows
 
 from .conftest import Command
 
+pytestmark = pytest.mark.slow
+
 OPENING = """
 import itertools
 from typing import Any, Literal

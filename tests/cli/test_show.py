@@ -190,6 +190,7 @@ def test_arguments_keep_their_numbers(gymsdk: Command, run: Path, tmp_path: Path
     assert 'look(city="Oslo  ", days=[1,2.5])' in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["```python\ndef f(x): return x + 1\n```\n", "one *two* three.\n\n", "- item\n  - sub\n\n", "[x] <y> `z` "]
 )

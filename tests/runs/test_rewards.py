@@ -24,7 +24,7 @@ from gymsdk.metrics import parse_scored_rollout
 from gymsdk.rollouts.export import ExportReport, Selection, export_sft
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.profile import build_profile
-from gymsdk.rollouts.reverify import Case, StoredRun
+from gymsdk.rollouts.reverify import Case, Reverified, StoredRun
 from gymsdk.runs import read
 from gymsdk.runs.records import parse_record
 
@@ -129,6 +129,16 @@ def test_a_mask_of_the_environments_own_verdict_does_not_remove_its_reward() -> 
     line["gymsdk"]["verdict"] = ["mask_sample"]
     readers = (parse_record(line, number=0).reward, Case(1, line, "sums").reward, read_verdict(line))
     assert readers == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("change", [change for change, reward in CHANGES if reward is None])
+def test_a_line_that_is_graded_again_has_a_reward(change: dict[str, Any], own: bool) -> None:
+    verdict = client.RemoteVerdict(0.5, {}, {"extracted_answer": "4"})
+    line = Reverified(Case(1, build_line(change, own=own), "sums"), verdict).build_line()
+    assert line is not None
+    assert read_reward(line) == 0.5
+    assert "stored_reward" not in line.get("gymsdk", {})
 
 
 @pytest.fixture(scope="module")
