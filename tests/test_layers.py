@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
     {"console", "errors", "once", "types", "usage", "working_folder"},
-    {"jsonl", "responses", "tracing"},
+    {"jsonl", "lines", "responses", "tracing"},
     {
         "concurrency",
         "convert",

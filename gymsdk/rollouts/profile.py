@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, quantiles
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import UsageError
+from gymsdk.lines import find_no_reward
 from gymsdk.metrics import (
     ROLLOUT_INDEX,
     TASK_INDEX,
@@ -192,17 +193,22 @@ class Profile(BaseModel):
 
 @dataclass(slots=True)
 class _LineTotals:
-    """The sums over the scored lines."""
+    """The sums over the lines."""
 
     rollouts: list[ScoredRollout] = field(default_factory=list)
     grading: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
     turns: int = 0
     calls: int = 0
     tokens: int = 0
 
     def add(self, line: Row) -> None:
-        host_fields = line["gymsdk"]
-        self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=line["reward"]))
+        absent = find_no_reward(line)
+        if absent is not None:
+            self.failures[absent.kind] += 1
+            return
+        host_fields, reward = line["gymsdk"], float(line["reward"])
+        self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=reward))
         self.grading.append(host_fields["timing"]["stages"].get("verify", 0.0))
         self.turns += host_fields["turns"]
         # The usage includes the calls of failed attempts, the turns do not.
@@ -221,7 +227,7 @@ def build_profile(
 ) -> Profile:
     """Profile the lines of a run; *maxima* are the best possible rewards by task, 1 by default."""
     totals = _LineTotals()
-    for line in scored:
+    for line in chain(scored, failed):
         totals.add(line)
     groups = _group_rewards(totals.rollouts)
     profile = Profile(
@@ -231,7 +237,7 @@ def build_profile(
         repeats=max(map(len, groups), default=0),
         scored=len(totals.rollouts),
         maximum=max((maxima or {}).values(), default=1.0),
-        failures=dict(Counter(line["_ng_failure_class"] for line in failed).most_common()),
+        failures=dict(totals.failures.most_common()),
         reward=compute_interval(list(map(fmean, groups)), observations=len(totals.rollouts)) if groups else None,
         flat=compute_zero_variance_share(totals.rollouts),
         rewards=build_histogram(each.reward for each in totals.rollouts),

@@ -28,12 +28,13 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
+from gymsdk.lines import TRAJECTORY
 from gymsdk.memory import EpisodeCounter, collect_rarely
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
-from gymsdk.rollouts.folder import TRAJECTORY, RunFolder, RunProgress, build_failed_line, build_scored_line
+from gymsdk.rollouts.folder import RunFolder, RunProgress, build_failed_line, build_scored_line
 from gymsdk.rollouts.inputs import ROWS_BEFORE_START, RunInputs
 from gymsdk.rollouts.jobs import (
     CircuitBreaker,
@@ -251,13 +252,14 @@ def write_result(folder: RunFolder, played: PlayedJob, *, trajectories: bool = F
 def _keep(folder: RunFolder, played: PlayedJob, *, trajectories: bool = False) -> None:
     key, rollout = played.job.key, played.rollout
     if rollout.failure is None:
-        line = build_scored_line(rollout, key, attempts=played.attempts)
+        line = build_scored_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
         if trajectories:
             name = get_task_name(rollout.row, key[0])
             line[TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
         folder.append(line)
     else:
-        folder.append(build_failed_line(played.rollout, key, attempts=played.attempts), failed=True)
+        line = build_failed_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
+        folder.append(line, failed=True)
 
 
 DEFAULT_TASKS = 100

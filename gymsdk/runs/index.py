@@ -23,12 +23,13 @@ import orjson
 
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError
+from gymsdk.lines import compute_line_digest, compute_task_digest
 from gymsdk.metrics import TASK_INDEX
-from gymsdk.runs.records import Record, compute_task_digest, iter_texts, parse_record
+from gymsdk.runs.records import Record, iter_texts, parse_record
 from gymsdk.runs.source import RunSource
 from gymsdk.types import Row
 
-VERSION = 4
+VERSION = 5
 """The version of the schema. An index with another version is built again."""
 
 BLOCK_BYTES = 4096
@@ -75,7 +76,7 @@ CREATE TABLE file (number INTEGER PRIMARY KEY, inode INTEGER, offset INTEGER, li
 CREATE TABLE rollout (id INTEGER PRIMARY KEY, file INTEGER, offset INTEGER, length INTEGER,
     environment TEXT, task INTEGER, repeat INTEGER, reward REAL, outcome TEXT, ended TEXT, turns INTEGER,
     tool_calls INTEGER, tokens INTEGER, seconds REAL, model_seconds REAL, started REAL, answer TEXT, prompt TEXT,
-    flags INTEGER, failure TEXT, stage TEXT, message TEXT, facets INTEGER);
+    flags INTEGER, failure TEXT, stage TEXT, message TEXT, facets INTEGER, digest TEXT);
 CREATE TABLE facets (id INTEGER PRIMARY KEY, environment TEXT, outcome TEXT, ended TEXT, failure TEXT);
 CREATE TABLE figure (rollout INTEGER, name TEXT, value REAL, PRIMARY KEY (name, value, rollout)) WITHOUT ROWID;
 CREATE INDEX figure_rollout ON figure (rollout);
@@ -83,7 +84,8 @@ CREATE TABLE tool (rollout INTEGER, name TEXT, calls INTEGER, errors INTEGER,
     PRIMARY KEY (name, rollout)) WITHOUT ROWID;
 CREATE INDEX tool_rollout ON tool (rollout);
 CREATE INDEX rollout_place ON rollout (file, offset);
-CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, PRIMARY KEY (environment, task)) WITHOUT ROWID;
+CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, line_digest TEXT,
+    PRIMARY KEY (environment, task)) WITHOUT ROWID;
 """
 
 INDEXES = [f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}, id)" for name in SORTABLE]
@@ -182,20 +184,44 @@ class RunIndex:
         return False
 
     def update_tasks(self) -> None:
-        """Compute the digests of tasks that have none; two runs have a task in common if its digests are equal."""
+        """Find the digest of the row as sent of each new task, on its lines or from the run's inputs.
+
+        The digest of a task is `NULL` if neither has it; see `update_line_digests`.
+        """
         with closing(self.connect()) as connection:
-            unknown = connection.execute(
-                "SELECT environment, task, min(id) FROM rollout r WHERE NOT EXISTS (SELECT 1 FROM task t"
+            found = connection.execute(
+                "SELECT environment, task, max(digest) FROM rollout r WHERE NOT EXISTS (SELECT 1 FROM task t"
                 " WHERE t.environment = r.environment AND t.task = r.task) GROUP BY environment, task"
             ).fetchall()
-            if not unknown:
+            if not found:
                 return
-            rows = self._read_inputs({(environment, task) for environment, task, _ in unknown})
+            rows = self._read_inputs({task for _, task, digest in found if digest is None})
+            with _transaction(connection):
+                for environment, task, stored in found:
+                    row = rows.get(task) if stored is None else None
+                    digest = stored if row is None else compute_task_digest(row, environment)
+                    connection.execute(
+                        "INSERT OR REPLACE INTO task VALUES (?, ?, ?, NULL)", (environment, task, digest)
+                    )
+
+    def update_line_digests(self) -> None:
+        """Compute the digest of the first line of each task that has none.
+
+        Two copies of a run have equal lines, also if nothing says which row was sent: the messages that `reset` adds
+        make the digest of a line another one than that of the row.
+        """
+        with closing(self.connect()) as connection:
+            unknown = connection.execute(
+                "SELECT t.environment, t.task, min(r.id) FROM task t JOIN rollout r ON r.environment = t.environment"
+                " AND r.task = t.task WHERE t.line_digest IS NULL GROUP BY t.environment, t.task"
+            ).fetchall()
             with _transaction(connection):
                 for environment, task, rollout in unknown:
-                    row = rows.get(task) or self.read_line(connection, rollout)
-                    digest = compute_task_digest(row, environment)
-                    connection.execute("INSERT OR REPLACE INTO task VALUES (?, ?, ?)", (environment, task, digest))
+                    digest = compute_line_digest(self.read_line(connection, rollout), environment)
+                    connection.execute(
+                        "UPDATE task SET line_digest = ? WHERE environment = ? AND task = ?",
+                        (digest, environment, task),
+                    )
 
     def read_line(self, connection: sqlite3.Connection, rollout: int) -> Row:
         """Return the stored line of the rollout with this id; raises `GymsdkError` if the file has changed."""
@@ -333,11 +359,10 @@ class RunIndex:
             _write_texts_done(connection, last)
         return bool(waiting)
 
-    def _read_inputs(self, wanted: set[tuple[str, int]]) -> dict[int, Row]:
-        """Return the rows as sent of the tasks in *wanted*, by the index of the task."""
-        tasks = {task for _, task in wanted}
+    def _read_inputs(self, tasks: set[int]) -> dict[int, Row]:
+        """Return the rows as sent of *tasks*, by the index of the task."""
         rows: dict[int, Row] = {}
-        if self.source.inputs.exists():
+        if tasks and self.source.inputs.exists():
             for _, row in jsonl.read_rows(self.source.inputs):
                 task = row.get(TASK_INDEX)
                 if task in tasks:
@@ -488,7 +513,7 @@ class _Batch:
         values = [_to_sql(value) for value in (*(getattr(record, name) for name in COLUMNS), *record.failure)]
         facets = tuple(values[number] for number in _FACET_PLACES)
         number = self._facets.setdefault(facets, len(self._facets) + 1)
-        self._rollouts.append((self._last, *place, *values, number))
+        self._rollouts.append((self._last, *place, *values, number, record.digest))
         self._figures += [(self._last, _to_sql(name), value) for name, value in record.figures.items()]
         self._tools += [(self._last, _to_sql(name), *counts) for name, counts in record.tools.items()]
         if self._with_texts:
@@ -496,7 +521,7 @@ class _Batch:
 
     def write(self) -> None:
         """Write the rows."""
-        names = ("id", "file", "offset", "length", *COLUMNS, *FAILURE_COLUMNS, "facets")
+        names = ("id", "file", "offset", "length", *COLUMNS, *FAILURE_COLUMNS, "facets", "digest")
         statement = f"INSERT INTO rollout ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # constant names
         self._connection.executemany(statement, self._rollouts)
         facets = [(number, *values) for values, number in self._facets.items()]

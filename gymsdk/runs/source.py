@@ -86,7 +86,10 @@ def find_run(path: Path) -> RunSource:
     if not path.exists():
         raise UsageError(f"{shorten_path(path)} does not exist; name the folder of a run, or a JSONL file of rollouts")
     stem = path.stem.removesuffix("_rollouts")
-    return RunSource(path, path, path.with_name(f"{path.stem}_failures.jsonl"), path.with_name(f"{stem}_inputs.jsonl"))
+    # NeMo Gym writes the rows as sent into the first of these files.
+    names = (f"{path.stem}_materialized_inputs.jsonl", f"{stem}_inputs.jsonl")
+    inputs = next((each for each in map(path.with_name, names) if each.exists()), path.with_name(names[-1]))
+    return RunSource(path, path, path.with_name(f"{path.stem}_failures.jsonl"), inputs)
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> Iterator[RunSource]:

@@ -26,11 +26,11 @@ from gymsdk.http.pages import LOOPBACK_NAMES
 from gymsdk.runs.filters import MAX_SQLITE_INTEGER, Filter, build_filter, parse_condition
 from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, RunQueries
-from gymsdk.runs.records import get_opening, get_output
+from gymsdk.runs.records import get_opening, get_output, list_verdict_names
 from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.studio.security import ApiAccess, SecurityHeaders, build_policy, find_inline_scripts
-from gymsdk.types import Item, Row
+from gymsdk.types import Item, Row, pair_outputs
 
 if TYPE_CHECKING:
     from gymsdk.studio.player import Player
@@ -39,6 +39,9 @@ STATIC = Path(__file__).parent / "static"
 
 MAX_ITEM_BYTES = 1_000_000
 """The most bytes of items that an answer has; the page asks for more of a longer transcript."""
+
+MAX_OUTPUT_BYTES = 16_000_000
+"""The most bytes of an answer that ends with the outputs of its tool calls."""
 
 MAX_BODY_BYTES = 100_000
 """The largest body of a request."""
@@ -207,6 +210,7 @@ class StudioApi:
         return {
             "row": row,
             "figures": figures,
+            "verdict": list_verdict_names(line, failed=bool(row["failure"])),
             "line": rest,
             "items": items,
             "total_items": total,
@@ -433,15 +437,20 @@ def _list_items(line: Row) -> list[Item]:
 
 
 def _cut_items(items: list[Item], start: int, count: int | None) -> tuple[list[Item], int]:
-    """Return items from *start*, as many as fit into `MAX_ITEM_BYTES` but at least one, and the number of all."""
-    chosen: list[Item] = []
-    size = 0
-    for item in items[start : None if count is None else start + count]:
-        size += len(jsonl.dump_portable_json(item))
-        if chosen and size > MAX_ITEM_BYTES:
+    """Return items from *start* and the number of all.
+
+    They are as many as fit into `MAX_ITEM_BYTES`, but at least one, and the outputs of their calls as far as these fit
+    into `MAX_OUTPUT_BYTES`: a page would show a call without its output otherwise.
+    """
+    pairs = pair_outputs(items)
+    size, last, end = 0, start, len(items) if count is None else min(len(items), start + count)
+    for index in range(start, end):
+        size += len(jsonl.dump_portable_json(items[index]))
+        if size > (MAX_ITEM_BYTES if index > last else MAX_OUTPUT_BYTES) and index > start:
+            end = index
             break
-        chosen.append(item)
-    return chosen, len(items)
+        last = max(last, pairs.get(index, start))
+    return items[start:end], len(items)
 
 
 def _without(value: Row, *keys: str) -> Row:

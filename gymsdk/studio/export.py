@@ -22,6 +22,7 @@ from gymsdk.runs.compare import compare, to_json
 from gymsdk.runs.filters import Filter, describe_grammar
 from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import RunQueries
+from gymsdk.runs.records import list_verdict_names
 from gymsdk.studio.app import STATIC, describe_lenses, describe_run
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.types import Row
@@ -101,8 +102,12 @@ def _build_chunks(runs: Sequence[OpenRun], choice: ExportChoice, max_bytes: int 
                     f"the rollouts have more than {max_bytes // 1_000_000} MB, too much for one file; export a folder,"
                     " or choose rollouts with --where or --sample"
                 )
-            row["chunk"] = f"lines-{number}-{len(names)}"
-            chunk[str(row["id"])] = jsonl.parse_row(data, where=str(run.source.path))
+            line = jsonl.parse_row(data, where=str(run.source.path))
+            row |= {
+                "chunk": f"lines-{number}-{len(names)}",
+                "verdict": list_verdict_names(line, failed=bool(row["failure"])),
+            }
+            chunk[str(row["id"])] = line
             if size > CHUNK_BYTES:
                 yield row["chunk"], chunk
                 names.append(row["chunk"])

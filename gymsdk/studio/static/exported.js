@@ -156,7 +156,7 @@ async function readRollout(run, name) {
   const prompt = typeof opening === "string" ? [{ role: "user", content: opening }] : opening || [];
   const items = [...prompt, ...(line.response?.output || [])];
   const { response, responses_create_params: parameters, ...rest } = line;
-  return { row, figures: row.figures, line: rest, items, total_items: items.length, opening: prompt.length };
+  return { row, figures: row.figures, verdict: row.verdict, line: rest, items, total_items: items.length, opening: prompt.length };
 }
 
 function checkText(text, grammar) {
