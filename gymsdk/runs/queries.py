@@ -15,10 +15,12 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from gymsdk import jsonl
-from gymsdk.errors import UsageError
-from gymsdk.runs.index import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
+from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.runs.index import RunIndex, parse_line
 from gymsdk.runs.lenses import LENSES, LengthComponent, find_length_components
 from gymsdk.runs.records import iter_texts
+from gymsdk.runs.schema import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, has_search
+from gymsdk.runs.source import open_regular
 
 Condition = tuple[str, str, Any]
 """A field, an operator and a value."""
@@ -153,7 +155,21 @@ class RunQueries:
     def __init__(self, index: RunIndex) -> None:
         self.index = index
         self._connection = index.connect()
+        self._inode = index.path.stat().st_ino
         self._searches: dict[str, tuple[tuple[int, int], list[int]]] = {}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file of the index is still the one that this object has opened."""
+        try:
+            return self.index.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def get_progress(self) -> tuple[int, int]:
+        """Return numbers that grow with the rollouts and with the indexed texts, whichever process indexes them."""
+        [changes] = self._connection.execute("SELECT changes FROM progress").fetchone()
+        return changes, self._count_indexed()[0]
 
     def close(self) -> None:
         """Close the connection to the index."""
@@ -382,7 +398,7 @@ class RunQueries:
         if not wanted:
             return []
         # One view of a run asks for the same text several times: its rows, their number, and its facets.
-        progress = self._get_progress()
+        progress = self.get_progress()
         known = self._searches.get(wanted)
         if known is None or known[0] != progress:
             known = self._searches[wanted] = progress, self._search(wanted)
@@ -395,18 +411,22 @@ class RunQueries:
         if not has_search(self._connection):
             return 0.0
         # Ids are given in the order of the lines, and none is missing but those of a replaced file.
-        done, last = self._get_progress()
+        done, last = self._count_indexed()
         return done / last if last else 1.0
 
     def list_bad_lines(self) -> list[dict[str, Any]]:
-        """Return the files with lines that are not rollouts, the number of these lines, and why the first is not."""
-        rows = self._connection.execute("SELECT number, bad, bad_message FROM file WHERE bad > 0")
+        """Return the files with lines that are not rollouts or rows as sent.
+
+        Each has the number of these lines, why the first is not, and the numbers of the first of these lines.
+        """
+        rows = self._connection.execute("SELECT number, bad, bad_message, bad_lines FROM file WHERE bad > 0")
+        files = (*self.index.source.files, self.index.source.inputs)
         return [
-            {"file": self.index.source.files[number].name, "count": bad, "message": message}
-            for number, bad, message in rows
+            {"file": files[number].name, "count": bad, "message": message, "lines": [*map(int, lines.split(","))]}
+            for number, bad, message, lines in rows
         ]
 
-    def _get_progress(self) -> tuple[int, int]:
+    def _count_indexed(self) -> tuple[int, int]:
         """Return the id of the last rollout with indexed texts, and the id of the last rollout."""
         done = 0
         if has_search(self._connection):
@@ -445,7 +465,11 @@ class RunQueries:
                 if pattern is not None and not pattern.search(data.lower()):
                     # Most candidates are excluded without parsing them.
                     continue
-                line = parse_line(data, where=str(self.index.source.path))
+                try:
+                    line = parse_line(data, where=str(self.index.source.path))
+                except GymsdkError:
+                    # The file is being replaced; the next pass over it will notice.
+                    continue
                 if any(folded in " ".join(text.split()).casefold() for text in iter_texts(line)):
                     yield rollout
 
@@ -459,7 +483,7 @@ class RunQueries:
         """Yield the places of the rollouts in a file that match *pattern*."""
         try:
             with (
-                self.index.source.files[number].open("rb") as file,
+                open_regular(self.index.source.files[number]) as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             ):
                 position = 0
