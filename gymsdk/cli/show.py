@@ -99,6 +99,7 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
     if json:
         content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
         echo(jsonl.dump_document(content), nl=False)
+        _warn(stored)
         return
     for line in _format_summary(stored, summary, is_chosen=bool(where or search)):
         echo(line)
@@ -112,13 +113,17 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
         echo(
             f"gymsdk show {shorten_path(stored.source.path)} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript"
         )
-    for bad in stored.queries.list_bad_lines():
-        typer.echo(f"{bad['file']}: {bad['count']} lines are not rollouts ({bad['message']})", err=True)
+    _warn(stored)
+
+
+def _warn(stored: Run) -> None:
+    for problem in stored.queries.list_problems():
+        typer.echo(clean(problem), err=True)
 
 
 def _format_summary(stored: Run, summary: Mapping[str, Any], *, is_chosen: bool) -> Iterator[str]:
     settings = stored.settings
-    environments = ", ".join(settings.get("environments") or {})
+    environments = clean(", ".join(settings.get("environments") or {}))
     yield typer.style(stored.name, bold=True) + (f"   {environments}" if environments else "")
     if settings.get("model"):
         yield f"model     {clean(str(settings['model']))}"

@@ -59,6 +59,11 @@ COMMIT_SECONDS = 0.5
 LOCK_SECONDS = 30.0
 """Seconds that a process waits for another process that writes to the same index."""
 
+TEXT_SCHEMA = """
+CREATE VIRTUAL TABLE text USING fts5 (content, content='', detail=none, columnsize=0, tokenize='unicode61');
+CREATE TABLE texts_done (id INTEGER);
+"""
+
 _NO_BAD_LINES: dict[str, Any] = {"bad": 0, "bad_message": "", "bad_lines": ""}
 
 
@@ -217,6 +222,7 @@ class RunIndex:
                 if version == VERSION:
                     return
                 create_tables(connection)
+                _create_text_tables(connection)
 
     def _update_file(self, connection: sqlite3.Connection, number: int) -> bool:
         """Index the new lines of a file; return whether anything changed."""
@@ -387,6 +393,15 @@ def get_default_path(source: RunSource) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gymsdk" / "runs"
     digest = hashlib.blake2b(os.fsencode(source.path.resolve()), digest_size=8).hexdigest()
     return cache / f"{source.name[:80]}-{digest}.sqlite"
+
+
+def _create_text_tables(connection: sqlite3.Connection) -> None:
+    try:
+        for statement in TEXT_SCHEMA.split(";"):
+            connection.execute(statement)
+    except sqlite3.OperationalError:
+        # This SQLite was built without FTS5.
+        connection.execute("DROP TABLE IF EXISTS texts_done")
 
 
 def parse_line(line: bytes, *, where: str) -> Row:

@@ -426,6 +426,16 @@ class RunQueries:
             for number, bad, message, lines in rows
         ]
 
+    def list_problems(self) -> list[str]:
+        """Return a sentence about each file of the run that cannot be read, or that has lines that cannot be read."""
+        files = [f"{bad['file']}: {bad['message']}" for bad in self.index.source.list_bad_files()]
+        lines = [
+            f"{bad['file']}: {bad['count']} lines cannot be read: {', '.join(map(str, bad['lines']))}"
+            f"{', …' if bad['count'] > len(bad['lines']) else ''} ({bad['message']})"
+            for bad in self.list_bad_lines()
+        ]
+        return files + lines
+
     def _count_indexed(self) -> tuple[int, int]:
         """Return the id of the last rollout with indexed texts, and the id of the last rollout."""
         done = 0

@@ -81,11 +81,6 @@ CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, PRIMARY KEY (env
 INDEXES = [f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}, id)" for name in SORTABLE]
 """Created after the first pass over the run, which is faster than to maintain them meanwhile."""
 
-TEXT_SCHEMA = """
-CREATE VIRTUAL TABLE text USING fts5 (content, content='', detail=none, columnsize=0, tokenize='unicode61');
-CREATE TABLE texts_done (id INTEGER);
-"""
-
 INSERT_TEXT = "INSERT INTO text (rowid, content) VALUES (?, ?)"
 
 
@@ -98,7 +93,6 @@ def create_tables(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP TABLE {name}")
     for statement in SCHEMA.split(";"):
         connection.execute(statement)
-    _create_text_tables(connection)
     # The time distinguishes the progress of this index from that of an earlier one in the same file.
     connection.execute("INSERT INTO progress VALUES (?)", (time.time_ns() // 1_000_000,))
     connection.execute(f"PRAGMA user_version = {VERSION}")
@@ -107,15 +101,6 @@ def create_tables(connection: sqlite3.Connection) -> None:
 def has_search(connection: sqlite3.Connection) -> bool:
     """Return whether this SQLite has full-text search, without which texts are searched in the files."""
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'text'").fetchone() is not None
-
-
-def _create_text_tables(connection: sqlite3.Connection) -> None:
-    try:
-        for statement in TEXT_SCHEMA.split(";"):
-            connection.execute(statement)
-    except sqlite3.OperationalError:
-        # This SQLite was built without FTS5.
-        connection.execute("DROP TABLE IF EXISTS texts_done")
 
 
 @contextmanager
@@ -181,9 +166,8 @@ def forget(connection: sqlite3.Connection, number: int) -> bool:
     connection.execute("DELETE FROM task")
     count_change(connection)
     if has_search(connection):
-        connection.execute("DROP TABLE text")
-        connection.execute("DROP TABLE texts_done")
-        _create_text_tables(connection)
+        connection.execute("INSERT INTO text (text) VALUES ('delete-all')")
+        connection.execute("DELETE FROM texts_done")
     return True
 
 

@@ -108,6 +108,8 @@ class RunSource:
 
     def list_bad_files(self) -> list[Row]:
         """Return the `file` and a `message` for each file of the run that exists and cannot be read as it should."""
+        if not self.path.exists():
+            return [{"file": self.name, "message": "the run does not exist any more"}]
         found = [(path.name, find_read_error(path)) for path in (*self.files, self.inputs)]
         found += [("run.json", error) for error in self._read_about()[1]]
         found += [("metrics.json", error) for error in self._read_metrics()[1]]
@@ -226,22 +228,28 @@ def _describe_kind(mode: int) -> str:
 
 def _read_document(path: Path, name: str, kind: type) -> tuple[Any, list[str]]:
     """Return the JSON value of the given type in the file *name* of a run's folder, and why there is none."""
-    if not path.is_dir():
-        return None, []
     try:
-        with open_regular(path / name) as file:
-            value = jsonl.parse_json(file.read())
+        return _parse_document(path / name, kind) if path.is_dir() else None, []
     except FileNotFoundError:
         return None, []
     except OSError as error:
         return None, [error.strerror or str(error)]
     except ValueError as error:
-        return None, [f"not valid JSON: {error}"]
+        return None, [str(error)]
+
+
+def _parse_document(path: Path, kind: type) -> Any:
+    with open_regular(path) as file:
+        data = file.read()
+    try:
+        value = jsonl.parse_json(data)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(value, kind):
-        return None, [f"must be {_describe_type(kind())}, got {_describe_type(value)}"]
+        raise ValueError(f"it must be {_describe_type(kind())}, got {_describe_type(value)}")  # noqa: TRY004  # as for other content
     if jsonl.measure_depth(value) > MAX_DOCUMENT_DEPTH:
-        return None, [f"more than {MAX_DOCUMENT_DEPTH} levels are nested"]
-    return value, []
+        raise ValueError(f"more than {MAX_DOCUMENT_DEPTH} levels are nested")
+    return value
 
 
 def _keep_typed(value: Row, types: Mapping[str, type], prefix: str, errors: list[str]) -> Row:

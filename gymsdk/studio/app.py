@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -103,7 +104,7 @@ def create_app(
         Middleware(SecurityHeaders, build_policy(find_inline_scripts(page))),
         Middleware(HostCheck, LOOPBACK_NAMES),
     ]
-    handlers = {GymsdkError: _handle_error, HTTPException: _handle_http_error}
+    handlers = {GymsdkError: _handle_error, sqlite3.Error: _handle_error, HTTPException: _handle_http_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -144,7 +145,7 @@ class StudioApi:
 
     def list_runs(self, _: Request) -> list[Row]:
         """Return descriptions of the runs that need no index of their lines."""
-        return [describe_run(run) for run in self._library.list_runs()]
+        return [_describe_in_list(run) for run in self._library.list_runs()]
 
     def get_run(self, request: Request) -> Row:
         """Return a run with its summary and settings."""
@@ -161,7 +162,7 @@ class StudioApi:
                 "state": run.build_state(),
                 "summary": run.compute("summary", RunQueries.summarize),
                 "figures": figures,
-                "bad_lines": bad,
+                "bad_lines": bad + run.notes.list_bad_lines(),
                 "notes_beside_run": run.notes.is_beside_run,
                 **run.compute("lenses", describe_lenses),
             }
@@ -332,27 +333,45 @@ class StudioApi:
 def describe_run(run: OpenRun) -> Row:
     """Describe a run without an index of its lines."""
     about = run.source.read_about()
-    settings = about.get("settings") if isinstance(about.get("settings"), dict) else {}
+    settings = about.get("settings") or {}
     metrics = run.source.read_metrics()
-    scored, means = 0, []
+    counts: list[tuple[int, float]] = []
     for each in metrics:
-        count = (each.get("outcomes") or {}).get("scored") or 0
+        count = (each.get("outcomes") or {}).get("scored")
         mean = (each.get("agent_metrics") or {}).get("mean/reward")
-        if count and isinstance(mean, (int, float)):
-            scored += count
-            means.append((count, mean))
+        if isinstance(count, int) and count > 0 and jsonl.is_finite_number(count) and jsonl.is_finite_number(mean):
+            counts.append((count, mean))
+    scored = sum(count for count, _ in counts)
     return {
         "run": run.key,
         "name": run.source.name,
         "path": str(run.source.path),
-        "model": settings.get("model") if settings else None,
-        "environments": list((settings or {}).get("environments") or {}),
+        "model": settings.get("model"),
+        "environments": list(settings.get("environments") or {}),
         "started": about.get("started"),
         "asked": run.source.count_inputs(),
         "scored": scored or None,
-        "mean": sum(count * mean for count, mean in means) / scored if scored else None,
+        "mean": sum(count * mean for count, mean in counts) / scored if scored else None,
         "is_finished": bool(metrics),
+        "bad_files": _list_bad_files(run),
     }
+
+
+def _describe_in_list(run: OpenRun) -> Row:
+    """Describe a run; if that fails, with the error alone, because it must not hide the other runs."""
+    try:
+        return describe_run(run)
+    except Exception as error:  # noqa: BLE001  # other programs may have written anything into the run's files
+        unknown = dict.fromkeys(("model", "started", "asked", "scored", "mean"))
+        bad = [{"file": run.source.path.name, "message": str(error) or type(error).__name__}]
+        named = {"run": run.key, "name": run.key, "path": str(run.source.path), "environments": []}
+        return named | unknown | {"is_finished": False, "bad_files": bad}
+
+
+def _list_bad_files(run: OpenRun) -> list[Row]:
+    """Return the files of a run that cannot be read, and the error of the thread that follows the run."""
+    own = [{"file": run.source.path.name, "message": f"the run cannot be followed: {run.error}"}] if run.error else []
+    return run.source.list_bad_files() + own
 
 
 def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:

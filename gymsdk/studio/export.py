@@ -152,7 +152,7 @@ def _describe(run: OpenRun, count: int) -> Row:
         "settings": settings,
         "summary": summary,
         "figures": figures,
-        "bad_lines": bad,
+        "bad_lines": bad + run.notes.list_bad_lines(),
         **lenses,
         "notes": [note.model_dump() for note in run.notes.read()],
         "part": f"{count} of {summary['rollouts']} rollouts are on this page" if is_part else "",
