@@ -339,7 +339,7 @@ def describe_run(run: OpenRun) -> Row:
     for each in metrics:
         count = (each.get("outcomes") or {}).get("scored")
         mean = (each.get("agent_metrics") or {}).get("mean/reward")
-        if isinstance(count, int) and count > 0 and jsonl.is_finite_number(count) and jsonl.is_finite_number(mean):
+        if jsonl.is_finite_number(mean) and jsonl.is_finite_number(count) and isinstance(count, int) and count > 0:
             counts.append((count, mean))
     scored = sum(count for count, _ in counts)
     return {
