@@ -193,8 +193,9 @@ def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[
             f"{key.removeprefix(PART)} {value:g}" for key, value in figures.items() if key.startswith(PART)
         )
         yield Text(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), style="bold")
-    verdict = line.get("gymsdk", {}).get("verdict", [])
-    for key in verdict:
+    host_fields = line.get("gymsdk")
+    verdict = host_fields.get("verdict") if isinstance(host_fields, dict) else None
+    for key in verdict if isinstance(verdict, list) else ():
         yield Text(f"  {key}: {clean(_format_value(line.get(key)))}")
     counts = [
         f"ended: {row['ended']}",

@@ -18,6 +18,9 @@ VERSION = 5
 MAX_INTEGER = 2**63 - 1
 """The largest integer that SQLite stores."""
 
+MAX_REAL = 1e100
+"""The largest number of a column: with larger ones, means and squares are beyond the range of a double."""
+
 COLUMNS = (
     "environment",
     "task",
@@ -223,6 +226,8 @@ def _check_value(name: str, value: object) -> object:
         raise ValueError(f"the value of `{name}` has the type {type(value).__name__}")
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         raise ValueError(f"the value of `{name}` has more than 64 bits")
+    if isinstance(value, float) and abs(value) > MAX_REAL:
+        raise ValueError(f"the value of `{name}` is {value:g}, beyond {MAX_REAL:g}")
     return _to_sql(value)
 
 

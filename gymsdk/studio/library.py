@@ -24,8 +24,8 @@ POLL_SECONDS = 0.25
 TEXT_SECONDS = 0.5
 """How long the background thread reads texts for the search before it looks for new lines again."""
 
-VERIFY_SHARE = 0.05
-"""The share of the time in which the background thread hashes the large files of a run that may have been rewritten."""
+VERIFY_SHARE = 0.02
+"""The share of the time in which the background thread hashes the large files of a run that grows."""
 
 MAX_BYTES_AT_ONCE = 50_000_000
 """The size of a run up to which a request waits until it is indexed."""
@@ -60,6 +60,7 @@ class OpenRun:
         self._cached_at = 0
         self._progress = (0, 0)
         self._verify_at = 0.0
+        self._verify_seconds = 0.0
 
     @property
     def index(self) -> RunIndex:
@@ -105,8 +106,9 @@ class OpenRun:
         Returns:
             Whether this or another process has changed the index since the last call.
         """
-        self.index.update_lines()
-        if time.monotonic() > self._verify_at:
+        if self.index.update_lines():
+            self._rest()
+        elif time.monotonic() > self._verify_at:
             self._verify()
         with self.use() as queries:
             waiting = queries.get_searchable_share() < 1
@@ -117,11 +119,17 @@ class OpenRun:
         return self._progress != earlier
 
     def _verify(self) -> None:
-        """Hash rewritten files for a short time, and then wait long enough that a growing file is not hashed always."""
+        """Hash large files that may have been rewritten for a short time."""
         started = time.monotonic()
-        self.index.verify(TEXT_SECONDS)
-        stopped = time.monotonic()
-        self._verify_at = stopped + (stopped - started) * (1 / VERIFY_SHARE - 1)
+        is_done = self.index.verify(TEXT_SECONDS)
+        self._verify_seconds += time.monotonic() - started
+        if is_done:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Hash nothing for a while: a file that grows again would be hashed again from its beginning."""
+        self._verify_at = time.monotonic() + self._verify_seconds * (1 / VERIFY_SHARE - 1)
+        self._verify_seconds = 0.0
 
     def build_state(self) -> Row:
         """Return the state that pages show of a growing run: the number of rollouts, and the searchable share."""

@@ -90,6 +90,7 @@ LINES = {
     "nested": b'{"reward": 1, "response": ' + NESTED + b"}",
     "huge-integer": b'{"reward": 1, "_ng_task_index": ' + b"9" * 5000 + b"}",
     "task-beyond-sqlite": b'{"reward": 1, "_ng_task_index": 18446744073709551615}',
+    "huge-reward": b'{"reward": -1e300}',
     "turns-text": b'{"reward": 1, "gymsdk": {"turns": "many"}}',
     "turns-list": b'{"reward": 1, "gymsdk": {"turns": [1]}}',
     "ended-object": b'{"reward": 1, "gymsdk": {"ended": {}}}',
@@ -183,7 +184,8 @@ def test_a_run_with_a_damaged_file_is_shown(client: httpx.Client, damaged: dict[
         assert info["summary"]["mean"] == (None if missing else pytest.approx(fmean(REWARDS)))
         assert [bad["file"] for bad in info["bad_lines"]] == (["notes.jsonl"] if file == "notes.jsonl" else [])
         assert get(client, f"runs/{name}/notes") == []
-        assert get(client, f"compare?a=sound&b={name}")["pairs"] == [] if missing else True
+        pairs = get(client, f"compare?a=sound&b={name}")["pairs"]
+        assert len(pairs) == (0 if missing else len(REWARDS))
 
 
 @pytest.mark.slow
