@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -19,7 +20,7 @@ from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.runs.index import RunIndex, parse_line
 from gymsdk.runs.lenses import LENSES, LengthComponent, find_length_components
 from gymsdk.runs.records import iter_texts
-from gymsdk.runs.schema import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, has_search
+from gymsdk.runs.schema import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, INPUTS, has_search
 from gymsdk.runs.source import open_regular
 
 Condition = tuple[str, str, Any]
@@ -61,6 +62,9 @@ MAX_CONDITIONS = 100
 
 MAX_SEARCH_CHARS = 1000
 """The longest text that is searched."""
+
+UNFINISHED_SECONDS = 10.0
+"""How long a file has not been modified when a last line without an end counts as a line that cannot be read."""
 
 MAX_SQLITE_INTEGER = 2**63 - 1
 
@@ -417,14 +421,22 @@ class RunQueries:
     def list_bad_lines(self) -> list[dict[str, Any]]:
         """Return the files with lines that are not rollouts or rows as sent.
 
-        Each has the number of these lines, why the first is not, and the numbers of the first of these lines.
+        Each has the number of these lines, why the first is not, and the numbers of the first of these lines. A last
+        line without an end is one of them as soon as it is not being written any more.
         """
-        rows = self._connection.execute("SELECT number, bad, bad_message, bad_lines FROM file WHERE bad > 0")
         files = (*self.index.source.files, self.index.source.inputs)
-        return [
-            {"file": files[number].name, "count": bad, "message": message, "lines": [*map(int, lines.split(","))]}
-            for number, bad, message, lines in rows
-        ]
+        found = []
+        for state in self._connection.execute("SELECT * FROM file WHERE bad > 0 OR size > offset"):
+            name = files[state["number"]].name
+            lines = [int(number) for number in state["bad_lines"].split(",") if number]
+            message, count = state["bad_message"], state["bad"]
+            is_left = time.time() - state["modified"] / 1e9 > UNFINISHED_SECONDS
+            if state["number"] != INPUTS and state["size"] > state["offset"] and is_left:
+                lines, count = [*lines, state["lines"] + 1], count + 1
+                message = message or f"{name}:{state['lines'] + 1}: the last line of the file has no end"
+            if count:
+                found.append({"file": name, "count": count, "message": message, "lines": lines})
+        return found
 
     def list_problems(self) -> list[str]:
         """Return a sentence about each file of the run that cannot be read, or that has lines that cannot be read."""
