@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +64,10 @@ TEXT_SCHEMA = """
 CREATE VIRTUAL TABLE text USING fts5 (content, content='', detail=none, columnsize=0, tokenize='unicode61');
 CREATE TABLE texts_done (id INTEGER);
 """
+
+_DEPTHS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _DEPTHS)
 
 _NO_BAD_LINES: dict[str, Any] = {"bad": 0, "bad_message": "", "bad_lines": ""}
 
@@ -423,7 +428,11 @@ def parse_line(line: bytes, *, where: str) -> Row:
 
 def _check_depth(line: bytes, row: Row) -> None:
     """Raise `ValueError` if the object in *line* is nested too deeply."""
-    if line.count(b"[") + line.count(b"{") > MAX_LINE_DEPTH and jsonl.measure_depth(row) > MAX_LINE_DEPTH:
+    brackets = line.translate(None, _NO_BRACKETS)
+    if len(brackets) <= 2 * MAX_LINE_DEPTH or max(accumulate(map(_DEPTHS.__getitem__, brackets))) <= MAX_LINE_DEPTH:
+        return
+    # The brackets may be those of texts.
+    if jsonl.measure_depth(row) > MAX_LINE_DEPTH:
         raise ValueError(f"more than {MAX_LINE_DEPTH} levels are nested")
 
 

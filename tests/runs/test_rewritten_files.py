@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -215,6 +216,22 @@ def test_the_viewer_hashes_a_large_file_in_the_background_in_parts(path: Path) -
     assert index.update_lines()
     with closing(RunQueries(index)) as queries:
         assert [row["reward"] for row in queries.list_rows()] == NEW
+
+
+def test_the_thread_of_the_viewer_finds_a_large_file_that_was_rewritten(path: Path) -> None:
+    path.write_bytes(dump_lines(OLD, padding=700_000))
+    library = Library([path.parent])
+    [run] = library.list_runs()
+    library.start()
+    try:
+        assert run.build_state()["mean"] == 1.0
+        write_in_place_with_old_times(path, dump_lines(NEW, padding=700_000))
+        deadline = time.monotonic() + 30
+        while run.build_state()["mean"] != pytest.approx(fmean(NEW)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        library.stop()
 
 
 def test_what_was_kept_in_memory_is_read_again_if_another_process_has_indexed(path: Path) -> None:

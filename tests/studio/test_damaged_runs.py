@@ -220,12 +220,15 @@ def test_a_damaged_line_is_counted_and_named(title: str, tmp_path: Path, monkeyp
     for path in (run / "rollouts.jsonl", run / "inputs.jsonl"):
         with path.open("ab") as file:
             file.write(LINES[title] + b"\n" + dump_line(5, 0.5))
+    with (run / "rollouts.jsonl").open("ab") as file:
+        # The brackets of a text do not nest.
+        file.write(dump_line(6, 0.5).replace(b"task 6", b"[" * 1000))
     with read(run) as opened, read(write_run(tmp_path / "other")) as other:
         opened.index.update_texts()
-        assert [row["reward"] for row in opened.list_rows()] == [*REWARDS, 0.5]
+        assert [row["reward"] for row in opened.list_rows()] == [*REWARDS, 0.5, 0.5]
         [bad] = opened.queries.list_bad_lines()
         assert (bad["file"], bad["count"], bad["lines"]) == ("rollouts.jsonl", 1, [len(REWARDS) + 1])
-        assert opened.arrow("messages").num_rows == len(REWARDS) + 1
+        assert opened.arrow("messages").num_rows == len(REWARDS) + 2
         assert len(opened.compare(other).pairs) == len(REWARDS)
 
 
