@@ -283,9 +283,9 @@ class StudioApi:
         async def stream() -> AsyncIterator[bytes]:
             version, last = -1, known
             while not self._library.is_stopped:
-                state = jsonl.dump_portable_json(await run_in_threadpool(run.build_state))
-                identifier = hashlib.blake2b(state, digest_size=8).hexdigest()
-                if identifier != last:
+                state = await run_in_threadpool(_dump_state, run)
+                identifier = hashlib.blake2b(state, digest_size=8).hexdigest() if state else last
+                if identifier is not None and identifier != last:
                     last = identifier
                     yield b"event: state\nid: " + identifier.encode() + b"\ndata: " + state + b"\n\n"
                 else:
@@ -328,6 +328,14 @@ class StudioApi:
             if row is None:
                 raise HTTPException(404, f"the run {run.key!r} has no rollout {name!r}")
             return row, queries.read_line(row["id"]), queries.get_figures(row["id"])
+
+
+def _dump_state(run: OpenRun) -> bytes:
+    """Return the state of a run as JSON; empty if its index cannot be read, which the background thread logs."""
+    try:
+        return jsonl.dump_portable_json(run.build_state())
+    except (GymsdkError, OSError, sqlite3.Error):
+        return b""
 
 
 def describe_run(run: OpenRun) -> Row:

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from gymsdk.runs.index import get_default_path
+from gymsdk.studio.app import _dump_state, describe_run
 from gymsdk.studio.library import Library
 
 from .conftest import start_viewer
@@ -266,6 +267,8 @@ def test_the_thread_survives_an_error_and_says_it_once(
                 file.unlink()
             index.mkdir()
             wait_for(lambda: broken.error)
+            assert _dump_state(broken) == b""
+            assert "cannot be followed" in describe_run(broken)["bad_files"][0]["message"]
             for folder in ("broken", "sound"):
                 with (tmp_path / folder / "rollouts.jsonl").open("ab") as file:
                     file.write(dump_line(7, 1.0))
