@@ -110,6 +110,7 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
     if json:
         content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
         echo(jsonl.dump_document(content), nl=False)
+        _warn(stored)
         return
     for line in _format_summary(stored, summary, is_chosen=bool(where or search)):
         echo(line)
@@ -123,13 +124,17 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
         echo(
             f"gymsdk show {shorten_path(stored.source.path)} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript"
         )
-    for bad in stored.queries.list_bad_lines():
-        typer.echo(f"{bad['file']}: {bad['count']} lines are not rollouts ({bad['message']})", err=True)
+    _warn(stored)
+
+
+def _warn(stored: Run) -> None:
+    for problem in stored.queries.list_problems():
+        typer.echo(clean(problem), err=True)
 
 
 def _format_summary(stored: Run, summary: Mapping[str, Any], *, is_chosen: bool) -> Iterator[str]:
     settings = stored.settings
-    environments = ", ".join(settings.get("environments") or {})
+    environments = clean(", ".join(settings.get("environments") or {}))
     yield typer.style(stored.name, bold=True) + (f"   {environments}" if environments else "")
     if settings.get("model"):
         yield f"model     {clean(str(settings['model']))}"
@@ -194,8 +199,10 @@ def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[
             f"{clean(key.removeprefix(PART))} {value:g}" for key, value in figures.items() if key.startswith(PART)
         )
         yield typer.style(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), bold=True)
-    for key in list_verdict_names(line, failed=bool(row["failure"])) if "verdict" in line.get("gymsdk", {}) else ():
-        yield f"  {clean(key)}: {clean(_format_value(line[key]))}"
+    host_fields = line.get("gymsdk")
+    has_verdict = isinstance(host_fields, dict) and "verdict" in host_fields
+    for key in list_verdict_names(line, failed=bool(row["failure"])) if has_verdict else ():
+        yield f"  {clean(key)}: {clean(_format_value(line.get(key)))}"
     counts = [
         f"ended: {row['ended']}",
         format_count(row["turns"], "turn"),

@@ -103,7 +103,7 @@ class Run:
         return self.source.read_metrics()
 
     def update(self) -> bool:
-        """Read the rollouts that the run has written meanwhile; return whether there are any."""
+        """Read the rollouts that were written or rewritten meanwhile; return whether anything changed."""
         return self.index.update()
 
     def close(self) -> None:

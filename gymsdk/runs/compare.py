@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.runs.index import RunIndex
+from gymsdk.runs.queries import RunQueries
 from gymsdk.types import Row
 
 FEW_TASKS = 30
@@ -264,6 +265,9 @@ def _pair(a: _Task, b: _Task) -> TaskPair:
 
 
 def _list_warnings(comparison: Comparison, first: RunIndex, second: RunIndex) -> Iterator[str]:
+    for index in (first, second):
+        with closing(RunQueries(index)) as queries:
+            yield from (f"{index.source.name}: {problem}" for problem in queries.list_problems())
     if comparison.overall is None:
         yield "the runs have no task in common"
         return

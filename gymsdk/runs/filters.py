@@ -21,8 +21,8 @@ from typing import Any, Literal, TypeAlias
 
 from gymsdk import jsonl
 from gymsdk.errors import UsageError, format_suggestion
-from gymsdk.runs.index import COLUMNS, FAILURE_COLUMNS
 from gymsdk.runs.lenses import LENSES
+from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A field, an operator and a value."""

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,11 +16,14 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from gymsdk import jsonl
+from gymsdk.errors import GymsdkError
 from gymsdk.metrics import compute_bin_edges
 from gymsdk.runs.filters import Filter, add_functions, build_condition, build_filter, build_sort_key
-from gymsdk.runs.index import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
+from gymsdk.runs.index import RunIndex, parse_line
 from gymsdk.runs.lenses import LengthComponent, find_length_components
 from gymsdk.runs.records import iter_texts
+from gymsdk.runs.schema import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, INPUTS, has_search
+from gymsdk.runs.source import open_regular
 
 Place = tuple[int, int, int, int]
 """The id of a rollout, the number of its file, and the offset and the length of its line."""
@@ -41,6 +45,9 @@ HISTOGRAM_BINS = 20
 MAX_FACET_VALUES = 50
 """The number of values of a facet that are listed."""
 
+UNFINISHED_SECONDS = 10.0
+"""How long a file has not been modified when a last line without an end counts as a line that cannot be read."""
+
 _ROLLOUT_NAME = re.compile(r"#(?P<id>\d{1,18})|(?P<task>\d{1,18})(:(?P<repeat>\d{1,18})?)?")
 
 
@@ -55,7 +62,21 @@ class RunQueries:
         self.index = index
         self._connection = index.connect()
         add_functions(self._connection)
+        self._inode = index.path.stat().st_ino
         self._searches: dict[str, tuple[tuple[int, int], list[int]]] = {}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file of the index is still the one that this object has opened."""
+        try:
+            return self.index.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def get_progress(self) -> tuple[int, int]:
+        """Return numbers that grow with the rollouts and with the indexed texts, whichever process indexes them."""
+        [changes] = self._connection.execute("SELECT changes FROM progress").fetchone()
+        return changes, self._count_indexed()[0]
 
     def close(self) -> None:
         """Close the connection to the index."""
@@ -294,7 +315,7 @@ class RunQueries:
         if not wanted:
             return []
         # One view of a run asks for the same text several times: its rows, their number, and its facets.
-        progress = self._get_progress()
+        progress = self.get_progress()
         known = self._searches.get(wanted)
         if known is None or known[0] != progress:
             known = self._searches[wanted] = progress, self._search(wanted)
@@ -307,18 +328,40 @@ class RunQueries:
         if not has_search(self._connection):
             return 0.0
         # Ids are given in the order of the lines, and none is missing but those of a replaced file.
-        done, last = self._get_progress()
+        done, last = self._count_indexed()
         return done / last if last else 1.0
 
     def list_bad_lines(self) -> list[dict[str, Any]]:
-        """Return the files with lines that are not rollouts, the number of these lines, and why the first is not."""
-        rows = self._connection.execute("SELECT number, bad, bad_message FROM file WHERE bad > 0")
-        return [
-            {"file": self.index.source.files[number].name, "count": bad, "message": message}
-            for number, bad, message in rows
-        ]
+        """Return the files with lines that are not rollouts or rows as sent.
 
-    def _get_progress(self) -> tuple[int, int]:
+        Each has the number of these lines, why the first is not, and the numbers of the first of these lines. A last
+        line without an end is one of them as soon as it is not being written any more.
+        """
+        files = (*self.index.source.files, self.index.source.inputs)
+        found = []
+        for state in self._connection.execute("SELECT * FROM file WHERE bad > 0 OR size > offset"):
+            name = files[state["number"]].name
+            lines = [int(number) for number in state["bad_lines"].split(",") if number]
+            message, count = state["bad_message"], state["bad"]
+            is_left = time.time() - state["modified"] / 1e9 > UNFINISHED_SECONDS
+            if state["number"] != INPUTS and state["size"] > state["offset"] and is_left:
+                lines, count = [*lines, state["lines"] + 1], count + 1
+                message = message or f"{name}:{state['lines'] + 1}: the last line of the file has no end"
+            if count:
+                found.append({"file": name, "count": count, "message": message, "lines": lines})
+        return found
+
+    def list_problems(self) -> list[str]:
+        """Return a sentence about each file of the run that cannot be read, or that has lines that cannot be read."""
+        files = [f"{bad['file']}: {bad['message']}" for bad in self.index.source.list_bad_files()]
+        lines = [
+            f"{bad['file']}: {bad['count']} lines cannot be read: {', '.join(map(str, bad['lines']))}"
+            f"{', …' if bad['count'] > len(bad['lines']) else ''} ({bad['message']})"
+            for bad in self.list_bad_lines()
+        ]
+        return files + lines
+
+    def _count_indexed(self) -> tuple[int, int]:
         """Return the id of the last rollout with indexed texts, and the id of the last rollout."""
         done = 0
         if has_search(self._connection):
@@ -357,7 +400,11 @@ class RunQueries:
                 if pattern is not None and not pattern.search(data.lower()):
                     # Most candidates are excluded without parsing them.
                     continue
-                line = parse_line(data, where=str(self.index.source.path))
+                try:
+                    line = parse_line(data, where=str(self.index.source.path))
+                except GymsdkError:
+                    # The file is being replaced; the next pass over it will notice.
+                    continue
                 if any(folded in " ".join(text.split()).casefold() for text in iter_texts(line)):
                     yield rollout
 
@@ -371,7 +418,7 @@ class RunQueries:
         """Yield the places of the rollouts in a file that match *pattern*."""
         try:
             with (
-                self.index.source.files[number].open("rb") as file,
+                open_regular(self.index.source.files[number]) as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             ):
                 position = 0

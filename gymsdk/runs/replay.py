@@ -27,6 +27,7 @@ from gymsdk.rollouts.replay import (
     write_branches,
 )
 from gymsdk.runs import Run
+from gymsdk.runs.source import find_read_error
 from gymsdk.types import Budget, Item, Row
 from gymsdk.working_folder import shorten_path
 
@@ -72,6 +73,8 @@ class Replayer:
         """The rows as sent, by the index of the task and of the repeat; empty if the run has none."""
         if not self.run.source.inputs.exists():
             return {}
+        if why := find_read_error(self.run.source.inputs):
+            raise UsageError(f"{shorten_path(self.run.source.inputs)} cannot be read: {why}")
         rows = RunFolder(self.run.source.folder).read_inputs()
         return {(row[TASK_INDEX], row[ROLLOUT_INDEX]): row for row in rows}
 

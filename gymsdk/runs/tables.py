@@ -141,12 +141,17 @@ def _iter_messages(line: Row) -> Iterator[Row]:
             "index": number,
             "turn": turn,
             "type": kind,
-            "role": item.get("role") or ("tool" if kind == "function_call_output" else "assistant"),
+            "role": _to_text(item.get("role")) or ("tool" if kind == "function_call_output" else "assistant"),
             "text": get_text(item.get("output")) if kind == "function_call_output" else text,
-            "tool": item.get("name") if kind == "function_call" else None,
-            "arguments": item.get("arguments") if kind == "function_call" else None,
-            "call_id": item.get("call_id"),
+            "tool": _to_text(item.get("name")) if kind == "function_call" else None,
+            "arguments": _to_text(item.get("arguments")) if kind == "function_call" else None,
+            "call_id": _to_text(item.get("call_id")),
         }
+
+
+def _to_text(value: object) -> str | None:
+    """Return a value that must be text, and that another program may have written as something else."""
+    return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
 
 
 def _iter_tool_calls(line: Row) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,7 +101,7 @@ def create_app(
         Middleware(SecurityHeaders, build_policy(find_inline_scripts(page))),
         Middleware(HostCheck, LOOPBACK_NAMES),
     ]
-    handlers = {GymsdkError: _handle_error, HTTPException: _handle_http_error}
+    handlers = {GymsdkError: _handle_error, sqlite3.Error: _handle_error, HTTPException: _handle_http_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -142,7 +143,7 @@ class StudioApi:
 
     def list_runs(self, _: Request) -> list[Row]:
         """Return descriptions of the runs that need no index of their lines."""
-        return [describe_run(run) for run in self._library.list_runs()]
+        return [_describe_in_list(run) for run in self._library.list_runs()]
 
     def get_run(self, request: Request) -> Row:
         """Return a run with its summary and settings."""
@@ -159,7 +160,7 @@ class StudioApi:
                 "state": run.build_state(),
                 "summary": run.compute("summary", RunQueries.summarize),
                 "figures": figures,
-                "bad_lines": bad,
+                "bad_lines": bad + run.notes.list_bad_lines(),
                 "notes_beside_run": run.notes.is_beside_run,
                 **run.compute("lenses", describe_lenses),
             }
@@ -288,9 +289,9 @@ class StudioApi:
         async def stream() -> AsyncIterator[bytes]:
             version, last = -1, known
             while not self._library.is_stopped:
-                state = jsonl.dump_portable_json(await run_in_threadpool(run.build_state))
-                identifier = hashlib.blake2b(state, digest_size=8).hexdigest()
-                if identifier != last:
+                state = await run_in_threadpool(_dump_state, run)
+                identifier = hashlib.blake2b(state, digest_size=8).hexdigest() if state else last
+                if identifier is not None and identifier != last:
                     last = identifier
                     yield b"event: state\nid: " + identifier.encode() + b"\ndata: " + state + b"\n\n"
                 else:
@@ -335,30 +336,39 @@ class StudioApi:
             return row, queries.read_line(row["id"]), queries.get_figures(row["id"])
 
 
+def _dump_state(run: OpenRun) -> bytes:
+    """Return the state of a run as JSON; empty if its index cannot be read, which the background thread logs."""
+    try:
+        return jsonl.dump_portable_json(run.build_state())
+    except (GymsdkError, OSError, sqlite3.Error):
+        return b""
+
+
 def describe_run(run: OpenRun) -> Row:
     """Describe a run without an index of its lines."""
     about = run.source.read_about()
-    settings = about.get("settings") if isinstance(about.get("settings"), dict) else {}
+    settings = about.get("settings") or {}
     metrics = run.source.read_metrics()
-    scored, means = 0, []
+    counts: list[tuple[int, float]] = []
     for each in metrics:
-        count = (each.get("outcomes") or {}).get("scored") or 0
+        count = (each.get("outcomes") or {}).get("scored")
         mean = (each.get("agent_metrics") or {}).get("mean/reward")
-        if count and isinstance(mean, (int, float)):
-            scored += count
-            means.append((count, mean))
+        if jsonl.is_finite_number(mean) and jsonl.is_finite_number(count) and isinstance(count, int) and count > 0:
+            counts.append((count, mean))
+    scored = sum(count for count, _ in counts)
     return {
         "run": run.key,
         "name": run.source.name,
         "path": str(run.source.path),
-        "model": settings.get("model") if settings else None,
-        "environments": list((settings or {}).get("environments") or {}),
+        "model": settings.get("model"),
+        "environments": list(settings.get("environments") or {}),
         "started": about.get("started"),
         "asked": run.source.count_inputs(),
         "scored": scored or None,
-        "mean": sum(count * mean for count, mean in means) / scored if scored else None,
+        "mean": sum(count * mean for count, mean in counts) / scored if scored else None,
         "accuracy": [shown for entry in metrics for shown in _list_accuracy(entry)],
         "is_finished": bool(metrics),
+        "bad_files": _list_bad_files(run),
     }
 
 
@@ -371,6 +381,23 @@ def _list_accuracy(metrics: Row) -> Iterator[Row]:
         value = values[f"{name}@{max(ks)}/accuracy"] if ks and max(ks) > 1 else None
         if jsonl.is_finite_number(value):
             yield {"environment": metrics.get("environment"), "name": f"{name}@{max(ks)}", "value": value}
+
+
+def _describe_in_list(run: OpenRun) -> Row:
+    """Describe a run; if that fails, with the error alone, because it must not hide the other runs."""
+    try:
+        return describe_run(run)
+    except Exception as error:  # noqa: BLE001  # other programs may have written anything into the run's files
+        unknown = dict.fromkeys(("model", "started", "asked", "scored", "mean"))
+        bad = [{"file": run.source.path.name, "message": str(error) or type(error).__name__}]
+        named = {"run": run.key, "name": run.key, "path": str(run.source.path), "environments": [], "accuracy": []}
+        return named | unknown | {"is_finished": False, "bad_files": bad}
+
+
+def _list_bad_files(run: OpenRun) -> list[Row]:
+    """Return the files of a run that cannot be read, and the error of the thread that follows the run."""
+    own = [{"file": run.source.path.name, "message": f"the run cannot be followed: {run.error}"}] if run.error else []
+    return run.source.list_bad_files() + own
 
 
 def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:

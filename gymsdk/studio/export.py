@@ -159,7 +159,7 @@ def _describe(run: OpenRun, count: int) -> Row:
         "summary": summary,
         "figures": figures,
         "reward_edges": edges,
-        "bad_lines": bad,
+        "bad_lines": bad + run.notes.list_bad_lines(),
         **lenses,
         "notes": [note.model_dump() for note in run.notes.read()],
         "part": f"{count} of {summary['rollouts']} rollouts are on this page" if is_part else "",

@@ -86,7 +86,8 @@ function Summary({ info, state }) {
     <dl class="summary">${entries.filter(([, value]) => value).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${(info.length_components || []).map(({ name, r }) => html`<div key=${name} class="notice warn">The component <a href=${buildAddress(["run", info.run], { sort: `figure:${name}`, desc: "1" })}>${name.replace(/^part\//, "")}</a> rises with the number of tokens (r = ${r.toFixed(2)}): it may reward length itself.</div>`)}
     ${info.part && html`<div class="notice" role="status">${info.part}</div>`}
-    ${info.bad_lines.map((bad) => html`<div class="notice warn">${bad.file}: ${bad.count} lines are not rollouts (${bad.message})</div>`)}`;
+    ${(info.bad_files || []).map((bad) => html`<div class="notice warn">${bad.file}: ${bad.message}</div>`)}
+    ${info.bad_lines.map((bad) => html`<div class="notice warn">${bad.file}: ${bad.count} lines cannot be read (${bad.message})</div>`)}`;
 }
 
 function Toolbar({ query, state, info }) {
