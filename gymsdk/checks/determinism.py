@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk import jsonl, responses
 from gymsdk.checks.attack import build_policy, format_answer
-from gymsdk.checks.loading import is_numbering_field
 from gymsdk.checks.phases import (
     Performance,
     Script,
@@ -25,6 +24,7 @@ from gymsdk.checks.phases import (
     serialize_verdict,
 )
 from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.splits import is_numbering_field
 from gymsdk.checks.subject import Plain, Play, RecordingModel, Subject, find_difference, to_plain
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
@@ -38,14 +38,19 @@ INTERPRETER_SECONDS = 45.0
 """Time limit of the other interpreter."""
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, os, sys
+report = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
 from gymsdk.checks.determinism import draw_and_open
 from gymsdk.jsonl import parse_json
 
 request = parse_json(sys.stdin.buffer.read())
 result = asyncio.run(draw_and_open(**request)).model_dump_json()
-sys.stdout.buffer.write(b"\\n" + result.encode())
+report.write(result.encode())
+report.flush()
+os._exit(0)
 """
+"""It writes the result to a descriptor that only it knows: what the environment prints goes to standard error."""
 
 MAX_ROWS = 6
 """The maximum number of tasks of a split to compare."""
@@ -143,8 +148,9 @@ async def draw_in_new_interpreter(
     result = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=request, environment=variables)
     if result.code:
         raise BrokenEnvironment(f"a new process cannot draw its rows: {result.last_error_line}")
-    # The environment itself may print lines before the last one.
-    return RowSample.model_validate_json(result.output.rpartition(b"\n")[2])
+    if not result.output:
+        raise BrokenEnvironment("a new process cannot draw its rows: the environment ends the process")
+    return RowSample.model_validate_json(result.output)
 
 
 def _build_request(subject: Subject, **parameters: str | int) -> bytes:
