@@ -135,7 +135,10 @@ async def check_overlap(subject: Subject) -> list[Finding]:
 
 def _list_overlaps(subject: Subject, names: list[str], seconds: float) -> list[Finding]:
     splits = _draw_splits(subject, names, time.monotonic() + seconds)
-    found = (_find_overlap(*sorted(reversed(pair), key=lambda rows: rows.count)) for pair in combinations(splits, 2))
+    found = (
+        _find_overlap(first, other) if first.count < other.count else _find_overlap(other, first)
+        for first, other in combinations(splits, 2)
+    )
     return [
         Finding(problem=problem, task=_describe(subject, split, row)) for split, row, problem in filter(None, found)
     ]
