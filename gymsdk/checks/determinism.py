@@ -227,19 +227,19 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
 
 
 async def _check_plays(subject: Subject) -> list[Finding]:
-    async with subject.enter_environment() as environment:
+    # A `lifespan` may start a server, so all scripts share two environments.
+    async with subject.enter_environment() as environment, subject.enter_environment() as other:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
         findings = [
-            await _compare_replay(subject, environment, each)
+            await _compare_replay(environment, other, each)
             for each in await build_scripts(subject, environment, tasks=tasks)
         ]
     return [finding for finding in findings if finding]
 
 
-async def _compare_replay(subject: Subject, environment: Environment, script: Script) -> Finding | None:
+async def _compare_replay(environment: Environment, other: Environment, script: Script) -> Finding | None:
     once, again = [await Performance(script, environment).play_all() for _ in range(2)]
-    async with subject.enter_environment() as other:
-        fresh = await Performance(script, other).play_all()
+    fresh = await Performance(script, other).play_all()
     for where, second in (("again", again), ("in a new environment", fresh)):
         if change := find_difference(once, second):
             return Finding(problem=f"{script.title}, played {where}: {change}")
@@ -247,14 +247,11 @@ async def _compare_replay(subject: Subject, environment: Environment, script: Sc
 
 
 async def _check_replay(subject: Subject) -> list[Finding]:
-    findings = []
-    async with subject.enter_environment() as environment:
+    async with subject.enter_environment() as environment, subject.enter_environment() as other:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=6)
-        for script in await build_scripts(subject, environment, tasks=tasks):
-            async with subject.enter_environment() as other:
-                if change := await _find_difference(environment, other, script):
-                    findings.append(Finding(problem=f"{script.title}, replayed in a new environment: {change}"))
-    return findings
+        scripts = await build_scripts(subject, environment, tasks=tasks)
+        changes = [(script.title, await _find_difference(environment, other, script)) for script in scripts]
+    return [Finding(problem=f"{title}, replayed in a new environment: {change}") for title, change in changes if change]
 
 
 async def _find_difference(environment: Environment, other: Environment, script: Script) -> str | None:

@@ -37,7 +37,7 @@ from gymsdk.checks.attack import (
 from gymsdk.checks.clues import ANSWER_WORDS, RULES, Rule, build_plain_value, find_after_words, find_in_boxes
 from gymsdk.checks.forms import find_in_form, write_in_form
 from gymsdk.checks.phases import describe_task, sample_tasks
-from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.report import Check, Finding, NotApplicable, excuse_rewards
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
 from gymsdk.types import Item, Rollout, Task, extract_text, is_policy_item, iter_tool_calls
@@ -148,7 +148,8 @@ async def _check_leaks(subject: Subject) -> list[Finding]:
             raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook")
         responses = await gather_bounded(_collect_responses(subject, environment, each) for each in views)
         attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(views, responses)], views)
-    return [*_find_profitable_rules(attempts)[:MAX_FINDINGS], *_find_leaks(views, responses)]
+    profitable = _find_profitable_rules(attempts)[:MAX_FINDINGS]
+    return excuse_rewards(subject, profitable, _find_leaks(views, responses))
 
 
 def _find_profitable_rules(attempts: Sequence[Attempt]) -> list[Finding]:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from gymsdk.checks.generators import read_generator_states
+from gymsdk.checks.judges import AnswerLog, record_models
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.models.scripted import PolicyFunction, ScriptedModel, build
@@ -116,6 +117,15 @@ class Subject:
     episode_seconds: float | None = None
 
     @cached_property
+    def answers(self) -> AnswerLog:
+        """The answers of the models that the environments of this subject have asked."""
+        return AnswerLog()
+
+    def make_recorded(self) -> Environment:
+        """Create a new environment whose models record their answers."""
+        return record_models(self.make(), self.answers)
+
+    @cached_property
     def environment(self) -> Environment:
         """An environment for queries without side effects: splits, tasks, schemas, claims."""
         return self.make()
@@ -185,7 +195,7 @@ class Subject:
     @asynccontextmanager
     async def enter_environment(self) -> AsyncIterator[Environment]:
         """Enter a new environment, and restore the process state that playing it changes."""
-        environment = self.make()
+        environment = self.make_recorded()
         with restore_process_state():
             async with environment:
                 yield environment
