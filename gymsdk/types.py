@@ -121,10 +121,9 @@ class ToolCall(BaseModel):
         return value if isinstance(value, dict) and not self.has_surrogates() else None
 
     def has_surrogates(self) -> bool:
-        """Return whether the arguments contain an unpaired surrogate, as in `"\\ud800"`.
+        """Return whether the arguments contain an unpaired surrogate, half of a character.
 
-        It is no character, and UTF-8 cannot express it: a client that writes it, such as one of MCP, loses its
-        connection.
+        UTF-8 cannot express it, and a client that writes it, such as one of MCP, loses its connection.
         """
         if self.arguments.isascii() and "\\ud" not in self.arguments.lower():
             return False
