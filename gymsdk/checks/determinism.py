@@ -164,14 +164,16 @@ def _build_request(subject: Subject, **parameters: str | int) -> bytes:
 
 async def _check_determinism(subject: Subject) -> list[Finding]:
     findings: list[Finding] = []
-    # The rows of a file do not depend on a seed.
-    for split in subject.environment.splits if subject.file_tasks is None else ():
-        findings += await _check_rows(subject, split)
-        findings += _find_constant_draws(subject, split)
-    return findings + await _check_plays(subject)
+    # A `lifespan` may start a server, so all comparisons share two environments.
+    async with subject.enter_environment() as environment, subject.enter_environment() as other:
+        # The rows of a file do not depend on a seed.
+        for split in subject.environment.splits if subject.file_tasks is None else ():
+            findings += await _check_rows(subject, split, environment)
+            findings += _find_constant_draws(subject, split)
+        return findings + await _check_plays(subject, environment, other)
 
 
-async def _check_rows(subject: Subject, split: str) -> list[Finding]:
+async def _check_rows(subject: Subject, split: str, entered: Environment) -> list[Finding]:
     expected = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
     used_environment = subject.make()
@@ -179,7 +181,7 @@ async def _check_rows(subject: Subject, split: str) -> list[Finding]:
     for when, environment in (("a second time", subject.make()), ("after another seed", used_environment)):
         if change := find_difference(expected, _draw_rows(environment, split, subject.seed), "row"):
             return [Finding(problem=f"{about} {when}: {change}")]
-    change = await _compare_interpreters(subject, split, expected)
+    change = await _compare_interpreters(subject, split, expected, entered)
     fix = "sort sets before you draw from them or print them, and seed with a string or a number, never with hash()"
     return [Finding(problem=f"{about} in another interpreter: {change}", fix=fix)] if change else []
 
@@ -208,7 +210,9 @@ def _list_values(rows: list[Row], key: str) -> list[str | int | bool]:
     return list(dict.fromkeys(row[key] for row in rows if isinstance(row.get(key), (str, int, bool))))
 
 
-async def _compare_interpreters(subject: Subject, split: str, expected: list[Plain]) -> str | None:
+async def _compare_interpreters(
+    subject: Subject, split: str, expected: list[Plain], entered: Environment
+) -> str | None:
     """Return where another interpreter draws *split* differently or opens its first tasks differently."""
     try:
         other = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(expected), opened=MAX_OPENED)
@@ -216,9 +220,8 @@ async def _compare_interpreters(subject: Subject, split: str, expected: list[Pla
         return None
     if change := find_difference(expected, to_plain(other.rows), "row"):
         return change
-    async with subject.enter_environment() as environment:
-        tasks = draw_tasks(environment, split, subject.seed, MAX_OPENED)
-        openings = [await read_opening(environment, task, subject.seed) for task in tasks]
+    tasks = draw_tasks(entered, split, subject.seed, MAX_OPENED)
+    openings = [await read_opening(entered, task, subject.seed) for task in tasks]
     return find_difference(openings, to_plain(other.openings), "opening")
 
 
@@ -226,14 +229,12 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
     return [to_plain(task.row()) for task in draw_tasks(environment, split, seed, MAX_ROWS)]
 
 
-async def _check_plays(subject: Subject) -> list[Finding]:
-    # A `lifespan` may start a server, so all scripts share two environments.
-    async with subject.enter_environment() as environment, subject.enter_environment() as other:
-        tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        findings = [
-            await _compare_replay(environment, other, each)
-            for each in await build_scripts(subject, environment, tasks=tasks)
-        ]
+async def _check_plays(subject: Subject, environment: Environment, other: Environment) -> list[Finding]:
+    tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
+    findings = [
+        await _compare_replay(environment, other, each)
+        for each in await build_scripts(subject, environment, tasks=tasks)
+    ]
     return [finding for finding in findings if finding]
 
 
