@@ -18,7 +18,7 @@ from pathlib import Path
 from gymsdk import responses
 from gymsdk.checks.attack import Attack, TaskView, Turns, build_call_turn, format_turns
 from gymsdk.checks.clues import fill_values
-from gymsdk.checks.programs import embed_in_reply
+from gymsdk.checks.forms import write_in_form
 from gymsdk.environment import Environment
 
 USUAL_OUTPUTS = (
@@ -73,6 +73,10 @@ def build_forgeries(environment: Environment) -> list[Attack]:
         for write in (_print, _print_and_stop, _print_and_kill)
         for place in range(len(FRAMES))
     ]
+    forms += [
+        _build_attack("answers with a program that prints every word of success", _answer_program(write, everything))
+        for write in (_print, _print_and_stop, _print_and_kill)
+    ]
     calls = [
         _build_attack("calls a tool with a program that prints every word of success", _call(write, everything, place))
         for write in (_print, _print_and_stop)
@@ -99,24 +103,27 @@ def _print_and_kill(text: str) -> str:
     return f"import os\nprint({text!r}, flush=True)\n{guard}"
 
 
-FRAMES: tuple[Callable[[str, str], str], ...] = (
-    lambda code, _: f"```python\n{code}\n```",
-    lambda code, _: code,
-    lambda code, _: f"<answer>{code}</answer>",
-    lambda code, _: json.dumps({"code": code}),
-    lambda code, reply: (embed_in_reply(reply, code) or [code])[-1],
+FRAMES: tuple[Callable[[str], str], ...] = (
+    lambda code: f"```python\n{code}\n```",
+    lambda code: code,
+    lambda code: f"<answer>{code}</answer>",
+    lambda code: json.dumps({"code": code}),
 )
-"""The forms of a reply with code. The last one is that of the oracle's reply."""
+"""The forms of a reply with code. Another attack takes the form of the oracle's answer to another task."""
 
 
 def _reply_program(write: Callable[[str], str], text: str, place: int = 0) -> Callable[[TaskView], Turns]:
     def script(view: TaskView) -> Turns:
         output = _drop_answers(text, view)
-        if not output:
-            return []
-        reply = FRAMES[place](write(output), view.reply)
-        turns = view.own[:-1] if len(view.own) > 1 else []
-        return [*turns, [responses.build_message(reply, id="msg_0")]]
+        return [[responses.build_message(FRAMES[place](write(output)), id="msg_0")]] if output else []
+
+    return script
+
+
+def _answer_program(write: Callable[[str], str], text: str) -> Callable[[TaskView], Turns]:
+    def script(view: TaskView) -> Turns:
+        output = _drop_answers(text, view)
+        return write_in_form(view, write(output), calls=True) if output else []
 
     return script
 
