@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -370,6 +371,36 @@ class RunFolder:
         terminal = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
         _replace_rows(self.failures, terminal)
 
+    def check_lines(self, *, repeats: int = 1) -> None:
+        """Check that each line of a rollout belongs to a row that was sent, and that no rollout is there twice.
+
+        Args:
+            repeats: How many rollouts each row stands for if an older version wrote the rows once per task.
+
+        Raises:
+            BadOutput: A line does not; the message names its file and number.
+        """
+        left = Counter(self._iter_sent_keys(repeats))
+        known, has_all_inputs = frozenset(left), self.has_all_inputs
+        for path in (self.rollouts, self.failures):
+            for number, line in _iter_complete_rows(path):
+                key = _read_key(line)
+                problem = None
+                if key is None or (key not in known and has_all_inputs):
+                    problem = "belongs to no task of the run"
+                elif key in known and left[key] == 0:
+                    problem = f"repeats task {key[0]}, repeat {key[1]}, which an earlier line holds"
+                if problem is not None:
+                    raise BadOutput(f"{shorten_path(path)}:{number}: the line {problem}; remove it, then use --resume")
+                left[key] -= 1
+
+    def _iter_sent_keys(self, repeats: int) -> Iterator[Key | None]:
+        for _, row in _iter_complete_rows(self.inputs):
+            if ROLLOUT_INDEX in row:
+                yield _read_key(row)
+            else:
+                yield from ((row[TASK_INDEX], repeat) for repeat in range(repeats))
+
     def _number_repeats(self, repeats: int) -> None:
         first = next(self.read_inputs(), None)
         if first is None or ROLLOUT_INDEX in first:
@@ -552,6 +583,19 @@ def _read_lines(path: Path) -> Iterator[Row]:
                 ROLLOUT_INDEX: read_index(row, ROLLOUT_INDEX, 0),
             }
             yield row | indices
+
+
+def _iter_complete_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a file with their line numbers, without an incomplete last line."""
+    for number, line in jsonl.read_lines(path) if path.exists() else ():
+        if line.endswith(b"\n"):
+            yield number, jsonl.parse_row(line, where=f"{shorten_path(path)}:{number}")
+
+
+def _read_key(line: Row) -> Key | None:
+    """Return the position of a line's rollout, or `None` if it has none."""
+    task, repeat = line.get(TASK_INDEX), line.get(ROLLOUT_INDEX)
+    return (task, repeat) if type(task) is int and type(repeat) is int else None
 
 
 def create_dated_folder(names: Sequence[str]) -> Path:

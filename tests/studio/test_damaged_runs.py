@@ -90,7 +90,6 @@ LINES = {
     "deep": b'{"reward": 1, "response": ' + DEEP + b"}",
     "nested": b'{"reward": 1, "response": ' + NESTED + b"}",
     "huge-integer": b'{"reward": 1, "_ng_task_index": ' + b"9" * 5000 + b"}",
-    "task-beyond-sqlite": b'{"reward": 1, "_ng_task_index": 18446744073709551615}',
     "huge-reward": b'{"reward": -1e300}',
     "turns-text": b'{"reward": 1, "gymsdk": {"turns": "many"}}',
     "turns-list": b'{"reward": 1, "gymsdk": {"turns": [1]}}',
