@@ -16,7 +16,7 @@ from typing import TypeVar, TypeVarTuple
 
 from gymsdk.concurrency import MAX_SLICE_SECONDS
 from gymsdk.errors import Failed
-from gymsdk.working_folder import enter_process_folder, separate_thread
+from gymsdk.working_folder import enter_process_folder, record_left_folder, separate_thread
 
 MAX_TURN_SECONDS = 2 * MAX_SLICE_SECONDS
 """Seconds that the event loop waits for a thread before it goes on beside it."""
@@ -122,6 +122,8 @@ class ThreadPool:
             if is_separate:
                 enter_process_folder()
             deliver = job.work()
+            if is_separate:
+                record_left_folder()
             if not self._finish(job, jobs):
                 return
             deliver()

@@ -25,6 +25,9 @@ once = OnceLogger(logging.getLogger("gymsdk"))
 
 _started: Path | None = None
 
+_moves = 0
+_last_left = ""
+
 
 @contextmanager
 def keep_working_folder() -> Iterator[None]:
@@ -92,3 +95,23 @@ def enter_process_folder() -> None:
         os.chdir(PROCESS_FOLDER)
     except OSError as error:
         once.warn("a hook begins in the working folder of the hook before it, not in that of the process: %s", error)
+
+
+def record_left_folder() -> None:
+    """Record the working folder of this thread, which must be separate, if a hook has changed it for good."""
+    global _moves, _last_left
+    try:
+        folder = os.getcwd()  # noqa: PTH109 - `Path.cwd` is the same
+        if folder == os.readlink(PROCESS_FOLDER):  # noqa: PTH115 - as above
+            return
+    except OSError:
+        folder = "(removed)"
+    _moves, _last_left = _moves + 1, folder
+
+
+def describe_left_folders() -> str:
+    """Return how many hooks have changed the working folder of their thread for good; empty if none has.
+
+    On a system that cannot separate threads, these hooks would have changed the folder of the process.
+    """
+    return f"{_moves} hooks ended in another folder, such as {_last_left}" if _moves else ""

@@ -11,6 +11,7 @@ from gymsdk.bench.report import PERCENTILES, STAGES, BenchResult, LoadResult
 from gymsdk.bench.stage import LOAD, POLICY
 from gymsdk.bench.table import PERCENTILE_LABELS, STAGE_LABELS
 from gymsdk.errors import UsageError
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def check_target(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: `pip install 'gymsdk[plot]'`, or leave out --plot")
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--plot {path}: name a file that ends with {', '.join(SUFFIXES)}")
+        raise UsageError(f"--plot {shorten_path(path)}: name a file that ends with {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise UsageError(f"--plot {path}: the folder {path.parent} does not exist")
 

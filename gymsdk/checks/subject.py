@@ -27,6 +27,7 @@ from gymsdk.episode import play
 from gymsdk.models.scripted import PolicyFunction, ScriptedModel, build
 from gymsdk.plugins.registry import Entry, installed, load
 from gymsdk.types import Budget, Episode, Item, Model, Rollout, Task
+from gymsdk.working_folder import describe_left_folders
 
 Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
 """A value that JSON can represent."""
@@ -332,7 +333,7 @@ def _get_cwd() -> str:
 
 PROCESS_STATE: dict[str, Callable[[], object]] = {
     "os.environ": lambda: dict(os.environ),
-    "the current folder": _get_cwd,
+    "the current folder": lambda: "; ".join(filter(None, (_get_cwd(), describe_left_folders()))),
     "sys.path": lambda: list(sys.path),
     "the handler of SIGINT": partial(signal.getsignal, signal.SIGINT),
     "the handler of SIGTERM": partial(signal.getsignal, signal.SIGTERM),

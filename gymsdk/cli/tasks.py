@@ -117,7 +117,7 @@ def find_dataset(files: Sequence[str], name: str, *, played: bool = False) -> Ch
     block, dataset = _find_blocks(blocks.values(), name, files)
     if not dataset.path.is_file():
         raise BadConfig(
-            f"{dataset.place}: the file {dataset.path} of dataset {name!r} does not exist;"
+            f"{dataset.place}: the file {shorten_path(dataset.path)} of dataset {name!r} does not exist;"
             " correct jsonl_fpath, or create the file"
         )
     agent = _find_agent(block, blocks)

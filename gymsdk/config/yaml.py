@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import BadConfig
+from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from yaml import MappingNode, SafeLoader
@@ -53,7 +55,8 @@ class Place(BaseModel):
     origin: Place | None = None
 
     def __str__(self) -> str:
-        return self.source if self.line is None else f"{self.source}:{self.line}"
+        source = str(shorten_path(Path(self.source))) if self.source.startswith("/") else self.source
+        return source if self.line is None else f"{source}:{self.line}"
 
 
 DEFAULT_PLACE = Place(source="default")

@@ -25,7 +25,8 @@ def load_deferred_tools(body: Item) -> Item:
     tools = api.check_objects(body.get("tools") or [], "tools")
     forced = (body.get("tool_choice") or {}).get("name") if isinstance(body.get("tool_choice"), dict) else None
     kept = [tool for tool in tools if not tool.get("defer_loading") or tool.get("name") == forced]
-    definitions = {tool.get("name"): _format_definition(tool) for tool in tools}
+    named = ((tool.get("name"), tool) for tool in tools)
+    definitions = {name: _format_definition(tool) for name, tool in named if isinstance(name, str)}
     messages = [
         _replace_references(message, definitions, f"messages.{number}")
         for number, message in enumerate(api.check_objects(body.get("messages"), "messages"))
@@ -33,7 +34,7 @@ def load_deferred_tools(body: Item) -> Item:
     return body | {"messages": messages} | ({"tools": kept} if len(kept) < len(tools) else {})
 
 
-def _replace_references(message: Item, definitions: dict[object, str], where: str) -> Item:
+def _replace_references(message: Item, definitions: dict[str, str], where: str) -> Item:
     content = message.get("content")
     if not isinstance(content, list) or not any(map(_has_references, content)):
         return message
@@ -56,7 +57,7 @@ def _is_reference(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == REFERENCE_TYPE
 
 
-def _replace(part: Item, definitions: dict[object, str], where: str) -> Item:
+def _replace(part: Item, definitions: dict[str, str], where: str) -> Item:
     if not _is_reference(part):
         return part
     name = api.get_text(part, "tool_name", where)

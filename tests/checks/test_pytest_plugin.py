@@ -66,7 +66,7 @@ def test_settings_reach_the_environments_they_name(run_pytest, site):
 def test_a_setting_without_an_environment_is_a_usage_error(run_pytest):
     result = run_pytest("--gymsdk", "sums", "--gymsdk", "greedy", "--gymsdk-set", "digits=2")
     assert result.returncode == 4
-    assert "--gymsdk-set digits=2: write it as NAME.KEY=VALUE" in result.stderr
+    assert "--gymsdk-set digits: write it as NAME.KEY=VALUE" in result.stderr
 
 
 def test_tests_of_several_environments_can_be_selected_by_name(run_pytest):

@@ -237,10 +237,16 @@ async def test_an_sdk_does_not_retry_a_misconfiguration(setup: Setup, client: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_context_that_overflows_gives_an_incomplete_response(setup: Setup, client: str) -> None:
+async def test_a_context_that_overflows_gives_an_incomplete_response_or_the_error_of_messages(
+    setup: Setup, client: str
+) -> None:
     setup.engine.prepare(
         reply_with_error(400, "This model's maximum context length is 10 tokens. However, you requested 12.")
     )
+    if client == "messages":
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            await setup.send(client, streamed=True)
+        return
     answer = await setup.send(client, streamed=True)
     assert (read_content(answer).text, read_content(answer).end) == ("", "cut")
 
