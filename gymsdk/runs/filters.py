@@ -1,4 +1,4 @@
-"""Filters of rollouts: the grammar of conditions, the types of the fields, what a missing value is, and the SQL for it.
+"""Filters of rollouts: the grammar of conditions, the types of the fields, the missing values, and the SQL.
 
 A condition is text, such as `reward<0.5`, or a field, an operator and a value, as in the addresses of the viewer.
 
@@ -28,7 +28,7 @@ Condition: TypeAlias = tuple[str, str, Any]
 """A field, an operator and a value."""
 
 Kind: TypeAlias = Literal["number", "text", "tools", "lens"]
-"""What the values of a field are; `tools` are the names of tools."""
+"""The type of the values of a field; `tools` are the names of tools."""
 
 Sql: TypeAlias = tuple[str, list[Any]]
 """An expression on the table `rollout r`, and its values."""
@@ -58,7 +58,7 @@ OPERATORS: dict[Kind, tuple[str, ...]] = {
 SYMBOLS = "= != < <= > >= ~"
 
 MISSING = ("", "none", "null")
-"""What a condition in text has in the place of a value to find missing values."""
+"""The values of a condition in text that stand for a missing value."""
 
 LENS_FORM = f"a condition on `lens` is lens=NAME, with one of: {', '.join(LENSES)}"
 
@@ -90,7 +90,7 @@ class Filter:
 
     Attributes:
         where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `tool` (a tool that was
-            called), `tool_error` (a tool whose output was an error) or `lens` (a saved filter, see `LENSES`).
+            called), `tool_error` (a tool that returned an error) or `lens` (a saved filter, see `LENSES`).
         search: A text that must occur in the conversation, ignoring case.
     """
 

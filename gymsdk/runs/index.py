@@ -135,7 +135,7 @@ class RunIndex:
         return any(changed)
 
     def verify(self, seconds: float | None = None, numbers: Sequence[int] = (0, 1)) -> bool:
-        """Hash large files that may have been rewritten, and forget the rollouts of those that were.
+        """Hash large files that may have been rewritten, and forget the rollouts of rewritten files.
 
         Args:
             seconds: Return after about this time; the next call continues.
@@ -392,7 +392,7 @@ class RunIndex:
         return bool(waiting)
 
     def _observe_inputs(self) -> FileState:
-        """Return the state of the file of the rows as sent, without what is in the file."""
+        """Return the state of the file of the rows as sent, without its lines."""
         try:
             with open_regular(self.source.inputs) as file:
                 stat = os.fstat(file.fileno())

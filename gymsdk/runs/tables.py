@@ -100,7 +100,7 @@ def build_dataframe(
     *,
     library: Literal["pandas", "polars"] | None = None,
 ) -> Any:
-    """Return a table as a data frame of pandas or polars, by default of the one that is installed.
+    """Return a table as a data frame of pandas or polars, by default of the installed library.
 
     Raises:
         UsageError: The library is not installed.
