@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 from gymsdk import jsonl
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS
+from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS, KINDS, MAX_INTEGER
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A field, an operator and a value."""
@@ -36,7 +36,7 @@ Sql: TypeAlias = tuple[str, list[Any]]
 FIGURE = "figure:"
 """The prefix of a number of the verdict or a component of the reward as a field, such as `figure:part/format`."""
 
-TEXTS = frozenset({"environment", "outcome", "ended", "answer", "prompt", *FAILURE_COLUMNS})
+TEXTS = frozenset(name for name, kind in KINDS.items() if kind is str)
 
 COLUMN_KINDS: dict[str, Kind] = {
     name: "text" if name in TEXTS else "number" for name in ("id", *COLUMNS, *FAILURE_COLUMNS)
@@ -70,8 +70,6 @@ MAX_CONDITIONS = 100
 
 MAX_SEARCH_CHARS = 1000
 """The longest text that is searched."""
-
-MAX_SQLITE_INTEGER = 2**63 - 1
 
 NUMBER = r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 """A number in text. A decimal comma is an error, because 0,5 might be two numbers."""
@@ -328,9 +326,13 @@ def _convert_number(field: str, value: str | float) -> float | None:
             advice = f"; write {text.replace(',', '.')}" if _NUMBER.fullmatch(text.replace(",", ".", 1)) else ""
             wanted = f"the value of {field!r} must be a number such as 0.5, or none"
             raise _ConditionError("value", f"{wanted}, got {value[:80]!r}{advice}")
-        number = float(text) if re.search("[.eE]", text) else int(text)
+        try:
+            number = float(text) if re.search("[.eE]", text) else int(text)
+        except ValueError:
+            # Python does not convert the longest integers.
+            number = math.inf
     assert not isinstance(number, str), "text was converted"
-    if isinstance(number, int) and abs(number) > MAX_SQLITE_INTEGER:
+    if isinstance(number, int) and abs(number) > MAX_INTEGER:
         raise _ConditionError("value", f"the value of {field!r} must be a number of at most 64 bits")
     if not math.isfinite(number):
         raise _ConditionError("value", f"the value of {field!r} must be a finite number")
