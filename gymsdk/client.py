@@ -16,7 +16,7 @@ from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.jsonl import is_finite_number, parse_json
-from gymsdk.lines import find_no_reward, is_gymsdk_result
+from gymsdk.lines import find_no_reward, get_verdict_names, is_gymsdk_result
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
@@ -371,7 +371,7 @@ def _get_verdict_fields(body: Row, row: Row) -> Item:
     reserved name and that the row does not contain with the same value.
     """
     if is_gymsdk_result(body):
-        return {name: body[name] for name in body["gymsdk"]["verdict"] if name in body}
+        return {name: body[name] for name in get_verdict_names(body) or ()}
     return {
         name: value
         for name, value in body.items()

@@ -61,12 +61,12 @@ class NoReward:
 def read_reward(line: Row, row: Mapping[str, Any] = NOTHING) -> float | None:
     """Return the reward of a line, or `None` if it has none: this is the only rule for what counts as a reward.
 
-    A line that is masked, whose verification was skipped, that failed, or whose reward is not a finite number has no
-    reward. `true` is 1.0 and `false` is 0.0, as in NeMo Gym.
+    A line has no reward if it is masked, if its verification was skipped, if it failed, or if the reward is not a
+    finite number. `true` is 1.0 and `false` is 0.0, as in NeMo Gym.
 
     Args:
         line: A line of `rollouts.jsonl` or `failures.jsonl`, of NeMo Gym's files, or an answer of `/run` or `/verify`.
-        row: The row that the server answers to, whose fields it may return.
+        row: The row that the server answers to. The answer may contain its fields.
     """
     return None if find_no_reward(line, row) is not None else float(line["reward"])
 
@@ -87,8 +87,13 @@ def find_no_reward(line: Row, row: Mapping[str, Any] = NOTHING) -> NoReward | No
 
 def is_gymsdk_result(body: Row) -> bool:
     """Return whether gymsdk verified the row *body*; a `gymsdk` field without a verdict comes from the request."""
-    host_fields = _get_host_fields(body)
-    return isinstance(host_fields.get("verdict"), list) and "outcome" in host_fields
+    return get_verdict_names(body) is not None and "outcome" in _get_host_fields(body)
+
+
+def get_verdict_names(line: Row) -> list[str] | None:
+    """Return the names of the fields on a line that belong to the verdict, `None` if gymsdk does not list them."""
+    names = _get_host_fields(line).get("verdict")
+    return [name for name in names if isinstance(name, str) and name in line] if isinstance(names, list) else None
 
 
 def read_index(line: Row, key: str, default: int) -> int:
@@ -102,9 +107,7 @@ def read_index(line: Row, key: str, default: int) -> int:
 
 def strip_results(row: Row, *, keep: Container[str] = ()) -> Row:
     """Return *row* without the keys that an earlier run wrote, including verdict fields; *keep* names exceptions."""
-    host_fields = row.get("gymsdk")
-    names = host_fields.get("verdict") if isinstance(host_fields, dict) else None
-    stale = RESULT_FIELDS.union(map(str, names if isinstance(names, list) else ()), MASK_FIELDS, {ATTEMPT_INDEX})
+    stale = RESULT_FIELDS.union(get_verdict_names(row) or (), MASK_FIELDS, {ATTEMPT_INDEX})
     return {
         key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith("_ng_failure_"))
     }
@@ -146,7 +149,7 @@ def _find_declaration(line: Row, row: Mapping[str, Any]) -> str | None:
     fields = [name for name in (MASK, FAILURE_CLASS, SKIPPED) if name in line and _is_set(name, line[name])]
     if fields and is_gymsdk_result(line):
         # gymsdk writes such fields only in a failure; others belong to the environment's verdict, or to its row.
-        names = line["gymsdk"]["verdict"]
+        names = get_verdict_names(line) or ()
         fields = [name for name in fields if name not in names and not (name in row and row[name] == line[name])]
     return fields[0] if fields else None
 

@@ -55,7 +55,7 @@ STRICT_FORMATS = frozenset({None, "date-time", "date", "time", "duration", "emai
 SURROGATE_MESSAGE = (
     "Invalid tool call arguments: they contain an unpaired surrogate, such as \\ud800, which is no character."
 )
-"""The output of a call whose arguments UTF-8 cannot express."""
+"""The output of a call with arguments that UTF-8 cannot express."""
 
 
 class NothingShared:

@@ -123,7 +123,7 @@ class ToolCall(BaseModel):
     def has_surrogates(self) -> bool:
         """Return whether the arguments contain an unpaired surrogate, half of a character.
 
-        UTF-8 cannot express it, and a client that writes it, such as one of MCP, loses its connection.
+        UTF-8 cannot express it, and a client that writes it, such as a client of MCP, loses its connection.
         """
         if self.arguments.isascii() and "\\ud" not in self.arguments.lower():
             return False

@@ -31,7 +31,7 @@ _AFTER_WORD = re.compile(
 )
 _FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
 HINT_WORDS = r"hint|clue|spoiler|psst|cheat|grader|answer|solution|expected|gold|correct|truth"
-"""The words that name an answer in a prompt, and seldom anything else."""
+"""The words that name an answer in a prompt, and are rare elsewhere."""
 
 _AFTER_HINT = re.compile(
     rf"\b(?:\w*_)?(?:{HINT_WORDS})\w*\b[\"'*]*(?:\s+\w+){{0,2}}?\s*(?:\bis\b|\bwas\b|[:=,>-])+\s*"

@@ -215,7 +215,7 @@ def _redirect_descriptor(target: int) -> Iterator[None]:
     try:
         saved = os.dup(STDOUT)
     except OSError:
-        # It is closed, so that nobody can print.
+        # It is closed, so that no code can print.
         yield
         return
     os.dup2(target, STDOUT)

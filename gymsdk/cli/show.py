@@ -185,7 +185,8 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
 
 def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[str]:
     """Yield the parts of a transcript: the conversation, and the result below it."""
-    from gymsdk.runs.records import PART, get_opening, get_output, list_verdict_names
+    from gymsdk.lines import get_verdict_names
+    from gymsdk.runs.records import PART, get_opening, get_output
 
     yield _draw_rule(f"{clean(row['environment'])} {row['task']}:{row['repeat']}")
     yield from _render_items([*get_opening(line), *get_output(line)])
@@ -199,12 +200,10 @@ def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[
             f"{clean(key.removeprefix(PART))} {value:g}" for key, value in figures.items() if key.startswith(PART)
         )
         yield typer.style(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), bold=True)
-    host_fields = line.get("gymsdk")
-    has_verdict = isinstance(host_fields, dict) and "verdict" in host_fields
-    for key in list_verdict_names(line, failed=bool(row["failure"])) if has_verdict else ():
+    for key in get_verdict_names(line) or ():
         yield f"  {clean(key)}: {clean(_format_value(line.get(key)))}"
     counts = [
-        f"ended: {row['ended']}",
+        *([f"ended: {row['ended']}"] if row["ended"] else []),
         format_count(row["turns"], "turn"),
         format_count(row["tool_calls"], "tool call"),
     ]
@@ -220,7 +219,7 @@ def _draw_rule(title: str = "") -> str:
 
 
 def _render_items(items: list[Item]) -> Iterator[str]:
-    """Yield each item of a conversation: a call with its output beneath it, and every text as it was written."""
+    """Yield each item of a conversation: a call followed by its output, and every text as it was written."""
     from gymsdk.runs.records import get_reasoning, get_text, is_tool_error
     from gymsdk.types import pair_outputs
 

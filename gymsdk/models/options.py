@@ -66,7 +66,7 @@ def _check_base_url(base_url: str) -> str:
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
-"""What a header may consist of (RFC 9110, section 5)."""
+"""The characters of a header (RFC 9110, section 5)."""
 
 
 def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:

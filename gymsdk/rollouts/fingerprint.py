@@ -121,7 +121,7 @@ class _ImportSearch:
     """Follows imports to files outside the standard library and site-packages.
 
     Args:
-        home: The top-level package of the environment, whose files count wherever they are.
+        home: The top-level package of the environment. Its files count wherever they are.
 
     Attributes:
         files: The files by the name of their module.
@@ -136,7 +136,7 @@ class _ImportSearch:
         )
 
     def follow_source(self, path: Path, package: str) -> None:
-        """Follow the imports in the source file at *path*, whose relative imports start at *package*."""
+        """Follow the imports in the source file at *path*; its relative imports start at *package*."""
         if path.suffix != ".py":
             return
         try:
@@ -207,7 +207,7 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 
 def _ask_finders(name: str, places: list[str] | None) -> ModuleSpec | None:
-    # Editable installs may add finders of their own.
+    # Editable installs may add finders.
     for finder in (*sys.meta_path, PathFinder):
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = find(name, places) if find is not None else None

@@ -372,7 +372,7 @@ class RunFolder:
         _replace_rows(self.failures, terminal)
 
     def check_lines(self, *, repeats: int = 1) -> None:
-        """Check that each line of a rollout belongs to a row that was sent, and that no rollout is there twice.
+        """Check that each line of a rollout belongs to a row that was sent, and that no rollout has two lines.
 
         Args:
             repeats: How many rollouts each row stands for if an older version wrote the rows once per task.

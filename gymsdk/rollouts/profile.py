@@ -99,7 +99,7 @@ def compute_pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: flo
 
 
 def compute_zero_variance_share(rollouts: Iterable[ScoredRollout]) -> float | None:
-    """Return the share of tasks whose repeats all have the same reward, or `None` without repeats."""
+    """Return the share of tasks with the same reward in all repeats, or `None` without repeats."""
     repeated = [repeats for repeats in group_by_task(rollouts).values() if len(repeats) > 1]
     if not repeated:
         return None

@@ -16,7 +16,15 @@ from gymsdk import client, episode, jsonl, responses
 from gymsdk.client import RemoteVerdict
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
-from gymsdk.lines import MASK_FIELDS, RESULT_FIELDS, TRAJECTORY, read_index, read_reward, strip_results
+from gymsdk.lines import (
+    MASK_FIELDS,
+    RESULT_FIELDS,
+    TRAJECTORY,
+    get_verdict_names,
+    read_index,
+    read_reward,
+    strip_results,
+)
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
 from gymsdk.rollouts import remote
@@ -234,7 +242,7 @@ class Reverified:
             return None
         before = self.case.line
         host_fields = before.get("gymsdk")
-        names = host_fields.get("verdict", ()) if isinstance(host_fields, dict) else ()
+        names = get_verdict_names(before) or ()
         stale = {
             *names,
             *(RESULT_FIELDS - {"response", TRAJECTORY, "gymsdk"}),

@@ -93,7 +93,7 @@ class Tally:
     def _add_failed(self, line: Row, absent: NoReward) -> None:
         kind = absent.kind
         self.failures[kind] += 1
-        # A resume keeps the lines of rollouts.jsonl, also those whose reward does not count.
+        # A resume keeps the lines of rollouts.jsonl, also if the reward does not count.
         terminal = bool(line.get("_ng_failure_terminal", "reward" in line))
         self.terminal += terminal
         # A folder of an earlier version lacks this key.

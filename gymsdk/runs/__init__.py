@@ -94,8 +94,7 @@ class Run:
     @property
     def settings(self) -> Row:
         """The settings with which the run was started; empty for a file of another program."""
-        settings = self.source.read_about().get("settings")
-        return settings if isinstance(settings, dict) else {}
+        return self.source.read_about().get("settings") or {}
 
     @property
     def metrics(self) -> list[Row]:

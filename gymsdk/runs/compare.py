@@ -232,7 +232,7 @@ def _has_all_digests(index: RunIndex) -> bool:
 
 
 def _read_tasks(index: RunIndex, column: str) -> dict[str, _Task]:
-    """Return each task of a run with its rewards, by its digest in *column*; tasks with equal digests count as one."""
+    """Return each task of a run with its rewards, by its digest in *column*; equal digests are the same task."""
     tasks: dict[str, _Task] = {}
     with closing(index.connect()) as connection:
         for digest, environment, task, repeat, prompt, reward in connection.execute(

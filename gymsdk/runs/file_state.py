@@ -1,7 +1,7 @@
 """Recognize whether the indexed part of a file is still the same.
 
 The times of a file and the digests of its first and last block answer quickly. They miss a change in the middle of a
-file whose times were set back, or that was written again within one tick of the clock, so that the digest of the whole
+file if its times were set back, or if it was written again within one tick of the clock. The digest of the whole
 indexed part decides wherever the times cannot be trusted.
 """
 
@@ -28,7 +28,7 @@ COARSE_TICK_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """How far a file of the run is indexed, and what the file was like.
+    """How far a file of the run is indexed, and the status of the file at that time.
 
     Attributes:
         identity: The device and the inode of the file.

@@ -1,4 +1,4 @@
-"""Filters of rollouts: the grammar of conditions, the types of the fields, what a missing value is, and the SQL for it.
+"""Filters of rollouts: the grammar of conditions, the types of the fields, the missing values, and the SQL.
 
 A condition is text, such as `reward<0.5`, or a field, an operator and a value, as in the addresses of the viewer.
 
@@ -22,13 +22,13 @@ from typing import Any, Literal, TypeAlias
 from gymsdk import jsonl
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS
+from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS, KINDS, MAX_INTEGER
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A field, an operator and a value."""
 
 Kind: TypeAlias = Literal["number", "text", "tools", "lens"]
-"""What the values of a field are; `tools` are the names of tools."""
+"""The type of the values of a field; `tools` are the names of tools."""
 
 Sql: TypeAlias = tuple[str, list[Any]]
 """An expression on the table `rollout r`, and its values."""
@@ -36,7 +36,7 @@ Sql: TypeAlias = tuple[str, list[Any]]
 FIGURE = "figure:"
 """The prefix of a number of the verdict or a component of the reward as a field, such as `figure:part/format`."""
 
-TEXTS = frozenset({"environment", "outcome", "ended", "answer", "prompt", *FAILURE_COLUMNS})
+TEXTS = frozenset(name for name, kind in KINDS.items() if kind is str)
 
 COLUMN_KINDS: dict[str, Kind] = {
     name: "text" if name in TEXTS else "number" for name in ("id", *COLUMNS, *FAILURE_COLUMNS)
@@ -58,7 +58,7 @@ OPERATORS: dict[Kind, tuple[str, ...]] = {
 SYMBOLS = "= != < <= > >= ~"
 
 MISSING = ("", "none", "null")
-"""What a condition in text has in the place of a value to find missing values."""
+"""The values of a condition in text that stand for a missing value."""
 
 LENS_FORM = f"a condition on `lens` is lens=NAME, with one of: {', '.join(LENSES)}"
 
@@ -70,8 +70,6 @@ MAX_CONDITIONS = 100
 
 MAX_SEARCH_CHARS = 1000
 """The longest text that is searched."""
-
-MAX_SQLITE_INTEGER = 2**63 - 1
 
 NUMBER = r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 """A number in text. A decimal comma is an error, because 0,5 might be two numbers."""
@@ -90,7 +88,7 @@ class Filter:
 
     Attributes:
         where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `tool` (a tool that was
-            called), `tool_error` (a tool whose output was an error) or `lens` (a saved filter, see `LENSES`).
+            called), `tool_error` (a tool that returned an error) or `lens` (a saved filter, see `LENSES`).
         search: A text that must occur in the conversation, ignoring case.
     """
 
@@ -328,9 +326,13 @@ def _convert_number(field: str, value: str | float) -> float | None:
             advice = f"; write {text.replace(',', '.')}" if _NUMBER.fullmatch(text.replace(",", ".", 1)) else ""
             wanted = f"the value of {field!r} must be a number such as 0.5, or none"
             raise _ConditionError("value", f"{wanted}, got {value[:80]!r}{advice}")
-        number = float(text) if re.search("[.eE]", text) else int(text)
+        try:
+            number = float(text) if re.search("[.eE]", text) else int(text)
+        except ValueError:
+            # Python does not convert the longest integers.
+            number = math.inf
     assert not isinstance(number, str), "text was converted"
-    if isinstance(number, int) and abs(number) > MAX_SQLITE_INTEGER:
+    if isinstance(number, int) and abs(number) > MAX_INTEGER:
         raise _ConditionError("value", f"the value of {field!r} must be a number of at most 64 bits")
     if not math.isfinite(number):
         raise _ConditionError("value", f"the value of {field!r} must be a finite number")

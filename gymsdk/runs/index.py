@@ -135,7 +135,7 @@ class RunIndex:
         return any(changed)
 
     def verify(self, seconds: float | None = None, numbers: Sequence[int] = (0, 1)) -> bool:
-        """Hash large files that may have been rewritten, and forget the rollouts of those that were.
+        """Hash large files that may have been rewritten, and forget the rollouts of rewritten files.
 
         Args:
             seconds: Return after about this time; the next call continues.
@@ -262,30 +262,33 @@ class RunIndex:
         return changed
 
     def _index_part(self, connection: sqlite3.Connection, number: int) -> bool:
-        """Index new lines of a file for a short time; return whether anything changed.
-
-        The state is read inside the transaction, because another process may index the same run.
-        """
-        try:
-            file = open_regular(self.source.files[number])
-        except OSError:
-            if read_state(connection, number) is None:
-                return False
-            with transaction(connection):
-                return forget(connection, number)
-        with file:
-            stat = os.fstat(file.fileno())
+        """Index new lines of a file for a short time; return whether anything changed."""
+        if self._is_indexed(read_state(connection, number), number):
+            return False
+        with transaction(connection):
+            # Another process may have indexed the file until now, so that an earlier status is older than the state.
             state = read_state(connection, number)
-            if state and state.is_same(stat) and (state.is_trusted or not state.is_small):
-                return False
-            with transaction(connection):
-                state = read_state(connection, number)
+            try:
+                file = open_regular(self.source.files[number])
+            except OSError:
+                return forget(connection, number)
+            with file:
+                stat = os.fstat(file.fileno())
                 checked = state and state.check(file, stat)
                 forgotten = False
                 if checked is None:
                     forgotten = forget(connection, number)
                     checked = FileState().observe(stat, is_trusted=is_settled(stat))
                 return self._index_lines(connection, file, number, checked) or forgotten
+
+    def _is_indexed(self, state: FileState | None, number: int) -> bool:
+        """Return whether the file with the *state* looks as it did when it was indexed."""
+        try:
+            with open_regular(self.source.files[number]) as file:
+                stat = os.fstat(file.fileno())
+        except OSError:
+            return state is None
+        return state is not None and state.is_same(stat) and (state.is_trusted or not state.is_small)
 
     def _index_lines(self, connection: sqlite3.Connection, file: IO[bytes], number: int, state: FileState) -> bool:
         """Index complete lines after the state's offset for a short time; return whether there are any."""
@@ -389,7 +392,7 @@ class RunIndex:
         return bool(waiting)
 
     def _observe_inputs(self) -> FileState:
-        """Return the state of the file of the rows as sent, without what is in the file."""
+        """Return the state of the file of the rows as sent, without its lines."""
         try:
             with open_regular(self.source.inputs) as file:
                 stat = os.fstat(file.fileno())

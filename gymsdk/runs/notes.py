@@ -57,7 +57,7 @@ class RunNotes:
         return sorted((note for note in latest.values() if note.tags or note.text), key=lambda note: note.time)
 
     def list_bad_lines(self) -> list[Row]:
-        """Return the files with lines that are not JSON objects, their number, and why the first is not."""
+        """Return the files with lines that are not notes of this version, their number, and why the first is not."""
         errors = self._read()[1]
         return [{"file": self.path.name, "count": len(errors), "message": errors[0]}] if errors else []
 
@@ -76,9 +76,8 @@ class RunNotes:
             for number, line in lines:
                 try:
                     notes.append(Note.model_validate(jsonl.parse_row(line, where=f"{path.name}:{number}")))
-                except ValidationError:
-                    # A later version may have written more fields.
-                    continue
+                except ValidationError as error:
+                    errors.append(f"{path.name}:{number}: {_describe(error)}")
                 except BadRow as error:
                     errors.append(str(error))
         return notes, errors
@@ -93,8 +92,7 @@ class RunNotes:
         try:
             note = Note.model_validate({"author": _get_user(), **row, "time": round(time.time(), 3)})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"the note's {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise UsageError(_describe(error)) from None
         path = self.path if self.is_beside_run else self._additional or self.path
         if why := find_read_error(path):
             raise GymsdkError(f"{path} cannot be written: {why}")
@@ -105,6 +103,11 @@ class RunNotes:
         except OSError as error:
             raise GymsdkError(f"{path} cannot be written: {error.strerror}") from error
         return note
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors(include_input=False)[0]
+    return f"the note's {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _get_cached_path(source: RunSource) -> Path:

@@ -67,14 +67,14 @@ class RunQueries:
 
     @property
     def is_current(self) -> bool:
-        """Whether the file of the index is still the one that this object has opened."""
+        """Whether this object has opened the file that the index still has."""
         try:
             return self.index.path.stat().st_ino == self._inode
         except OSError:
             return False
 
     def get_progress(self) -> tuple[int, int]:
-        """Return numbers that grow with the rollouts and with the indexed texts, whichever process indexes them."""
+        """Return numbers that grow with the rollouts and the indexed texts, also if another process indexes them."""
         [changes] = self._connection.execute("SELECT changes FROM progress").fetchone()
         return changes, self._count_indexed()[0]
 
@@ -335,7 +335,7 @@ class RunQueries:
         """Return the files with lines that are not rollouts or rows as sent.
 
         Each has the number of these lines, why the first is not, and the numbers of the first of these lines. A last
-        line without an end is one of them as soon as it is not being written any more.
+        line without an end counts as soon as it is not being written any more.
         """
         files = (*self.index.source.files, self.index.source.inputs)
         found = []

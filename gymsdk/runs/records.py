@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymsdk import jsonl, responses
-from gymsdk.lines import RESULT_FIELDS, SKIPPED, TASK_DIGEST, NoReward, find_no_reward, read_index
+from gymsdk.lines import RESULT_FIELDS, SKIPPED, TASK_DIGEST, NoReward, find_no_reward, get_verdict_names, read_index
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, select_numbers
 from gymsdk.rollouts.jobs import get_environment_name
 from gymsdk.types import UNMASKED_FIELDS, Item, Row, pair_outputs
@@ -118,7 +118,7 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
         seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
         model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
         started=timing.get("started"),
-        answer=_get_answer(verdict, ANSWER_FIELDS if "verdict" in host_fields else GIVEN_ANSWER_FIELDS),
+        answer=_get_answer(verdict, GIVEN_ANSWER_FIELDS if get_verdict_names(line) is None else ANSWER_FIELDS),
         failure=("", "", "") if absent is None else _describe_failure(absent, line, failed=failed),
         prompt=get_prompt(line)[:PROMPT_CHARS],
         flags=_get_flags(line, output),
@@ -208,11 +208,10 @@ def list_verdict_names(line: Row, *, failed: bool = False) -> list[str]:
         line: The line.
         failed: Whether the line is from the file of failures.
     """
-    host_fields = _get_object(line, "gymsdk")
-    names = host_fields.get("verdict")
-    if isinstance(names, list):
-        return [name for name in names if isinstance(name, str) and name in line]
-    if failed or "outcome" in host_fields or find_no_reward(line) is not None:
+    names = get_verdict_names(line)
+    if names is not None:
+        return names
+    if failed or "outcome" in _get_object(line, "gymsdk") or find_no_reward(line) is not None:
         return []
     owned = RESULT_FIELDS | UNMASKED_FIELDS.keys() | {SKIPPED, "responses_create_params", "agent_ref"}
     return [key for key in line if key not in owned and not key.startswith("_ng_")]

@@ -129,7 +129,7 @@ def write_state(connection: sqlite3.Connection, number: int, state: FileState) -
 
 
 def count_change(connection: sqlite3.Connection) -> None:
-    """Count a change of the rollouts, by which all processes notice that what they have read is outdated."""
+    """Count a change of the rollouts, by which all processes notice that their caches are outdated."""
     connection.execute("UPDATE progress SET changes = changes + 1")
 
 

@@ -122,7 +122,7 @@ class RunSource:
         environments = settings.get("environments") or {}
         types = dict.fromkeys(environments, dict)
         kept = _keep_typed(environments, types, "settings.environments.", errors)
-        # An environment whose settings cannot be read is still an environment of the run.
+        # An environment with unreadable settings is still an environment of the run.
         settings |= {"environments": {name: kept.get(name, {}) for name in environments}} if environments else {}
         return about | ({"settings": settings} if "settings" in about else {}), errors
 
@@ -256,7 +256,7 @@ def _parse_document(path: Path, kind: type) -> Any:
 
 
 def _keep_typed(value: Row, types: Mapping[str, type], prefix: str, errors: list[str]) -> Row:
-    """Return *value* without the keys whose values are neither null nor of their type, and add them to *errors*."""
+    """Return *value* without values that are neither null nor of their type, and add their errors to *errors*."""
     kept = {}
     for key, each in value.items():
         kind = types.get(key)

@@ -100,7 +100,7 @@ def build_dataframe(
     *,
     library: Literal["pandas", "polars"] | None = None,
 ) -> Any:
-    """Return a table as a data frame of pandas or polars, by default of the one that is installed.
+    """Return a table as a data frame of pandas or polars, by default of the installed library.
 
     Raises:
         UsageError: The library is not installed.
@@ -123,8 +123,7 @@ def _check_table(table: str) -> None:
 
 def _iter_metrics(source: RunSource) -> Iterator[Row]:
     for entry in source.read_metrics():
-        found = entry.get("agent_metrics")
-        for name, value in found.items() if isinstance(found, dict) else ():
+        for name, value in (entry.get("agent_metrics") or {}).items():
             if jsonl.is_finite_number(value):
                 yield {"environment": entry.get("environment"), "metric": name, "value": float(value)}
 

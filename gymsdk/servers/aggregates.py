@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from gymsdk import metrics
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
-from gymsdk.lines import MASK, RESULT_FIELDS, SKIPPED, read_reward
+from gymsdk.lines import MASK, RESULT_FIELDS, SKIPPED, get_verdict_names, read_reward
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import StoredVerdict
 from gymsdk.rollouts.summary import ANSWER, METRIC_FIELDS
@@ -124,7 +124,7 @@ def _to_scored(row: Row) -> ScoredRollout:
 
     If the row lists the fields of its verdict, its other numbers belong to the task and are no metrics.
     """
-    verdict = _get_verdict_fields(row)
+    verdict = get_verdict_names(row)
     kept = row.keys() if verdict is None else METRIC_FIELDS | set(verdict)
     rewards = row.get("reward_components")
     components = (
@@ -137,12 +137,6 @@ def _to_scored(row: Row) -> ScoredRollout:
     return metrics.build_scored_rollout(
         fields | components | usage_field, row["reward"], answer_key=ANSWER if ANSWER in row else None
     )
-
-
-def _get_verdict_fields(row: Row) -> list[str] | None:
-    details = row.get("gymsdk")
-    names = details.get("verdict") if isinstance(details, dict) else None
-    return list(map(str, names)) if isinstance(names, list) else None
 
 
 def _sample_row(row: Row) -> Row:
@@ -162,7 +156,7 @@ async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> t
 
 def _to_rollout(row: Row, environment: str) -> Rollout:
     """Build a rollout from a verified row, without its response, which clients do not send."""
-    names = _get_verdict_fields(row)
+    names = get_verdict_names(row)
     fields = {
         key: value for key, value in row.items() if (key in names if names is not None else key not in RESULT_FIELDS)
     }

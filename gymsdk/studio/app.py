@@ -24,10 +24,11 @@ from starlette.staticfiles import StaticFiles
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.pages import LOOPBACK_NAMES
-from gymsdk.runs.filters import MAX_SQLITE_INTEGER, Filter, build_filter, parse_condition
+from gymsdk.runs.filters import Filter, build_filter, parse_condition
 from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, RunQueries
 from gymsdk.runs.records import get_opening, get_output, list_verdict_names
+from gymsdk.runs.schema import MAX_INTEGER
 from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.studio.security import ApiAccess, SecurityHeaders, build_policy, find_inline_scripts
@@ -374,8 +375,7 @@ def describe_run(run: OpenRun) -> Row:
 
 def _list_accuracy(metrics: Row) -> Iterator[Row]:
     """Yield pass@k, majority@k and vote@k of an environment, for the most rollouts of a task."""
-    given = metrics.get("agent_metrics")
-    values = given if isinstance(given, dict) else {}
+    values = metrics.get("agent_metrics") or {}
     for name in ("pass", "majority", "vote"):
         ks = [int(found[1]) for key in values if (found := re.fullmatch(rf"{name}@(\d+)/accuracy", key))]
         value = values[f"{name}@{max(ks)}/accuracy"] if ks and max(ks) > 1 else None
@@ -454,7 +454,7 @@ def _parse_integer(request: Request, name: str, default: int = 0) -> int:
         number = max(0, int(text)) if text else default
     except ValueError:
         raise UsageError(f"`{name}` must be a whole number, got {text[:80]!r}") from None
-    if number > MAX_SQLITE_INTEGER:
+    if number > MAX_INTEGER:
         raise UsageError(f"`{name}` must be a whole number of at most 64 bits, got {text[:80]!r}")
     return number
 

@@ -176,7 +176,7 @@ class Library:
     def list_runs(self) -> list[OpenRun]:
         """Return the runs, the newest first; runs that were started meanwhile are found."""
         for path in list(self._sources):
-            # A run that cannot be found any more must not hide the others; its description says so.
+            # A run that cannot be found any more must not hide the others; its description has the error.
             with suppress(UsageError):
                 self._sources[path] = find_run(path)
         sources = list(self._sources.values())
@@ -267,7 +267,7 @@ class Library:
         """Follow a run, and return whether there is something new to show; an error is logged once."""
         try:
             changed, error = run.follow(), ""
-        except Exception as raised:  # noqa: BLE001  # the thread must go on with the other runs, and try again
+        except Exception as raised:  # noqa: BLE001  # the thread must continue with the other runs, and try again
             changed, error = False, str(raised) or type(raised).__name__
         if error and error != run.error:
             log.warning("%s: %s", run.source.path, error)

@@ -247,6 +247,7 @@ def test_a_failed_rollout_has_no_answer_and_no_figures_of_its_row(gymsdk: Comman
         shown = gymsdk("show", tmp_path, f"{row['task']}:{row['repeat']}").out
         assert "no reward: model_timeout at model" in shown
         assert "gold" not in shown
+        assert "ended: None" not in shown
     assert "gold" not in gymsdk("show", tmp_path).out
 
 

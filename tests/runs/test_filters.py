@@ -294,6 +294,11 @@ def test_an_error_in_text_has_its_position(text: str) -> None:
     assert f"at position {position}" in str(caught.value)
 
 
+def test_a_number_with_more_digits_than_python_converts_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"must be a finite number \(at position 6 of"):
+        parse_condition(f"task={'9' * 5000}")
+
+
 @pytest.mark.parametrize(
     ("condition", "reason"),
     [

@@ -141,6 +141,16 @@ def test_a_line_that_is_graded_again_has_a_reward(change: dict[str, Any], own: b
     assert "stored_reward" not in line.get("gymsdk", {})
 
 
+@pytest.mark.parametrize("names", [None, 5, "grader_timeout", {"a": 1}, [["a"]], [{}, 5, None, "absent"]])
+def test_a_damaged_list_of_the_verdicts_fields_ends_no_reader(names: Any) -> None:
+    line = build_line({}, own=True)
+    line["gymsdk"]["verdict"] = names
+    regraded = Reverified(Case(1, line, "sums"), client.RemoteVerdict(0.5, {}, {})).build_line()
+    assert regraded is not None
+    readers = (parse_record(line, number=0).reward, Case(1, line, "sums").reward, read_verdict(line))
+    assert (*readers, read_reward(regraded)) == (1.0, 1.0, 1.0, 0.5)
+
+
 @pytest.fixture(scope="module")
 def original(play: Play) -> Path:
     return play(*OPTIONS, name="original")

@@ -263,6 +263,50 @@ def test_what_was_kept_in_memory_is_read_again_if_another_process_has_indexed(pa
         viewed.close()
 
 
+class TracedIndex(RunIndex):
+    """Collects its SQL statements, and calls `before_write` before its first transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self.statements: list[str] = []
+        self.before_write: Callable[[], None] | None = None
+        super().__init__(find_run(path))
+
+    def connect(self) -> sqlite3.Connection:
+        connection = super().connect()
+        connection.set_trace_callback(self._trace)
+        return connection
+
+    def _trace(self, statement: str) -> None:
+        self.statements.append(statement)
+        if statement.startswith("BEGIN") and (work := self.before_write):
+            self.before_write = None
+            work()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_index_does_not_forget_what_another_process_has_indexed_while_it_waited(
+    path: Path, is_replaced: bool
+) -> None:
+    index, other = TracedIndex(path.parent), RunIndex(find_run(path.parent))
+    index.update()
+
+    def index_elsewhere() -> None:
+        content = dump_lines(NEW)
+        if is_replaced:
+            path.rename(path.with_name("old"))
+        path.write_bytes(content + dump_lines([0.5]))
+        other.update_lines()
+
+    with path.open("ab") as file:
+        file.write(dump_lines([1.0], padding=10))
+    index.before_write = index_elsewhere
+    index.statements.clear()
+    index.update_lines()
+    assert not [statement for statement in index.statements if statement.startswith("DELETE FROM rollout")]
+    with read(path.parent) as run:
+        assert list_rewards(run) == read_rewards(path)
+
+
 def test_a_comparison_pairs_the_tasks_of_rewritten_rows(path: Path, tmp_path: Path) -> None:
     other = shutil.copytree(path.parent, tmp_path / "other")
     rows = {"a": b"", "b": b""}

@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from gymsdk.runs.index import get_default_path
+from gymsdk.runs.notes import RunNotes
+from gymsdk.runs.source import find_run
 from gymsdk.studio.app import _dump_state, describe_run
 from gymsdk.studio.library import Library
 
@@ -230,6 +232,19 @@ def test_a_damaged_line_is_counted_and_named(title: str, tmp_path: Path, monkeyp
         assert (bad["file"], bad["count"], bad["lines"]) == ("rollouts.jsonl", 1, [len(REWARDS) + 1])
         assert opened.arrow("messages").num_rows == len(REWARDS) + 2
         assert len(opened.compare(other).pairs) == len(REWARDS)
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"id": 5}', b'{"id": "0:0", "tags": "x"}', b'{"id": "0:0", "new": 1}']
+)
+def test_a_damaged_note_is_counted_and_named(content: bytes, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "notes.jsonl").write_bytes(content + b'\n{"id": "0:0", "text": "right"}\n')
+    notes = RunNotes(find_run(run))
+    assert [note.text for note in notes.read()] == ["right"]
+    [bad] = notes.list_bad_lines()
+    assert (bad["file"], bad["count"]) == ("notes.jsonl", 1)
+    assert bad["message"].startswith("notes.jsonl:1: ")
 
 
 @pytest.mark.slow
