@@ -279,6 +279,17 @@ def test_a_line_that_is_there_twice_or_belongs_to_no_task_is_refused(
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "line", ['{"a": 1}', ROW.strip() % ('"1"', 0), ROW.strip() % (1, "null"), ROW.strip() % ("[]", 0)]
+)
+def test_an_input_without_a_task_is_refused(tmp_path: Path, line: str) -> None:
+    folder = write_run(tmp_path / "run", rollouts="")
+    with folder.inputs.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(BadOutput, match=rf"inputs\.jsonl:7: the line {STRANGE}"):
+        folder.check_lines()
+
+
 def test_an_incomplete_last_line_is_no_line(tmp_path: Path) -> None:
     line = LINE % (1, 0)
     write_run(tmp_path / "run", rollouts=line + line[:-9]).check_lines()
