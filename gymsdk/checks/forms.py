@@ -11,8 +11,9 @@ from gymsdk.checks.attack import TaskView, Turns
 from gymsdk.checks.programs import parse_object
 from gymsdk.types import Item, extract_text
 
-_WORD_END = re.compile(r"[\w.+-]*\Z")
-_WORD_START = re.compile(r"[\w.+-]*")
+# The end of a sentence does not belong to a word, but the point of a number does.
+_WORD_END = re.compile(r"[+-]?(?:\w+[.+-])*\w*\Z")
+_WORD_START = re.compile(r"\w*(?:[.+-]\w+)*")
 
 _MARKS_AT_END = re.compile(r"[^\w\s]*\Z")
 _MARKS_AT_START = re.compile(r"[^\w\s,.;!?]*")
