@@ -35,7 +35,7 @@ HINT_WORDS = (
     r"|note to self|hinweis|lösung|antwort|tipp|indice|astuce|réponse|pista|respuesta|solución|dica"
     r"|resposta|risposta|suggerimento|\u043e\u0442\u0432\u0435\u0442|\u043f\u043e\u0434\u0441\u043a\u0430\u0437"
 )
-"""The words that name an answer in a prompt, and seldom anything else, in several languages."""
+"""Words for answers and hints in several languages."""
 
 _EAST_ASIAN_WORDS = r"\u7b54\u6848|\u63d0\u793a|\u89e3\u7b54|\u7b54\u3048|\u30d2\u30f3\u30c8|\uc815\ub2f5|\ud78c\ud2b8"
 """Answer, hint, solution in Chinese, Japanese and Korean, which put no blanks around words."""
@@ -185,21 +185,21 @@ def find_in_fields(text: str) -> list[str]:
 
 
 def find_in_comments(text: str) -> list[str]:
-    """Return what the comments and the hidden elements in *text* may give away."""
+    """Return possible answers in the comments and the hidden elements of *text*."""
     matches = [match for pattern in _COMMENTS for match in pattern.finditer(text)]
     contents = [(match["text"] if "text" in match.re.groupindex else match[1]).strip() for match in matches]
     return [part for content in contents for part in _list_readings(content)]
 
 
 def find_in_hints(text: str) -> list[str]:
-    """Return what may be given away after words such as `hint`, under them, and in brackets with such a word."""
+    """Return possible answers after words such as `hint`, under them, and in brackets with such a word."""
     brackets = [content for content in _BRACKETS.findall(text) if _HINTED.search(content)]
     contents = [*_AFTER_HINT.findall(text), *_UNDER_HINT.findall(text), *brackets]
     return [part for content in contents for part in _list_readings(content)]
 
 
 def _list_readings(content: str) -> list[str]:
-    """Return what *content* may give away: the end of each line after a sign, its last word and number, and all."""
+    """Return possible answers in *content*: the end of each line after a sign, its last word and number, and all."""
     lines = content.splitlines()
     parts = [re.split(r"[:=\uff1a]", line)[-1] for line in lines]
     parts += [part for line in lines for part in (line.strip(_TRAILING).rpartition(" ")[2], *list_numbers(line)[-1:])]

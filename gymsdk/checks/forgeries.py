@@ -230,7 +230,7 @@ def _read_texts(nodes: list[ast.expr]) -> Iterator[str]:
             each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else "1.0" for each in values
         )
         is_text = any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in values)
-        # The words that end a reply's program would end that of the attack.
+        # A fence or a closing tag would end the program of the attack.
         if is_text and 1 < len(text) <= MAX_WORD_CHARS and not re.search(r"\n|```|</", text.strip()):
             yield from _complete(text.strip())
 

@@ -113,7 +113,7 @@ def is_numbering_field(key: str) -> bool:
 
 
 def _normalize_prompt(task: Task) -> Row:
-    """Return the prompt of *task* without differences that nobody sees, unless it has parts that are not text."""
+    """Return the prompt of *task* without invisible differences, unless it has other parts than text."""
     contents = [item.get("content") for item in task.input]
     if any(isinstance(each, list) and any("text" not in part for part in each) for each in contents):
         return task.responses_create_params

@@ -103,7 +103,7 @@ def digest_imports(plugin: object) -> dict[str, str]:
     """Return the digests of the files that *plugin* imports, directly or not, by the name of their module.
 
     Files of the standard library, of site-packages and of gymsdk are left out, as well as those of the fingerprint. The
-    imports are found in the namespaces of the plugin and of what it names, and in the sources, also in functions.
+    imports are found in the namespaces of the plugin and its imports, and in the sources, also in functions.
     """
     module = _get_module(plugin)
     if module is None:
@@ -184,7 +184,7 @@ class _ImportSearch:
     def _follow(self, name: str, file: Path | None = None) -> None:
         """Follow the source of module *name* and of the packages that contain it; a name that is no module is ignored.
 
-        The namespace of the module is left out: whether it is loaded already depends on what the process did before.
+        Its namespace does not count, because other code of the process may have loaded it.
         """
         if name in self._seen:
             return
