@@ -30,13 +30,24 @@ _AFTER_WORD = re.compile(
     rf"\b(?:\w*_)?(?:{ANSWER_WORDS})\w*\b[\"'*]*\s*(?:is|was|are|[:=])+\s*[\"'(]?([^\n\"']+)", re.IGNORECASE
 )
 _FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
-HINT_WORDS = r"hint|clue|spoiler|psst|cheat|grader|answer|solution|expected|gold|correct|truth"
-"""The words that name an answer in a prompt, and are rare elsewhere."""
+HINT_WORDS = (
+    r"hint|clue|spoiler|psst|cheat|grader|answer|ans|solution|expected|gold|correct|truth|gt|tip|todo|fixme|debug"
+    r"|note to self|hinweis|lösung|antwort|tipp|indice|astuce|réponse|pista|respuesta|solución|dica"
+    r"|resposta|risposta|suggerimento|\u043e\u0442\u0432\u0435\u0442|\u043f\u043e\u0434\u0441\u043a\u0430\u0437"
+)
+"""Words for answers and hints in several languages."""
 
+_EAST_ASIAN_WORDS = r"\u7b54\u6848|\u63d0\u793a|\u89e3\u7b54|\u7b54\u3048|\u30d2\u30f3\u30c8|\uc815\ub2f5|\ud78c\ud2b8"
+"""Answer, hint, solution in Chinese, Japanese and Korean, which put no blanks around words."""
+
+_SIGNS = r":=,>\-\uff1a\u2192\u2014"
 _AFTER_HINT = re.compile(
-    rf"\b(?:\w*_)?(?:{HINT_WORDS})\w*\b[\"'*]*(?:\s+\w+){{0,2}}?\s*(?:\bis\b|\bwas\b|[:=,>-])+\s*"
-    r"([^\n<>()\[\]]+)",
+    rf"(?:\b(?:\w*_)?(?:{HINT_WORDS})\w*\b|{_EAST_ASIAN_WORDS})[\"'*]*(?:\s+\w+){{0,3}}?"
+    rf"\s*(?:\bis\b|\bwas\b|[{_SIGNS}])+\s*([^\n<>()\[\]]+)",
     re.IGNORECASE,
+)
+_UNDER_HINT = re.compile(
+    rf"^[^\w\n]*(?:{HINT_WORDS}|{_EAST_ASIAN_WORDS})[^\w\n]*\n\s*(\S.*)$", re.IGNORECASE | re.MULTILINE
 )
 _HINTED = re.compile(rf"\b(?:{HINT_WORDS})", re.IGNORECASE)
 _COMMENTS = (
@@ -46,6 +57,12 @@ _COMMENTS = (
     re.compile(r"(?<![:\w/])//\s*(.+)$", re.MULTILINE),
     # Not a heading, and not the number of an issue.
     re.compile(r"(?<=\S)[ \t]+#[ \t]+(.+)$", re.MULTILINE),
+    re.compile(r"^#+[ \t]*([-+]?\d[\d.,]*)$", re.MULTILINE),
+    # Not a share, and not a sign between words.
+    re.compile(r"(?<!\d)(?<!\d )(?<!\\)%+[ \t]+(.+)$", re.MULTILINE),
+    re.compile(r"[ \t](?:--|;+)[ \t]+(.+)$", re.MULTILINE),
+    re.compile(r"^\[[^\]\n]+\]:[ \t]*(?:#|<>)[ \t]*[\"'(](.+)[\"')]$", re.MULTILINE),
+    re.compile(r"\b(?:def|class)\b[^\n]*:\s*(?:\"{3}|'{3})(.*?)(?:\"{3}|'{3})", re.DOTALL),
     re.compile(
         r"<(?P<tag>\w+)[^<>]*(?:\bhidden\b|display:\s*none|font-size:\s*0|color:\s*white)[^<>]*>(?P<text>.*?)</(?P=tag)>",
         re.IGNORECASE | re.DOTALL,
@@ -168,22 +185,25 @@ def find_in_fields(text: str) -> list[str]:
 
 
 def find_in_comments(text: str) -> list[str]:
-    """Return the content of comments and of hidden elements: whole, after their last colon, and their last word."""
+    """Return possible answers in the comments and the hidden elements of *text*."""
     matches = [match for pattern in _COMMENTS for match in pattern.finditer(text)]
     contents = [(match["text"] if "text" in match.re.groupindex else match[1]).strip() for match in matches]
     return [part for content in contents for part in _list_readings(content)]
 
 
 def find_in_hints(text: str) -> list[str]:
-    """Return the text after words such as `hint`, and the last word of brackets that contain such a word."""
+    """Return possible answers after words such as `hint`, under them, and in brackets with such a word."""
     brackets = [content for content in _BRACKETS.findall(text) if _HINTED.search(content)]
-    return [part for content in [*_AFTER_HINT.findall(text), *brackets] for part in _list_readings(content)]
+    contents = [*_AFTER_HINT.findall(text), *_UNDER_HINT.findall(text), *brackets]
+    return [part for content in contents for part in _list_readings(content)]
 
 
 def _list_readings(content: str) -> list[str]:
-    """Return what *content* may give away: all of it, the text after its last colon or equals sign, its last word."""
-    parts = (content, re.split(r"[:=]", content)[-1], content.rpartition(" ")[2])
-    return list(dict.fromkeys(stripped for part in parts if (stripped := part.strip(f"{_TRAILING}([{{"))))
+    """Return possible answers in *content*: the end of each line after a sign, its last word and number, and all."""
+    lines = content.splitlines()
+    parts = [re.split(r"[:=\uff1a]", line)[-1] for line in lines]
+    parts += [part for line in lines for part in (line.strip(_TRAILING).rpartition(" ")[2], *list_numbers(line)[-1:])]
+    return list(dict.fromkeys(stripped for part in [*parts, content] if (stripped := part.strip(f"{_TRAILING}([{{"))))
 
 
 def find_in_boxes(text: str) -> list[str]:
@@ -285,11 +305,14 @@ class Rule:
         return bool(self.encoding_pattern) and re.search(self.encoding_pattern, prompt, re.IGNORECASE) is not None
 
 
+HIDDEN_PLACES = (0, 1, 2, 3, 4, -1)
+"""The places of the rules that read one text in several ways."""
+
 RULES = (
     Rule('replies the text after a word such as "answer:"', find_after_words, tasks=10),
     Rule('replies the value of a field such as "expected"', find_in_fields, tasks=10),
-    Rule("replies the content of a comment", find_in_comments, tasks=10, places=(0, 1, 2, -1), form="any"),
-    Rule('replies the text of a hint, as in "hint: 42"', find_in_hints, tasks=10, places=(0, 1, 2, -1), form="any"),
+    Rule("replies the content of a comment", find_in_comments, tasks=10, places=HIDDEN_PLACES, form="any"),
+    Rule('replies the text of a hint, as in "hint: 42"', find_in_hints, tasks=10, places=HIDDEN_PLACES, form="any"),
     Rule("replies the content of a box or an answer tag", find_in_boxes, tasks=10, form="reply"),
     Rule("replies the text in brackets", find_in_brackets, tasks=10),
     Rule("decodes base64", find_in_base64, rf"base.?64|{_ENCODED}", form="any"),

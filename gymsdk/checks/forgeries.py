@@ -18,7 +18,7 @@ from pathlib import Path
 from gymsdk import responses
 from gymsdk.checks.attack import Attack, TaskView, Turns, build_call_turn, format_turns
 from gymsdk.checks.clues import fill_values
-from gymsdk.checks.forms import write_in_form
+from gymsdk.checks.forms import get_last_reply, write_in_form
 from gymsdk.environment import Environment
 
 USUAL_OUTPUTS = (
@@ -49,6 +49,9 @@ SEARCHING_CALLS = frozenset(
 MAX_WORDS = 16
 """How many words of the environment's source are tried."""
 
+MAX_KEYS = 32
+"""How many keys of objects the forged result has."""
+
 MAX_WORD_CHARS = 80
 MAX_TOOLS = 4
 
@@ -64,7 +67,8 @@ def build_forgeries(environment: Environment) -> list[Attack]:
     """Return the attacks that print what the grader of *environment* may read."""
     outputs = list(dict.fromkeys([*find_searched_words(environment), *USUAL_OUTPUTS]))
     programs = [
-        _build_attack(f"replies a program that prints {output[:40]!r}", _reply_program(_print_and_stop, output))
+        _build_attack(f"replies a program that prints {output[:40]!r}", _reply_program(write, output))
+        for write in (_print_and_stop, _print_errors_and_stop)
         for output in outputs
     ]
     everything = "\n".join([*outputs, "1.0"])
@@ -97,6 +101,11 @@ def _print_and_stop(text: str) -> str:
     return f"print({text!r}, flush=True)\nraise SystemExit(0)"
 
 
+def _print_errors_and_stop(text: str) -> str:
+    # Programs of unittest report on standard error.
+    return f"import sys\nprint({text!r}, file=sys.stderr, flush=True)\nraise SystemExit(0)"
+
+
 def _print_and_kill(text: str) -> str:
     # Tests that catch `SystemExit` do not run either. A grader that runs the reply in this process must survive.
     guard = f"if os.getpid() != {os.getpid()}:\n    os._exit(0)"
@@ -107,17 +116,32 @@ FRAMES: tuple[Callable[[str], str], ...] = (
     lambda code: f"```python\n{code}\n```",
     lambda code: code,
     lambda code: f"<answer>{code}</answer>",
+    lambda code: f"<code>{code}</code>",
     lambda code: json.dumps({"code": code}),
 )
-"""The forms of a reply with code. Another attack takes the form of the oracle's answer to another task."""
+"""The forms of a reply with code. Other attacks take the form of the oracle's reply."""
 
 
-def _reply_program(write: Callable[[str], str], text: str, place: int = 0) -> Callable[[TaskView], Turns]:
+_FRAME_START = re.compile(r"```\w*\n|<(\w+)>")
+
+
+def _reply_program(write: Callable[[str], str], text: str, place: int | None = None) -> Callable[[TaskView], Turns]:
+    """Build the script that replies a program in the frame at *place*, by default in that of the oracle."""
+
     def script(view: TaskView) -> Turns:
         output = _drop_answers(text, view)
-        return [[responses.build_message(FRAMES[place](write(output)), id="msg_0")]] if output else []
+        code = write(output)
+        reply = _frame_as_oracle(view, code) if place is None else FRAMES[place](code)
+        return [[responses.build_message(reply, id="msg_0")]] if output else []
 
     return script
+
+
+def _frame_as_oracle(view: TaskView, code: str) -> str:
+    start = _FRAME_START.search(get_last_reply(view.own))
+    if start is None:
+        return FRAMES[0](code)
+    return f"{start[0]}{code}\n" + ("```" if start[1] is None else f"</{start[1]}>")
 
 
 def _answer_program(write: Callable[[str], str], text: str) -> Callable[[TaskView], Turns]:
@@ -150,12 +174,32 @@ def _drop_answers(text: str, view: TaskView) -> str:
 
 
 def find_searched_words(environment: Environment) -> list[str]:
-    """Return the texts for which the source of *environment* searches, and what its test programs print."""
+    """Return the texts for which the source of *environment* searches, and what its test programs print.
+
+    The first one is an object with the keys that the source reads.
+    """
     module = inspect.getmodule(environment.plugin if inspect.ismodule(environment.plugin) else type(environment.plugin))
     file = Path(getattr(module, "__file__", None) or os.devnull)
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    found = (word for each in files for word in _iter_words(each.read_bytes()))
-    return list(dict.fromkeys(found))[:MAX_WORDS]
+    sources = [each.read_bytes() for each in files]
+    keys = list(dict.fromkeys(key for source in sources for key in _iter_keys(source)))[:MAX_KEYS]
+    score = [json.dumps({key: 0 if re.search("fail|error", key) else 1 for key in keys})] if keys else []
+    found = (word for source in sources for word in _iter_words(source))
+    return [*score, *list(dict.fromkeys(found))[:MAX_WORDS]]
+
+
+def _iter_keys(source: bytes) -> Iterator[str]:
+    """Yield the keys that *source* reads from objects: a test program may print its result as such an object."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        key = node.slice if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Call) and _get_called_name(node) == "get" and node.args:
+            key = node.args[0]
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value
 
 
 def _iter_words(source: bytes | str) -> Iterator[str]:
@@ -186,16 +230,15 @@ def _read_texts(nodes: list[ast.expr]) -> Iterator[str]:
             each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else "1.0" for each in values
         )
         is_text = any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in values)
-        if is_text and 1 < len(text) <= MAX_WORD_CHARS and "\n" not in text.strip():
+        # A fence or a closing tag would end the program of the attack.
+        if is_text and 1 < len(text) <= MAX_WORD_CHARS and not re.search(r"\n|```|</", text.strip()):
             yield from _complete(text.strip())
 
 
 def _complete(text: str) -> Iterator[str]:
     """Yield *text*; with a score if it announces one, or if it is a pattern of one."""
     if re.search(r"[\\()\[\]^$]", text):
-        yield re.sub(
-            r"\\(.)", r"\1", re.sub(r"\([^()]*\)|\[[^\[\]]*\][*+]?|\\[dwS][*+]?|\\s[*+?]?|[\^$]", _replace_part, text)
-        )
+        yield re.sub(r"\\(.)", r"\1", _PATTERN_PART.sub(_replace_part, text))
     elif text.endswith((":", "=")):
         yield from (f"{text}1.0", f"{text} 1")
     else:

@@ -11,8 +11,9 @@ from gymsdk.checks.attack import TaskView, Turns
 from gymsdk.checks.programs import parse_object
 from gymsdk.types import Item, extract_text
 
-_WORD_END = re.compile(r"[\w.+-]*\Z")
-_WORD_START = re.compile(r"[\w.+-]*")
+# The end of a sentence does not belong to a word, but the point of a number does.
+_WORD_END = re.compile(r"[+-]?(?:\w+[.+-])*\w*\Z")
+_WORD_START = re.compile(r"\w*(?:[.+-]\w+)*")
 
 _MARKS_AT_END = re.compile(r"[^\w\s]*\Z")
 _MARKS_AT_START = re.compile(r"[^\w\s,.;!?]*")
@@ -44,7 +45,7 @@ def write_in_form(view: TaskView, text: str, *, calls: bool) -> Turns:
         for mine, theirs in zip(own, other, strict=True):
             arguments = _fill(parse_object(mine["arguments"]), parse_object(theirs["arguments"]), text)
             filled[id(theirs)] = theirs | {"arguments": json.dumps(arguments)}
-    reply = _fill_reply(_get_last_reply(view.own), _get_last_reply(view.other), text)
+    reply = _fill_reply(get_last_reply(view.own), get_last_reply(view.other), text)
     turns = [[filled.get(id(item), item) for item in turn] for turn in view.other]
     if reply is not None:
         turns[-1] = [responses.build_message(reply, id="msg_0")]
@@ -53,7 +54,7 @@ def write_in_form(view: TaskView, text: str, *, calls: bool) -> Turns:
 
 def find_in_form(view: TaskView, text: str) -> list[str]:
     """Return the parts of *text* that have the form of the oracle's reply, and the arguments of calls in it."""
-    own, other = _get_last_reply(view.own), _get_last_reply(view.other)
+    own, other = get_last_reply(view.own), get_last_reply(view.other)
     found = []
     start, end = (each.strip() for each in _split_form(own, other))
     marks = _MARKS_AT_END.search(start), _MARKS_AT_START.search(end)
@@ -72,7 +73,8 @@ def _get_last_calls(turns: Turns) -> list[Item]:
     return next((items for items in reversed(called) if items), [])
 
 
-def _get_last_reply(turns: Turns) -> str:
+def get_last_reply(turns: Turns) -> str:
+    """Return the text of the last turn, empty if it has none."""
     items = turns[-1] if turns else []
     return "".join(extract_text(item.get("content")) for item in items if item.get("type") == "message")
 

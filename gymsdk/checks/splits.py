@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,17 +103,27 @@ class SplitRows:
         return len(self.prompts) > max(1, VARIED_SHARE * self.count)
 
 
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))
+"""Characters without width, which a copied text may have or lack."""
+
+
 def is_numbering_field(key: str) -> bool:
     """Return whether the field *key* of a row only numbers the row."""
     return key in {"id", "uuid", "index", "split"} or key.endswith(("_id", "_uuid", "_index"))
 
 
 def _normalize_prompt(task: Task) -> Row:
-    """Return the prompt of *task* with equal blanks and letters of one case, unless it has parts that are not text."""
+    """Return the prompt of *task* without invisible differences, unless it has other parts than text."""
     contents = [item.get("content") for item in task.input]
     if any(isinstance(each, list) and any("text" not in part for part in each) for each in contents):
         return task.responses_create_params
-    return {"text": [" ".join(extract_text(each).split()).casefold() for each in contents]}
+    return {"text": [_normalize_text(extract_text(each)) for each in contents]}
+
+
+def _normalize_text(text: str) -> str:
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.translate(INVISIBLE))
+    return " ".join(text.split()).casefold()
 
 
 def _hash(value: Row) -> bytes:

@@ -27,8 +27,11 @@ ADDED_PARTS = ("imports", "distributions", "environ")
 
 SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
-UNSTABLE_FILES = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"})
-"""The files of a `.dist-info` that depend on how a distribution was installed."""
+ENTRY_POINTS = "entry_points.txt"
+"""The only file of a `.dist-info` that decides which code runs.
+
+The others depend on the build backend and on the installer.
+"""
 
 _REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
@@ -100,7 +103,7 @@ def digest_imports(plugin: object) -> dict[str, str]:
     """Return the digests of the files that *plugin* imports, directly or not, by the name of their module.
 
     Files of the standard library, of site-packages and of gymsdk are left out, as well as those of the fingerprint. The
-    imports are found in the source, also in functions, and in the namespaces of the modules that are loaded.
+    imports are found in the namespaces of the plugin and its imports, and in the sources, also in functions.
     """
     module = _get_module(plugin)
     if module is None:
@@ -108,7 +111,8 @@ def digest_imports(plugin: object) -> dict[str, str]:
     own = _list_own_files(module)
     package = module.__name__ if getattr(module, "__path__", None) else module.__name__.rpartition(".")[0]
     found = _ImportSearch(module.__name__.partition(".")[0])
-    found.follow_loaded(module)
+    found.follow_namespace(module)
+    found.follow_sources()
     for relative, path in own.items():
         folders = Path(relative).parent.parts
         found.follow_source(path, ".".join(filter(None, (package, *folders))))
@@ -130,10 +134,28 @@ class _ImportSearch:
     def __init__(self, home: str) -> None:
         self.files: dict[str, Path] = {}
         self._home = home
+        self._bound: set[str] = set()
         self._seen: set[str] = set()
         self._stdlib = tuple(
             Path(folder).resolve() for kind in ("stdlib", "platstdlib") if (folder := sysconfig.get_path(kind))
         )
+
+    def follow_namespace(self, module: ModuleType) -> None:
+        """Follow the modules, and the modules of the functions, classes and objects, in the namespace of *module*."""
+        for name, value in list(vars(module).items()):
+            if not isinstance(value, ModuleType):
+                named = value if isinstance(value, (type, FunctionType)) else type(value)
+                if isinstance(named.__module__, str):
+                    self._bind(named.__module__, sys.modules.get(named.__module__))
+            elif value.__name__ != f"{module.__name__}.{name}":
+                # An import anywhere in the process, such as in an exporter, binds a submodule in its package. A package
+                # that imports the submodule says so in its source.
+                self._bind(value.__name__, value)
+
+    def follow_sources(self) -> None:
+        """Follow the imports in the sources of all files."""
+        for name, file in list(self.files.items()):
+            self._follow(name, file)
 
     def follow_source(self, path: Path, package: str) -> None:
         """Follow the imports in the source file at *path*; its relative imports start at *package*."""
@@ -147,33 +169,42 @@ class _ImportSearch:
         for name in _iter_imported_names(tree, package):
             self._follow(name)
 
-    def follow_loaded(self, module: ModuleType) -> None:
-        """Follow the modules, and the modules of the functions, classes and objects, in the namespace of *module*."""
-        for value in list(vars(module).values()):
-            if isinstance(value, ModuleType):
-                self._follow(value.__name__, value)
-                continue
-            named = value if isinstance(value, (type, FunctionType)) else type(value)
-            if isinstance(named.__module__, str):
-                self._follow(named.__module__)
+    def _bind(self, name: str, module: ModuleType | None) -> None:
+        """Add the *module*, which a namespace names, the packages that contain it, and what its namespace names."""
+        if name in self._bound:
+            return
+        self._bound.add(name)
+        parent = name.rpartition(".")[0]
+        if parent:
+            self._bind(parent, sys.modules.get(parent))
+        # A module that was loaded from a path may be in no table of modules.
+        if module is not None and self._add(name, module) is not None:
+            self.follow_namespace(module)
 
-    def _follow(self, name: str, module: ModuleType | None = None) -> None:
-        """Follow the module *name* and the packages that contain it; a name that is no module has no effect."""
-        if name in self._seen or name.partition(".")[0] in {"gymsdk", "__main__", ""}:
+    def _follow(self, name: str, file: Path | None = None) -> None:
+        """Follow the source of module *name* and of the packages that contain it; a name that is no module is ignored.
+
+        Its namespace does not count, because other code of the process may have loaded it.
+        """
+        if name in self._seen:
             return
         self._seen.add(name)
         parent = name.rpartition(".")[0]
         if parent:
             self._follow(parent)
-        # A module that was loaded from a path may be in no table of modules.
-        loaded = sys.modules.get(name, module)
+        file = file or self._add(name, sys.modules.get(name))
+        if file is not None:
+            self.follow_source(file, name if file.stem == "__init__" else parent)
+
+    def _add(self, name: str, loaded: ModuleType | None) -> Path | None:
+        """Add the file of module *name* if it counts, and return it."""
+        if name.partition(".")[0] in {"gymsdk", "__main__", ""}:
+            return None
         file = _find_file(name, loaded)
         if file is None or not self._counts(name, file):
-            return
+            return None
         self.files[name] = file
-        if loaded is not None:
-            self.follow_loaded(loaded)
-        self.follow_source(file, name if file.stem == "__init__" else parent)
+        return file
 
     def _counts(self, name: str, file: Path) -> bool:
         if name.partition(".")[0] == self._home:
@@ -275,9 +306,11 @@ def _digest_record(found: Distribution) -> str:
 
 
 def _is_stable(path: str) -> bool:
-    # Scripts outside site-packages name the interpreter.
     parts = path.split("/")
-    return parts[0] != ".." and "__pycache__" not in parts and parts[-1] not in UNSTABLE_FILES
+    if parts[0] == ".." or "__pycache__" in parts or parts[0].endswith(".pth") or parts[0].startswith("__editable__"):
+        # Scripts outside site-packages name the interpreter, and editable installs the project's folder.
+        return False
+    return not parts[0].endswith(".dist-info") or parts[-1] == ENTRY_POINTS
 
 
 # Variables

@@ -385,21 +385,20 @@ class RunFolder:
         for path in (self.rollouts, self.failures):
             for number, line in _iter_complete_rows(path):
                 key = _read_key(line)
-                problem = None
                 if key is None or (key not in known and has_all_inputs):
-                    problem = "belongs to no task of the run"
-                elif key in known and left[key] == 0:
+                    raise _build_line_error(path, number, "belongs to no task of the run")
+                if key in known and left[key] == 0:
                     problem = f"repeats task {key[0]}, repeat {key[1]}, which an earlier line holds"
-                if problem is not None:
-                    raise BadOutput(f"{shorten_path(path)}:{number}: the line {problem}; remove it, then use --resume")
+                    raise _build_line_error(path, number, problem)
                 left[key] -= 1
 
-    def _iter_sent_keys(self, repeats: int) -> Iterator[Key | None]:
-        for _, row in _iter_complete_rows(self.inputs):
-            if ROLLOUT_INDEX in row:
-                yield _read_key(row)
-            else:
-                yield from ((row[TASK_INDEX], repeat) for repeat in range(repeats))
+    def _iter_sent_keys(self, repeats: int) -> Iterator[Key]:
+        for number, row in _iter_complete_rows(self.inputs):
+            indices = [row.get(ROLLOUT_INDEX)] if ROLLOUT_INDEX in row else range(repeats)
+            for key in (_read_key(row | {ROLLOUT_INDEX: index}) for index in indices):
+                if key is None:
+                    raise _build_line_error(self.inputs, number, "belongs to no task of the run")
+                yield key
 
     def _number_repeats(self, repeats: int) -> None:
         first = next(self.read_inputs(), None)
@@ -590,6 +589,10 @@ def _iter_complete_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in jsonl.read_lines(path) if path.exists() else ():
         if line.endswith(b"\n"):
             yield number, jsonl.parse_row(line, where=f"{shorten_path(path)}:{number}")
+
+
+def _build_line_error(path: Path, number: int, problem: str) -> BadOutput:
+    return BadOutput(f"{shorten_path(path)}:{number}: the line {problem}; remove it, then use --resume")
 
 
 def _read_key(line: Row) -> Key | None:

@@ -90,11 +90,29 @@ LEAKS = {
     "a tag": 'f"{one} + {other}? <hint>{total}</hint>"',
     "base64": 'f"{one} + {other}? {b64encode(str(total).encode()).decode()}"',
 }
+SHOWN = {
+    "a comment of SQL": 'f"SELECT {one} + {other}; -- {total}"',
+    "a comment of TeX": 'f"Compute ${one} + {other}$ % {total}\\nPlease."',
+    "a comment of Lisp": 'f"(+ {one} {other}) ; {total}"',
+    "a comment in a line": 'f"print({one} + {other})\\n# {total}\\nWhat is printed?"',
+    "a docstring": "f\"def f():\\n    '''Returns {total}.'''\\n    return {one} + {other}\"",
+    "a comment of Markdown": 'f"{one} + {other}?\\n[comment]: <> ({total})"',
+    "a comment of several lines": 'f"{one} + {other}?\\n<!--\\n grader: yes\\n value = {total}\\n  weight = 1\\n-->"',
+    "a hint under its word": 'f"{one} + {other}?\\n\\n**Hint**\\n{total}\\n\\nGood luck."',
+    "a number within a hint": 'f"{one} + {other}? Hint: {one} plus {other} gives {total}, a nice number."',
+    "German": 'f"{one} + {other}? (Lösung: {total})"',
+    "French": 'f"{one} + {other}? Réponse : {total}"',
+    "Russian": 'f"{one} + {other}? \\u041e\\u0442\\u0432\\u0435\\u0442: {total}"',
+    "Chinese": 'f"{one} + {other}? \\u6b63\\u786e\\u7b54\\u6848\\uff1a{total}"',
+}
+SENTENCE = REPLY.replace("TEMPLATE", 'f"The sum is {total}."')
 SOUND = {
     "nothing": 'f"{one} + {other}?"',
     "a hint that helps": 'f"{one} + {other}? (hint: add the units first)"',
     "a comment": 'f"{one} + {other}? <!-- level 3 -->"',
     "the form": 'f"{one} + {other}? Answer with <final>number</final>, <<number>> or submit(number)."',
+    "hints that help": 'f"{one} + {other}? Hint: {one} is {one - 3} and 3. Antwort: eine Zahl. Tip: 50 % is less."',
+    "code": "f\"def f(x):\\n    '''Add {one} to x.'''\\nx = {other}; y = 1 # x\\n-- f(x)\\n# 1\\nAnd f({other})?\"",
     "a heading": 'f"# Sums\\nWhat is {one} + {other}? // one number"',
 }
 
@@ -104,6 +122,12 @@ SOUND = {
 async def test_an_answer_is_found_in_every_form_of_the_oracle(subject, outcome, form, leak):
     result = await outcome(CHECK, subject(FRAME.replace("PROMPT", LEAKS[leak]).replace("FORM", FORMS[form])))
     assert result.status == "failed"
+
+
+@pytest.mark.parametrize("leak", SHOWN)
+async def test_an_answer_is_found_in_comments_and_hints_of_several_languages(subject, outcome, leak):
+    source = FRAME.replace("PROMPT", SHOWN[leak]).replace("FORM", SENTENCE)
+    assert (await outcome(CHECK, subject(source))).findings
 
 
 @pytest.mark.parametrize(

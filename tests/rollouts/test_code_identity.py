@@ -146,6 +146,18 @@ def test_a_module_beside_the_entry_point_of_a_package_counts(tmp_path: Path, hel
     assert "helper_env.grading" in digest_imports(plugin)
 
 
+def test_imports_of_other_code_in_the_process_are_no_difference(installed: Callable[..., Path], helpers: Path) -> None:
+    (helpers / "helper_package" / "viewing.py").touch()
+    (helpers / "helper_late.py").write_text(
+        "import importlib\nimplementation = importlib.import_module('helper_' + 'deep')"
+    )
+    installed(source=build_source("import helper_package", "1.0", late="import helper_late"))
+    before = build()
+    for name in ("helper_package.viewing", "helper_late"):
+        importlib.import_module(name)
+    assert list_differences(before, build(stored=before)) == []
+
+
 def test_files_of_the_standard_library_of_site_packages_and_of_gymsdk_are_left_out() -> None:
     import gym_env_math
 
@@ -195,8 +207,14 @@ def test_a_requirement_is_compared_by_its_version_and_its_files(installed: Calla
         file.write("Requires-Dist: grader>=1; python_version > '3'\nRequires-Dist: missing\n")
     before = build()
     assert before["environments"]["sums"]["distributions"].keys() == {"env_sums", "grader"}
-    (about / "RECORD").write_text(f"../../../bin/grader,sha256=x,1\n__pycache__/grader.pyc,,\nINSTALLER,x,1\n{record}")
+    again = (
+        "../../../bin/grader,x,1\n__pycache__/grader.pyc,,\n_editable_impl_grader.pth,x,1\n__editable___grader.py,x,1\n"
+    )
+    again += "".join(f"grader-1.0.dist-info/{name},x,1\n" for name in ("INSTALLER", "METADATA", "WHEEL", "licenses/A"))
+    (about / "RECORD").write_text(again + record)
     assert list_differences(before, build(stored=before)) == []
+    (about / "RECORD").write_text(f"{record}grader-1.0.dist-info/entry_points.txt,x,1\n")
+    assert list_differences(before, build(stored=before)) == ["distribution 'grader' of environment 'sums' has changed"]
     (about / "RECORD").write_text(record.replace("=a", "=b"))
     assert list_differences(before, build(stored=before)) == ["distribution 'grader' of environment 'sums' has changed"]
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: grader\nVersion: 1.1\n")
@@ -259,6 +277,17 @@ def test_a_line_that_is_there_twice_or_belongs_to_no_task_is_refused(
     with pytest.raises(BadOutput) as caught:
         write_run(tmp_path / "run", rollouts=rollouts, failures=failures).check_lines()
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"a": 1}', ROW.strip() % ('"1"', 0), ROW.strip() % (1, "null"), ROW.strip() % ("[]", 0)]
+)
+def test_an_input_without_a_task_is_refused(tmp_path: Path, line: str) -> None:
+    folder = write_run(tmp_path / "run", rollouts="")
+    with folder.inputs.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(BadOutput, match=rf"inputs\.jsonl:7: the line {STRANGE}"):
+        folder.check_lines()
 
 
 def test_an_incomplete_last_line_is_no_line(tmp_path: Path) -> None:

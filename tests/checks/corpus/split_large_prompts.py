@@ -1,4 +1,4 @@
-"""Fails semantic.split_overlap: the prompts of the test split are in a train split of 100,000, with other blanks."""
+"""Fails semantic.split_overlap: the prompts of the test split are in a train split of 100,000, with hidden blanks."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ class Sum(Task):
 @hookimpl
 def tasks(split: Literal["test", "train"], seed):
     numbers = range(10**6, 10**6 + 100_000)
-    blank = " " if split == "train" else "  "
+    blank = " " if split == "train" else " \u00a0\u200b"
     for number in numbers if split == "train" else numbers[60_000:60_300]:
         yield Sum.ask(f"What is the remainder{blank}of {number} by 9973?", number=number, source=split)
 
