@@ -182,7 +182,7 @@ def test_a_bad_file_is_named_and_never_quoted(folder: Path, text: str, complaint
     write(folder / "env.yaml", text)
     with pytest.raises(BadModelOption, match=complaint) as caught:
         load_policy_settings()
-    assert str(folder / "env.yaml") in str(caught.value)
+    assert "env.yaml" in str(caught.value)
     assert "sk-torn" not in str(caught.value)
 
 

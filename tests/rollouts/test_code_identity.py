@@ -205,6 +205,7 @@ def test_a_requirement_is_compared_by_its_version_and_its_files(installed: Calla
     (about / "RECORD").write_text(record)
     with (site / "env_sums-1.0.dist-info" / "METADATA").open("a") as file:
         file.write("Requires-Dist: grader>=1; python_version > '3'\nRequires-Dist: missing\n")
+        file.write("Requires-Dist: pytest>=8; extra == 'dev'\n")
     before = build()
     assert before["environments"]["sums"]["distributions"].keys() == {"env_sums", "grader"}
     again = (
