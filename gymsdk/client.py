@@ -16,6 +16,7 @@ from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.jsonl import is_finite_number, parse_json
+from gymsdk.lines import find_no_reward, is_gymsdk_result
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
@@ -343,12 +344,6 @@ def build_bad_answer_error(message: str, stage: str) -> Failed:
     return Failed(message, kind="bad_answer", stage=stage)
 
 
-def is_gymsdk_result(body: Row) -> bool:
-    """Return whether gymsdk verified the row *body*; a `gymsdk` field without a verdict comes from the request."""
-    host_fields = body.get("gymsdk")
-    return isinstance(host_fields, dict) and isinstance(host_fields.get("verdict"), list) and "outcome" in host_fields
-
-
 def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
     """Return the verdict in the answer *body* to a request with *row*.
 
@@ -356,33 +351,17 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
         Unscorable: The answer says that its reward does not count.
         Failed: The reward or its components are invalid.
     """
-    if (unscorable := _parse_masked_reward(body)) is not None:
-        raise unscorable
-    reward: object = body.get("reward")
+    if (found := find_no_reward(body, row)) is not None:
+        if not found.is_declared:
+            raise build_bad_answer_error(found.message, "verify")
+        retryable = body.get("_ng_failure_terminal") is not True
+        raise Unscorable(found.message, kind=found.kind, stage="verify", retryable=retryable)
     components = body.get("reward_components") or {}
-    if not is_finite_number(reward):
-        excerpt = str(reward)[:MAX_EXCERPT_CHARS]
-        raise build_bad_answer_error(f"the server's verdict has no numeric reward: {excerpt}", "verify")
     if not isinstance(components, dict) or not all(map(is_finite_number, components.values())):
         excerpt = str(components)[:MAX_EXCERPT_CHARS]
         message = f"the server's `reward_components` must be an object of numbers, got {excerpt}"
         raise build_bad_answer_error(message, "verify")
-    return RemoteVerdict(reward=float(reward), components=components, fields=_get_verdict_fields(body, row))
-
-
-def _parse_masked_reward(body: Row) -> Unscorable | None:
-    """Return the error that says why the reward in *body* does not count, or `None` if it counts."""
-    # If gymsdk scored the row, fields with the names below belong to the environment.
-    if is_gymsdk_result(body) and body["gymsdk"]["outcome"] == "scored":
-        return None
-    if not (body.get("mask_sample") is True or body.get("_ng_failure_class") or body.get("verification_skipped")):
-        return None
-    default_kind = "verification_skipped" if body.get("verification_skipped") else "judge_failed"
-    kind = str(body.get("failure_kind") or body.get("_ng_failure_class") or default_kind)
-    messages = (body.get(f"_ng_failure_{name}") for name in ("judge_error", "message"))
-    reason = body.get("failure_reason") or next(filter(None, messages), f"the server gives no reward: {kind}")
-    retryable = body.get("_ng_failure_terminal") is not True
-    return Unscorable(str(reason), kind=kind, stage="verify", retryable=retryable)
+    return RemoteVerdict(reward=float(body["reward"]), components=components, fields=_get_verdict_fields(body, row))
 
 
 def _get_verdict_fields(body: Row, row: Row) -> Item:

@@ -263,11 +263,16 @@ class Environment:
         )
 
     async def step(self, episode: Episode, action: Action) -> Step:
-        """Respond to one tool call or reply; the output for a tool that is not offered is an error message."""
+        """Respond to one tool call or reply.
+
+        The output for a tool that is not offered, and for arguments that UTF-8 cannot express, is an error message.
+        """
         if isinstance(action, ToolCall):
             offered = {tool["name"]: tool for tool in episode.tools}
             if action.name not in offered:
                 return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
+            if action.has_surrogates():
+                return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE))
         with run_stage("step", _build_episode_deadline(episode.deadline)):
             result = await self._call_hook(
                 "step", task=episode.task, state=episode.state, action=action, transcript=episode.transcript

@@ -44,7 +44,7 @@ MAX_ERROR_CHARS = 300
 MIN_REDACTED_CHARS = 4
 """Shorter texts of a wrong value are not redacted in its message, because they also occur in ordinary words."""
 
-MAX_WORD_CHARS = 32
+MAX_WORD_CHARS = 40
 
 WORD = re.compile(rf"(?=.{{1,{MAX_WORD_CHARS}}}\Z)(?:[A-Za-z_]*(?:\d{{1,3}}[A-Za-z_]*)?|\W{{1,3}})")
 """A part of a name that messages show. Keys have more digits, or dashes between them."""

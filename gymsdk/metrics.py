@@ -1,4 +1,4 @@
-"""Metrics over scored rollouts: statistics of every field, pass@k, majority@k, and the same per task."""
+"""Metrics over scored rollouts: statistics of every field, pass@k, majority@k, vote@k, and the same per task."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import accumulate
 from operator import mul
 from statistics import fmean, median
 
+from gymsdk.lines import read_index, read_reward
 from gymsdk.types import Item, Row
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
@@ -33,7 +35,7 @@ class ScoredRollout:
         repeat: Its number among the rollouts of the task.
         reward: Its reward.
         fields: Its numeric fields.
-        answer: Its answer for majority voting; `None` if it has none.
+        answer: Its answer for votes; `None` if it has none.
     """
 
     task: int
@@ -52,21 +54,28 @@ class ScoredRollout:
         return None if value is None else float(value)
 
 
-def parse_scored_rollout(row: Row, *, answer_key: str | None = None) -> ScoredRollout:
-    """Return the numbers of an output row and of its token usage.
+def parse_scored_rollout(row: Row, *, answer_key: str | None = None, number: int = 0) -> ScoredRollout | None:
+    """Return the numbers of an output row and of its token usage, or `None` if the row has no reward.
 
     Args:
         row: The output row.
-        answer_key: The field with the answer for majority voting.
+        answer_key: The field with the answer for votes.
+        number: The number of the row in its file, from 0; it stands for a missing index of the task.
     """
+    reward = read_reward(row)
+    return None if reward is None else build_scored_rollout(row, reward, answer_key=answer_key, number=number)
+
+
+def build_scored_rollout(row: Row, reward: float, *, answer_key: str | None = None, number: int = 0) -> ScoredRollout:
+    """Return the numbers of an output row as `parse_scored_rollout` does, with a *reward* that is known."""
     usage = (row.get("response") or {}).get("usage") or {}
     own = {
         name: value for name, value in select_numbers(row).items() if not name.startswith("_ng_") and name != "reward"
     }
     return ScoredRollout(
-        task=row.get(TASK_INDEX, 0),
-        repeat=row.get(ROLLOUT_INDEX, 0),
-        reward=row["reward"],
+        task=read_index(row, TASK_INDEX, number),
+        repeat=read_index(row, ROLLOUT_INDEX, 0),
+        reward=reward,
         fields=own | select_numbers(usage),
         answer=_format_answer(row.get(answer_key)) if answer_key else None,
     )
@@ -89,7 +98,8 @@ def aggregate(
     Args:
         rollouts: The scored rollouts.
         scores: The scores for which pass@k and averages are computed.
-        answers: Whether the rollouts have answers; if so, majority@k and the score `no_answer` are included.
+        answers: Whether the rollouts have answers; if so, majority@k, vote@k and the score `no_answer` are
+            included.
 
     Returns:
         `mean/<field>` and the other statistics of every field, `stderr/reward`, and pass@k of each score, in percent.
@@ -103,7 +113,7 @@ def aggregate(
     for name in sorted({*scores, "no_answer"} if answers else scores):
         metrics |= _compute_pass_metrics(tasks, name) | _compute_average_metrics(tasks, name)
         if answers:
-            metrics |= _compute_majority_metrics(tasks, name)
+            metrics |= _compute_vote_metrics(tasks, name)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -219,6 +229,24 @@ def _apply_scaled(values: Sequence[float], statistic: Callable[[Sequence[float]]
     return statistic([value / scale for value in values]) * scale
 
 
+# Histograms
+
+
+def compute_bin_edges(low: float, high: float, bins: int) -> list[float]:
+    """Return the `bins + 1` edges of *bins* bins of equal width from *low* to *high*.
+
+    The lower edge belongs to a bin. Each edge is the float next to the exact edge between the decimal numbers *low* and
+    *high*, as 0.15 is the float next to 3/20. A product such as `3 * 0.05` is larger than 0.15.
+    """
+    first, last = to_fraction(low), to_fraction(high)
+    return [float(first + (last - first) * number / bins) for number in range(bins + 1)]
+
+
+def to_fraction(value: float) -> Fraction:
+    """Return the decimal number that a finite *value* stands for, such as 1/10 for 0.1."""
+    return Fraction(repr(float(value)))
+
+
 # Entries per task
 
 
@@ -295,7 +323,10 @@ def compute_average_curve(values: Iterable[float]) -> list[float]:
 
 
 def compute_majority_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]:
-    """Return the score of the most frequent vote among the first k for each k; ties are averaged.
+    """Return the score of the most frequent pair of an answer and a score among the first k, for each k.
+
+    NeMo Gym defines it so: if rollouts with equal answers have different scores, their votes are split. See
+    `compute_vote_curve` for the most frequent answer. The scores of equally frequent pairs are averaged.
 
     Args:
         votes: Pairs of an answer and its score. A vote without an answer does not count; without any answer the score
@@ -312,6 +343,33 @@ def compute_majority_curve(votes: Iterable[tuple[str | None, float]]) -> list[fl
             elif count == highest:
                 tied, score = tied + 1, score + value
         curve.append(score / tied if tied else 0.0)
+    return curve
+
+
+def compute_vote_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]:
+    """Return the score of the most frequent answer among the first k rollouts, for each k.
+
+    The score of an answer is the mean score of the rollouts that gave it. The scores of equally frequent answers are
+    averaged.
+
+    Args:
+        votes: Pairs of an answer and its score. A vote without an answer does not count; without any answer the score
+            is 0.
+    """
+    counts: defaultdict[str, int] = defaultdict(int)
+    totals: defaultdict[str, float] = defaultdict(float)
+    highest, tied, total = 0, 0, 0.0
+    curve = []
+    for answer, value in votes:
+        if answer is not None:
+            counts[answer] = count = counts[answer] + 1
+            totals[answer] += value
+            if count > highest:
+                highest, tied, total = count, 1, totals[answer]
+            elif count == highest:
+                tied, total = tied + 1, total + totals[answer]
+        # Tied answers have equally many votes, so that the mean of their means is the mean of all their scores.
+        curve.append(total / (tied * highest) if tied else 0.0)
     return curve
 
 
@@ -337,13 +395,17 @@ def _compute_average_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name:
     return metrics
 
 
-def _compute_majority_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:
-    votes = (
-        [(rollout.answer, value) for rollout in repeats if (value := rollout.score(name)) is not None]
+def _compute_vote_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:
+    votes = [
+        found
         for repeats in tasks.values()
-    )
-    means = _average_extended(compute_majority_curve(each) for each in votes if each)
-    return {f"majority@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
+        if (found := [(rollout.answer, value) for rollout in repeats if (value := rollout.score(name)) is not None])
+    ]
+    return {
+        f"{metric}@{k}/{name}": 100 * mean
+        for metric, compute in (("majority", compute_majority_curve), ("vote", compute_vote_curve))
+        for k, mean in enumerate(_average_extended(map(compute, votes)), 1)
+    }
 
 
 def _iter_task_scores(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> Iterator[list[float]]:

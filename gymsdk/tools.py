@@ -52,6 +52,12 @@ STRICT_FORMATS = frozenset({None, "date-time", "date", "time", "duration", "emai
 """The values of `format` in strict schemas."""
 
 
+SURROGATE_MESSAGE = (
+    "Invalid tool call arguments: they contain an unpaired surrogate, such as \\ud800, which is no character."
+)
+"""The output of a call whose arguments UTF-8 cannot express."""
+
+
 class NothingShared:
     """Stands for the type of `shared` in an environment without a `lifespan`; no annotation but a general one fits."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import re
@@ -36,33 +35,6 @@ os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 LogField: TypeAlias = str | int | float | bool | None
-
-
-MAX_WARNINGS = 64
-"""The number of different warnings of a `OnceLogger`. Their texts can contain what a policy or a client wrote."""
-
-
-class OnceLogger:
-    """Logs each warning once, because a run can repeat its cause thousands of times.
-
-    Args:
-        log: The logger.
-        limit: The number of different warnings to log.
-
-    Attributes:
-        warnings: The warnings that were logged, without their values.
-    """
-
-    def __init__(self, log: logging.Logger, limit: int = MAX_WARNINGS) -> None:
-        self._log = log
-        self._limit = limit
-        self.warnings: set[str] = set()
-
-    def warn(self, message: str, *values: object) -> None:
-        """Log *message* with *values* in place of its `%s`, unless it was logged before, with any values."""
-        if message not in self.warnings and len(self.warnings) < self._limit:
-            self.warnings.add(message)
-            self._log.warning(message, *values)
 
 
 @dataclass(slots=True)

@@ -113,12 +113,29 @@ class ToolCall(BaseModel):
     call_id: str = ""
 
     def parsed(self) -> dict[str, Any] | None:
-        """Return the arguments as a dict, or `None` if they are not a JSON object."""
+        """Return the arguments as a dict, or `None` if they are not a JSON object, or if UTF-8 cannot express them."""
         try:
             value = json.loads(self.arguments, parse_constant=_parse_finite, parse_float=_parse_finite)
         except (ValueError, RecursionError):
             return None
-        return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) and not self.has_surrogates() else None
+
+    def has_surrogates(self) -> bool:
+        """Return whether the arguments contain an unpaired surrogate, half of a character.
+
+        UTF-8 cannot express it, and a client that writes it, such as one of MCP, loses its connection.
+        """
+        if self.arguments.isascii() and "\\ud" not in self.arguments.lower():
+            return False
+        try:
+            self.arguments.encode()
+            json.dumps(json.loads(self.arguments), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return True
+        except (ValueError, RecursionError):
+            # It is no JSON.
+            return False
+        return False
 
 
 Action: TypeAlias = Message | ToolCall

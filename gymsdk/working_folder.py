@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gymsdk.errors import UsageError
-from gymsdk.tracing import OnceLogger
+from gymsdk.once import OnceLogger
 
 CLONE_FS = 0x200
 """The flag of `unshare(2)` that gives a thread its own working folder, root folder and umask."""

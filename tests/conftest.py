@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW = (
     "environments/math/tests/test_math_agreement.py",
     "tests/bench/test_bench.py",
+    "tests/checks/test_answer_forms.py",
     "tests/checks/test_corpus.py",
     "tests/checks/test_execution.py",
     "tests/checks/test_mutations.py",

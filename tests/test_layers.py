@@ -16,8 +16,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"console", "errors", "types", "usage", "working_folder"},
-    {"jsonl", "responses", "tracing"},
+    {"console", "errors", "once", "types", "usage", "working_folder"},
+    {"jsonl", "lines", "responses", "tracing"},
     {
         "concurrency",
         "convert",

@@ -18,6 +18,7 @@ from gymsdk.metrics import (
     average_by_run,
     compute_majority_curve,
     compute_pass_curve,
+    compute_vote_curve,
     group_by_task,
     parse_scored_rollout,
     select_numbers,
@@ -108,6 +109,41 @@ def test_majority_is_the_mean_score_of_the_most_frequent_votes(votes):
         assert found == pytest.approx(statistics.fmean(tied) if tied else 0.0)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 0.1, 0.5, 1.0, -2.0])), min_size=1
+    ),
+)
+def test_a_vote_is_the_mean_score_of_the_rollouts_with_the_most_frequent_answer(votes):
+    for k, found in enumerate(compute_vote_curve(votes), 1):
+        scores: dict[str, list[float]] = {}
+        for answer, score in votes[:k]:
+            if answer is not None:
+                scores.setdefault(answer, []).append(score)
+        longest = max(map(len, scores.values()), default=0)
+        means = [statistics.fmean(each) for each in scores.values() if len(each) == longest]
+        assert found == pytest.approx(statistics.fmean(means) if means else 0.0)
+
+
+def test_a_vote_counts_answers_and_a_majority_counts_pairs_of_answer_and_score():
+    # Three rollouts answer "x", and one of them is right. No pair of answer and score is more frequent than ("y", 1).
+    answers = [["x", "x", "x", "y", "y"]]
+    figures = aggregate(rollouts([[1, 0, 0.5, 1, 1]], answers), answers=True)
+    assert figures["majority@5/accuracy"] == pytest.approx(100)
+    assert figures["vote@5/accuracy"] == pytest.approx(100 * (1 + 0 + 0.5) / 3)
+    assert figures["vote@4/accuracy"] == pytest.approx(50)
+    assert figures["vote@1/accuracy"] == 100
+
+
+def test_votes_over_tasks_with_ties_missing_answers_and_different_numbers_of_rollouts():
+    answers = [["x", "y", "y"], [None, "z"], [None]]
+    figures = aggregate(rollouts([[1, 0, 0.5], [0, 1], [1]], answers), answers=True)
+    assert figures["vote@1/accuracy"] == pytest.approx(100 * (1 + 0 + 0) / 3)
+    assert figures["vote@2/accuracy"] == pytest.approx(100 * ((1 + 0) / 2 + 1 + 0) / 3)
+    assert figures["vote@3/accuracy"] == pytest.approx(100 * (0.25 + 1 + 0) / 3)
+    assert "vote@4/accuracy" not in figures
+
+
 def test_majority_over_tasks_with_different_numbers_of_rollouts():
     answers = [["x", "y", "y"], [None, "z"], [None]]
     figures = aggregate(rollouts([[1, 0, 0], [0, 1], [0]], answers), answers=True)
@@ -124,7 +160,9 @@ def test_without_any_answer_majority_is_zero_and_the_no_answer_rate_is_one():
 
 
 def test_without_an_answer_key_there_is_no_majority():
-    assert not [name for name in aggregate(rollouts([[1, 0]])) if "majority" in name or "no_answer" in name]
+    assert not [
+        name for name in aggregate(rollouts([[1, 0]])) if "majority" in name or "vote" in name or "no_answer" in name
+    ]
 
 
 def test_a_field_can_be_a_score_and_tasks_without_the_field_are_excluded():

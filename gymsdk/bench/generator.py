@@ -18,8 +18,7 @@ from gymsdk.bench.recording import Recording
 from gymsdk.bench.report import LoadResult, LoopLag, compute_latency, compute_mean, compute_stages
 from gymsdk.bench.stage import LOAD, Stage
 from gymsdk.bench.usage import Memories, measure_cpu, name_children, sample_memory, summarise_memory
-from gymsdk.client import is_gymsdk_result
-from gymsdk.jsonl import is_finite_number
+from gymsdk.lines import is_gymsdk_result, read_reward
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.loop_lag import LoopLagSampler
 from gymsdk.rollouts.agent_client import AgentClient
@@ -138,11 +137,10 @@ def _encode_job(job: Job) -> bytes:
 
 def _read_scored(answer: Row, job: Job) -> Rollout | None:
     """Return the reward, the turns and the timing of a rollout that gymsdk scored, without validating the rest."""
-    if not is_gymsdk_result(answer) or answer["gymsdk"]["outcome"] != "scored":
+    reward = read_reward(answer, job.row) if is_gymsdk_result(answer) else None
+    if reward is None:
         return None
-    reward, host_fields = answer.get("reward"), answer["gymsdk"]
-    if not is_finite_number(reward):
-        return None
+    host_fields = answer["gymsdk"]
     timing = Timing.model_construct(stages=host_fields["timing"]["stages"])
     return Rollout.model_construct(
         id=job.id,

@@ -8,7 +8,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from gymsdk.types import Item
@@ -30,9 +30,29 @@ _AFTER_WORD = re.compile(
     rf"\b(?:\w*_)?(?:{ANSWER_WORDS})\w*\b[\"'*]*\s*(?:is|was|are|[:=])+\s*[\"'(]?([^\n\"']+)", re.IGNORECASE
 )
 _FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
-_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
+HINT_WORDS = r"hint|clue|spoiler|psst|cheat|grader|answer|solution|expected|gold|correct|truth"
+"""The words that name an answer in a prompt, and seldom anything else."""
+
+_AFTER_HINT = re.compile(
+    rf"\b(?:\w*_)?(?:{HINT_WORDS})\w*\b[\"'*]*(?:\s+\w+){{0,2}}?\s*(?:\bis\b|\bwas\b|[:=,>-])+\s*"
+    r"([^\n<>()\[\]]+)",
+    re.IGNORECASE,
+)
+_HINTED = re.compile(rf"\b(?:{HINT_WORDS})", re.IGNORECASE)
+_COMMENTS = (
+    re.compile(r"<!--(.*?)-->", re.DOTALL),
+    re.compile(r"/\*(.*?)\*/", re.DOTALL),
+    re.compile(r"\{#(.*?)#\}", re.DOTALL),
+    re.compile(r"(?<![:\w/])//\s*(.+)$", re.MULTILINE),
+    # Not a heading, and not the number of an issue.
+    re.compile(r"(?<=\S)[ \t]+#[ \t]+(.+)$", re.MULTILINE),
+    re.compile(
+        r"<(?P<tag>\w+)[^<>]*(?:\bhidden\b|display:\s*none|font-size:\s*0|color:\s*white)[^<>]*>(?P<text>.*?)</(?P=tag)>",
+        re.IGNORECASE | re.DOTALL,
+    ),
+)
 _BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-_TAG = re.compile(rf"<(?:{ANSWER_WORDS})>(.*?)</", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(rf"<(?:{ANSWER_WORDS}|{HINT_WORDS})>(.*?)</", re.IGNORECASE | re.DOTALL)
 _BRACKETS = re.compile(r"[\[(]([^\[\]()\n]{1,60})[\])]")
 
 _STATEMENT = re.compile(
@@ -148,8 +168,22 @@ def find_in_fields(text: str) -> list[str]:
 
 
 def find_in_comments(text: str) -> list[str]:
-    """Return the content of HTML comments, whole and after their last colon."""
-    return [part.strip() for comment in _COMMENT.findall(text) for part in (comment, comment.rpartition(":")[2])]
+    """Return the content of comments and of hidden elements: whole, after their last colon, and their last word."""
+    matches = [match for pattern in _COMMENTS for match in pattern.finditer(text)]
+    contents = [(match["text"] if "text" in match.re.groupindex else match[1]).strip() for match in matches]
+    return [part for content in contents for part in _list_readings(content)]
+
+
+def find_in_hints(text: str) -> list[str]:
+    """Return the text after words such as `hint`, and the last word of brackets that contain such a word."""
+    brackets = [content for content in _BRACKETS.findall(text) if _HINTED.search(content)]
+    return [part for content in [*_AFTER_HINT.findall(text), *brackets] for part in _list_readings(content)]
+
+
+def _list_readings(content: str) -> list[str]:
+    """Return what *content* may give away: all of it, the text after its last colon or equals sign, its last word."""
+    parts = (content, re.split(r"[:=]", content)[-1], content.rpartition(" ")[2])
+    return list(dict.fromkeys(stripped for part in parts if (stripped := part.strip(f"{_TRAILING}([{{"))))
 
 
 def find_in_boxes(text: str) -> list[str]:
@@ -233,6 +267,9 @@ class Rule:
         encoding_pattern: Matches the prompts whose task is this decoding itself; the rule skips them.
         tasks: How many tasks the rule is tried on.
         share: The share of the maximum reward that the rule must earn to count as a leak.
+        places: Which matches are tried.
+        form: In which form of the oracle the match is tried too: in that of a reply, or of a call as well. A tool's
+            arguments are often in the prompt, so the match of a general rule in a call proves nothing.
     """
 
     name: str
@@ -240,6 +277,8 @@ class Rule:
     encoding_pattern: str = ""
     tasks: int = 4
     share: float = 0.0
+    places: tuple[int, ...] = (0, -1)
+    form: Literal["", "reply", "any"] = ""
 
     def is_asked_for(self, prompt: str) -> bool:
         """Return whether *prompt* may ask for this decoding as its task."""
@@ -249,14 +288,15 @@ class Rule:
 RULES = (
     Rule('replies the text after a word such as "answer:"', find_after_words, tasks=10),
     Rule('replies the value of a field such as "expected"', find_in_fields, tasks=10),
-    Rule("replies the content of an HTML comment", find_in_comments, tasks=10),
-    Rule("replies the content of a box or an answer tag", find_in_boxes, tasks=10),
+    Rule("replies the content of a comment", find_in_comments, tasks=10, places=(0, 1, 2, -1), form="any"),
+    Rule('replies the text of a hint, as in "hint: 42"', find_in_hints, tasks=10, places=(0, 1, 2, -1), form="any"),
+    Rule("replies the content of a box or an answer tag", find_in_boxes, tasks=10, form="reply"),
     Rule("replies the text in brackets", find_in_brackets, tasks=10),
-    Rule("decodes base64", find_in_base64, rf"base.?64|{_ENCODED}"),
-    Rule("decodes hexadecimal", find_in_hex, rf"\bhex|\bbase.?16|{_ENCODED}"),
-    Rule("decodes percent-encoding", find_in_percent_encoding, rf"percent|\burl|{_ENCODED}"),
-    Rule("decodes ROT13", find_in_rot13, rf"\brot|caesar|shift|{_ENCODED}"),
-    Rule("reads backwards", find_reversed, rf"backward|revers|mirror|{_ENCODED}"),
+    Rule("decodes base64", find_in_base64, rf"base.?64|{_ENCODED}", form="any"),
+    Rule("decodes hexadecimal", find_in_hex, rf"\bhex|\bbase.?16|{_ENCODED}", form="any"),
+    Rule("decodes percent-encoding", find_in_percent_encoding, rf"percent|\burl|{_ENCODED}", form="any"),
+    Rule("decodes ROT13", find_in_rot13, rf"\brot|caesar|shift|{_ENCODED}", form="any"),
+    Rule("reads backwards", find_reversed, rf"backward|revers|mirror|{_ENCODED}", form="any"),
     Rule("replies what follows a verb such as `is` in the prompt", find_in_prose, tasks=6, share=0.7),
     Rule("replies the last line", find_last_line, tasks=10),
     Rule("replies a number of the prompt", list_numbers, tasks=10),

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk import jsonl, responses
 from gymsdk.checks.attack import build_policy, format_answer
-from gymsdk.checks.loading import is_numbering_field
 from gymsdk.checks.phases import (
     Performance,
     Script,
@@ -25,6 +24,7 @@ from gymsdk.checks.phases import (
     serialize_verdict,
 )
 from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.splits import is_numbering_field
 from gymsdk.checks.subject import Plain, Play, RecordingModel, Subject, find_difference, to_plain
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner
@@ -38,14 +38,19 @@ INTERPRETER_SECONDS = 45.0
 """Time limit of the other interpreter."""
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, os, sys
+report = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
 from gymsdk.checks.determinism import draw_and_open
 from gymsdk.jsonl import parse_json
 
 request = parse_json(sys.stdin.buffer.read())
 result = asyncio.run(draw_and_open(**request)).model_dump_json()
-sys.stdout.buffer.write(b"\\n" + result.encode())
+report.write(result.encode())
+report.flush()
+os._exit(0)
 """
+"""It writes the result to a descriptor that only it knows: what the environment prints goes to standard error."""
 
 MAX_ROWS = 6
 """The maximum number of tasks of a split to compare."""
@@ -143,8 +148,9 @@ async def draw_in_new_interpreter(
     result = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=request, environment=variables)
     if result.code:
         raise BrokenEnvironment(f"a new process cannot draw its rows: {result.last_error_line}")
-    # The environment itself may print lines before the last one.
-    return RowSample.model_validate_json(result.output.rpartition(b"\n")[2])
+    if not result.output:
+        raise BrokenEnvironment("a new process cannot draw its rows: the environment ends the process")
+    return RowSample.model_validate_json(result.output)
 
 
 def _build_request(subject: Subject, **parameters: str | int) -> bytes:
@@ -158,14 +164,16 @@ def _build_request(subject: Subject, **parameters: str | int) -> bytes:
 
 async def _check_determinism(subject: Subject) -> list[Finding]:
     findings: list[Finding] = []
-    # The rows of a file do not depend on a seed.
-    for split in subject.environment.splits if subject.file_tasks is None else ():
-        findings += await _check_rows(subject, split)
-        findings += _find_constant_draws(subject, split)
-    return findings + await _check_plays(subject)
+    # A `lifespan` may start a server, so all comparisons share two environments.
+    async with subject.enter_environment() as environment, subject.enter_environment() as other:
+        # The rows of a file do not depend on a seed.
+        for split in subject.environment.splits if subject.file_tasks is None else ():
+            findings += await _check_rows(subject, split, environment)
+            findings += _find_constant_draws(subject, split)
+        return findings + await _check_plays(subject, environment, other)
 
 
-async def _check_rows(subject: Subject, split: str) -> list[Finding]:
+async def _check_rows(subject: Subject, split: str, entered: Environment) -> list[Finding]:
     expected = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
     used_environment = subject.make()
@@ -173,7 +181,7 @@ async def _check_rows(subject: Subject, split: str) -> list[Finding]:
     for when, environment in (("a second time", subject.make()), ("after another seed", used_environment)):
         if change := find_difference(expected, _draw_rows(environment, split, subject.seed), "row"):
             return [Finding(problem=f"{about} {when}: {change}")]
-    change = await _compare_interpreters(subject, split, expected)
+    change = await _compare_interpreters(subject, split, expected, entered)
     fix = "sort sets before you draw from them or print them, and seed with a string or a number, never with hash()"
     return [Finding(problem=f"{about} in another interpreter: {change}", fix=fix)] if change else []
 
@@ -202,7 +210,9 @@ def _list_values(rows: list[Row], key: str) -> list[str | int | bool]:
     return list(dict.fromkeys(row[key] for row in rows if isinstance(row.get(key), (str, int, bool))))
 
 
-async def _compare_interpreters(subject: Subject, split: str, expected: list[Plain]) -> str | None:
+async def _compare_interpreters(
+    subject: Subject, split: str, expected: list[Plain], entered: Environment
+) -> str | None:
     """Return where another interpreter draws *split* differently or opens its first tasks differently."""
     try:
         other = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(expected), opened=MAX_OPENED)
@@ -210,9 +220,8 @@ async def _compare_interpreters(subject: Subject, split: str, expected: list[Pla
         return None
     if change := find_difference(expected, to_plain(other.rows), "row"):
         return change
-    async with subject.enter_environment() as environment:
-        tasks = draw_tasks(environment, split, subject.seed, MAX_OPENED)
-        openings = [await read_opening(environment, task, subject.seed) for task in tasks]
+    tasks = draw_tasks(entered, split, subject.seed, MAX_OPENED)
+    openings = [await read_opening(entered, task, subject.seed) for task in tasks]
     return find_difference(openings, to_plain(other.openings), "opening")
 
 
@@ -220,20 +229,18 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
     return [to_plain(task.row()) for task in draw_tasks(environment, split, seed, MAX_ROWS)]
 
 
-async def _check_plays(subject: Subject) -> list[Finding]:
-    async with subject.enter_environment() as environment:
-        tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        findings = [
-            await _compare_replay(subject, environment, each)
-            for each in await build_scripts(subject, environment, tasks=tasks)
-        ]
+async def _check_plays(subject: Subject, environment: Environment, other: Environment) -> list[Finding]:
+    tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
+    findings = [
+        await _compare_replay(environment, other, each)
+        for each in await build_scripts(subject, environment, tasks=tasks)
+    ]
     return [finding for finding in findings if finding]
 
 
-async def _compare_replay(subject: Subject, environment: Environment, script: Script) -> Finding | None:
+async def _compare_replay(environment: Environment, other: Environment, script: Script) -> Finding | None:
     once, again = [await Performance(script, environment).play_all() for _ in range(2)]
-    async with subject.enter_environment() as other:
-        fresh = await Performance(script, other).play_all()
+    fresh = await Performance(script, other).play_all()
     for where, second in (("again", again), ("in a new environment", fresh)):
         if change := find_difference(once, second):
             return Finding(problem=f"{script.title}, played {where}: {change}")
@@ -241,14 +248,11 @@ async def _compare_replay(subject: Subject, environment: Environment, script: Sc
 
 
 async def _check_replay(subject: Subject) -> list[Finding]:
-    findings = []
-    async with subject.enter_environment() as environment:
+    async with subject.enter_environment() as environment, subject.enter_environment() as other:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=6)
-        for script in await build_scripts(subject, environment, tasks=tasks):
-            async with subject.enter_environment() as other:
-                if change := await _find_difference(environment, other, script):
-                    findings.append(Finding(problem=f"{script.title}, replayed in a new environment: {change}"))
-    return findings
+        scripts = await build_scripts(subject, environment, tasks=tasks)
+        changes = [(script.title, await _find_difference(environment, other, script)) for script in scripts]
+    return [Finding(problem=f"{title}, replayed in a new environment: {change}") for title, change in changes if change]
 
 
 async def _find_difference(environment: Environment, other: Environment, script: Script) -> str | None:

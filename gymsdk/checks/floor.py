@@ -23,8 +23,9 @@ from gymsdk.checks.attack import (
     run_attacks,
 )
 from gymsdk.checks.clues import build_plain_value, fill_values
+from gymsdk.checks.forgeries import build_forgeries
 from gymsdk.checks.phases import Performance, Script, describe_task, sample_tasks
-from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.report import Check, Finding, NotApplicable, excuse_rewards
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
 from gymsdk.models.scripted import ScriptedModel
@@ -205,16 +206,17 @@ async def _check_floor(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         views = await _open_sample(subject, environment, MAX_TASKS)
         attempts = await run_attacks(subject, environment, PANEL, views)
-    return [*shorten_findings(_find_gains(attempts)), *find_broken_attempts(attempts)]
+    return excuse_rewards(subject, shorten_findings(_find_gains(attempts)), find_broken_attempts(attempts))
 
 
 async def _check_canaries(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         views = await _open_sample(subject, environment, MAX_EARLY_TASKS)
-        attempts = await run_attacks(subject, environment, CANARIES, views)
+        attempts = await run_attacks(subject, environment, [*CANARIES, *build_forgeries(environment)], views)
         fresh = await judge_unplayed(subject, environment, views)
         cut = await judge_prefixes(subject, environment, views)
-    return [*shorten_findings(_find_gains([*attempts, *fresh])), *find_broken_attempts([*attempts, *fresh, *cut])]
+    gains = shorten_findings(_find_gains([*attempts, *fresh]))
+    return excuse_rewards(subject, gains, find_broken_attempts([*attempts, *fresh, *cut]))
 
 
 async def _open_sample(subject: Subject, environment: Environment, max_tasks: int) -> list[TaskView]:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from gymsdk import jsonl
+from gymsdk.checks.oracle import BUDGET_LABELS
 from gymsdk.checks.phases import Performance, Script, build_scripts
 from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Plain, Subject, find_difference, restore_process_state, to_plain
@@ -79,14 +80,24 @@ async def _compare_interfaces(
     expected = [_describe_performance(performance) for performance in in_process]
     findings = []
     for name, play_scripts in GYMNASIUM_INTERFACES.items():
-        for budget in dict.fromkeys(script.budget for script in played_scripts):
-            chosen = [number for number, script in enumerate(played_scripts) if script.budget == budget]
+        budgets = [_choose_budget(performance, subject.budget) for performance in in_process]
+        for budget in dict.fromkeys(budgets):
+            chosen = [number for number, each in enumerate(budgets) if each == budget]
             budget_scripts = [played_scripts[number] for number in chosen]
             # These interfaces run their own event loop and block the caller.
             observed = await asyncio.to_thread(play_scripts, subject.make(), budget_scripts, budget)
             findings += _find_first_mismatch(name, budget_scripts, [expected[number] for number in chosen], observed)
     expressible = [performance for performance in in_process if _is_expressible_over_http(performance)]
     return [*findings, *await _compare_http(subject, expressible)]
+
+
+def _choose_budget(performance: Performance, largest: Budget) -> Budget:
+    """Return the budget of a play, or the *largest* one if no budget ended the play.
+
+    Each budget needs an interface of its own, which enters `lifespan`.
+    """
+    ended = performance.episode.transcript.ended if performance.episode else None
+    return performance.script.budget if ended in BUDGET_LABELS else largest
 
 
 def _find_first_mismatch(

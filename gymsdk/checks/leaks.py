@@ -35,8 +35,9 @@ from gymsdk.checks.attack import (
     run_attacks,
 )
 from gymsdk.checks.clues import ANSWER_WORDS, RULES, Rule, build_plain_value, find_after_words, find_in_boxes
+from gymsdk.checks.forms import find_in_form, write_in_form
 from gymsdk.checks.phases import describe_task, sample_tasks
-from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.report import Check, Finding, NotApplicable, excuse_rewards
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
 from gymsdk.types import Item, Rollout, Task, extract_text, is_policy_item, iter_tool_calls
@@ -147,7 +148,8 @@ async def _check_leaks(subject: Subject) -> list[Finding]:
             raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook")
         responses = await gather_bounded(_collect_responses(subject, environment, each) for each in views)
         attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(views, responses)], views)
-    return [*_find_profitable_rules(attempts)[:MAX_FINDINGS], *_find_leaks(views, responses)]
+    profitable = _find_profitable_rules(attempts)[:MAX_FINDINGS]
+    return excuse_rewards(subject, profitable, _find_leaks(views, responses))
 
 
 def _find_profitable_rules(attempts: Sequence[Attempt]) -> list[Finding]:
@@ -217,22 +219,49 @@ def _build_attacks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -
         ]
         for each, items in zip(views, responses, strict=True)
     }
-    return [
+    bare = [
         _build_rule_attack(rule, texts, place, form)
         for rule in RULES
-        for place in (0, -1)
+        for place in rule.places
         for form in (str, format_answer)
     ]
+    formed = [_build_form_attack(rule, texts, place) for rule in RULES if rule.form for place in rule.places]
+    return [*bare, *formed, *(_build_copy_attack(texts, place) for place in (0, -1))]
 
 
 def _build_rule_attack(rule: Rule, texts: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
     def reply(view: TaskView) -> str | None:
-        if rule.is_asked_for(view.prompt):
-            return None
-        matches = [each for text in texts[id(view)] for each in rule.find(text)]
-        return form(matches[place]) if matches else None
+        match = _find_match(rule, view, texts, place)
+        return None if match is None else form(match)
 
     return build_reply_attack(rule.name, reply, fix=FIX_LEAK, tasks=rule.tasks)
+
+
+def _build_form_attack(rule: Rule, texts: dict[int, list[str]], place: int) -> Attack:
+    """Build the policy that answers with a match of *rule* in the form in which the oracle answers another task."""
+
+    def script(view: TaskView) -> Turns:
+        match = _find_match(rule, view, texts, place)
+        return [] if match is None else write_in_form(view, match, calls=rule.form == "any")
+
+    return Attack(rule.name, script, FIX_LEAK, rule.tasks)
+
+
+def _build_copy_attack(texts: dict[int, list[str]], place: int) -> Attack:
+    """Build the policy that repeats what has the form of the oracle's answer already."""
+
+    def script(view: TaskView) -> Turns:
+        matches = [match for text in texts[id(view)] for match in find_in_form(view, text)]
+        return write_in_form(view, matches[place], calls=True) if matches else []
+
+    return Attack("repeats what the prompt shows in the form of an answer", script, FIX_LEAK, MAX_TASKS)
+
+
+def _find_match(rule: Rule, view: TaskView, texts: dict[int, list[str]], place: int) -> str | None:
+    if rule.is_asked_for(view.prompt):
+        return None
+    matches = [each for text in texts[id(view)] for each in rule.find(text)]
+    return matches[place] if -len(matches) <= place < len(matches) else None
 
 
 def _find_leaks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Finding]:

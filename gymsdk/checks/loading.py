@@ -6,15 +6,15 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice
+from itertools import islice
 from pathlib import Path
 
 from gymsdk import jsonl
-from gymsdk.checks.phases import describe_task, draw_tasks
+from gymsdk.checks.phases import describe_task
 from gymsdk.checks.report import Check, Finding, NotApplicable
-from gymsdk.checks.subject import Subject, to_plain
+from gymsdk.checks.splits import check_overlap
+from gymsdk.checks.subject import Subject
 from gymsdk.errors import BadConfig, BadRow
 from gymsdk.models.scripted import build
 from gymsdk.threads import ThreadPool
@@ -34,19 +34,7 @@ LOAD_SECONDS = 30.0
 FIRST_TASK_SECONDS = 5.0
 """Seconds the first task of a split may take."""
 
-MAX_COMPARED = 100
-"""How many rows of each split are compared with those of the others."""
-
-VARIED_SHARE = 0.9
-"""The share of a split's prompts that must differ for prompts to identify tasks."""
-
-OVERLAP_SHARE = 0.2
-"""The share of prompts that two splits must have in common. A few may be equal by chance and ask something else."""
-
 FIX_MISSING_SETTING = "pass the missing settings with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
-
-EXAMPLE_SPLIT = "example"
-"""The split that shows rows to people. Its rows may also be in another split."""
 
 
 def find_unreadable_rows(subject: Subject) -> list[Finding]:
@@ -151,57 +139,6 @@ async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Find
             problem=f"the first task of {split!r} took {duration:.1f} seconds, more than the allowed {seconds:g}"
         )
     return None
-
-
-async def _check_overlap(subject: Subject) -> list[Finding]:
-    splits = [split for split in subject.environment.splits if split != EXAMPLE_SPLIT]
-    if len(splits) < 2:  # noqa: PLR2004  # it takes two to share
-        raise NotApplicable("it has a single split; there is nothing to compare")
-    fingerprints = {split: _compute_fingerprints(subject, split) for split in splits}
-    findings = []
-    for first, other in combinations(splits, 2):
-        if shared := fingerprints[first].rows.keys() & fingerprints[other].rows.keys():
-            kind, example = "rows", fingerprints[first].rows[min(shared)]
-        elif (
-            len(shared := fingerprints[first].prompts.keys() & fingerprints[other].prompts.keys())
-            > OVERLAP_SHARE * fingerprints[other].count
-        ):
-            kind, example = "prompts", fingerprints[first].prompts[min(shared)]
-        else:
-            continue
-        text = f"{len(shared)} of the first {fingerprints[other].count} {kind} of {other!r} are in {first!r} too"
-        findings.append(Finding(problem=text, task=example))
-    return findings
-
-
-@dataclass(frozen=True, slots=True)
-class _Fingerprints:
-    """The rows of a split, and its prompts if they vary, each by its fingerprint with a description."""
-
-    count: int
-    rows: dict[str, str]
-    prompts: dict[str, str]
-
-
-def _compute_fingerprints(subject: Subject, split: str) -> _Fingerprints:
-    """Return the fingerprints of the first rows of *split* without numbering fields, and of prompts if they vary."""
-    tasks = draw_tasks(subject.environment, split, subject.seed, MAX_COMPARED)
-    rows = {
-        _hash_value({key: each for key, each in task.row().items() if not is_numbering_field(key)}): describe_task(task)
-        for task in tasks
-    }
-    prompts = {_hash_value(task.responses_create_params): describe_task(task) for task in tasks if task.input}
-    varied = len(prompts) > max(1, VARIED_SHARE * len(tasks))
-    return _Fingerprints(len(tasks), rows, prompts if varied else {})
-
-
-def _hash_value(value: Row) -> str:
-    return json.dumps(to_plain(value), sort_keys=True)
-
-
-def is_numbering_field(key: str) -> bool:
-    """Return whether the field *key* of a row only numbers the row."""
-    return key in {"id", "uuid", "index", "split"} or key.endswith(("_id", "_uuid", "_index"))
 
 
 async def _check_rows(subject: Subject) -> list[Finding]:
@@ -463,7 +400,7 @@ CHECKS: tuple[Check, ...] = (
         why="a policy that has trained on a row of the test split is not tested by it",
         fix="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep the splits'"
         " tasks apart; another number or id does not make another task",
-        run=_check_overlap,
+        run=check_overlap,
     ),
     Check(
         id="runtime.tool_schemas",

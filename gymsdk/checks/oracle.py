@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gymsdk import responses
 from gymsdk.checks.attack import CONCURRENCY, TOLERANCE, build_policy, extract_turns, gather_bounded
 from gymsdk.checks.phases import describe_task, sample_tasks, shorten_text
-from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.report import Check, Finding, NotApplicable, excuse_rewards
 from gymsdk.checks.subject import Play, Subject
 from gymsdk.environment import Environment
 from gymsdk.models.scripted import ScriptedModel, build
@@ -54,9 +54,16 @@ def _is_unsolved(rollout: Rollout) -> bool:
 async def _check_maximum(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         played_out = await play_oracle(subject, environment)
-    return limit_findings(
-        [finding for task, claims, play in played_out for finding in _find_shortfall(task, claims, play.rollout)]
-    )
+    found = {
+        is_scored: [
+            finding
+            for task, claims, play in played_out
+            if (play.rollout.reward is not None) == is_scored
+            for finding in _find_shortfall(task, claims, play.rollout)
+        ]
+        for is_scored in (True, False)
+    }
+    return limit_findings(excuse_rewards(subject, found[True], found[False]))
 
 
 def limit_findings(findings: list[Finding]) -> list[Finding]:
@@ -106,13 +113,12 @@ async def _check_variants(subject: Subject) -> list[Finding]:
             raise NotApplicable("no task claims another right reply; list variants in `claims(task).variants`")
         rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in variants)
     pairs = zip(variants, rollouts, strict=True)
-    return limit_findings(
-        [
-            finding
-            for (task, claims, variant, _), rollout in pairs
-            for finding in _find_refused_variant(task, claims, variant, rollout)
-        ]
-    )
+    refused = [
+        finding
+        for (task, claims, variant, _), rollout in pairs
+        for finding in _find_refused_variant(task, claims, variant, rollout)
+    ]
+    return limit_findings(excuse_rewards(subject, refused))
 
 
 async def _play_variant(

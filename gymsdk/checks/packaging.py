@@ -56,26 +56,46 @@ IMPORT_SECONDS = 45.0
 """Time limit of the import."""
 
 IMPORT_PROGRAM = """
-import json, os, sys, threading, time
-os.dup2(1, 2)
+import json, os, sys, tempfile, threading, time
 import gymsdk
 for name in gymsdk.__all__:
     getattr(gymsdk, name)
 import importlib
+from gymsdk.checks.generators import read_generator_states
+try:
+    import numpy.random
+except ImportError:
+    pass
+report, errors = os.fdopen(os.dup(1), "w"), os.dup(2)
+printed = tempfile.TemporaryFile()
+os.dup2(printed.fileno(), 1)
+os.dup2(printed.fileno(), 2)
+states = read_generator_states()
 loaded_before, cpu_start, wall_start = set(sys.modules), time.process_time(), time.monotonic()
 try:
     importlib.import_module(sys.argv[1])
-except SyntaxError as error:
-    sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
-report = {
-    "cpu": time.process_time() - cpu_start,
-    "wall": time.monotonic() - wall_start,
+except BaseException as error:
+    os.dup2(errors, 2)
+    if isinstance(error, SyntaxError):
+        sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
+    raise
+cpu, wall = time.process_time() - cpu_start, time.monotonic() - wall_start
+for stream in (sys.stdout, sys.stderr):
+    stream.flush()
+printed.seek(0)
+states_after = read_generator_states()
+json.dump({
+    "cpu": cpu,
+    "wall": wall,
     "modules": sorted({name.split(".")[0] for name in set(sys.modules) - loaded_before}),
     "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
-}
-sys.stdout.flush()
-print("\\n" + json.dumps(report), flush=True)
+    "printed": printed.read().decode(errors="replace").strip(),
+    "changed": [name for name, state in states.items() if states_after[name] != state],
+}, report)
+report.flush()
+os._exit(0)
 """
+"""It writes the report to a descriptor that only it knows, because the environment may print, also when it exits."""
 
 IMPORT_CPU_SECONDS = 2.0
 """Seconds of CPU an import may cost."""
@@ -197,13 +217,14 @@ async def _build_wheel(source: Path, request: dict[str, object], version: str, i
 
 
 class ImportEffects(BaseModel):
-    """The effects of an import: seconds of CPU and wall-clock time, new modules and threads, and printed text."""
+    """The effects of an import: seconds of CPU and of wall-clock time, modules, threads, text, changed generators."""
 
     cpu: float = 0.0
     wall: float = 0.0
     modules: list[str] = []
     threads: list[str] = []
     printed: str = ""
+    changed: list[str] = []
 
 
 async def measure_import(module: str) -> ImportEffects:
@@ -214,10 +235,11 @@ async def measure_import(module: str) -> ImportEffects:
         TimeoutError: The import does not end within `IMPORT_SECONDS`.
     """
     result = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
-    printed, _, report = result.output.decode(errors="replace").strip().rpartition("\n")
     if result.code:
-        raise ImportError(report)
-    return ImportEffects.model_validate_json(report).model_copy(update={"printed": printed.strip()})
+        raise ImportError(result.last_error_line)
+    if not result.output:
+        raise ImportError("it ends the process")
+    return ImportEffects.model_validate_json(result.output)
 
 
 def _get_entry(subject: Subject) -> Entry:
@@ -353,6 +375,8 @@ def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:
         yield f"its import takes {effects.wall:.1f} s but computes for only {effects.cpu:.1f} s: it waits for something"
     if effects.printed:
         yield f"its import prints {effects.printed[:120]!r}"
+    for state in effects.changed:
+        yield f"its import changes {state}"
     if effects.threads:
         yield f"its import starts the threads {', '.join(effects.threads)}"
 

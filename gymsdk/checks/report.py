@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Annotated, Literal, TypeAlias
@@ -21,6 +21,12 @@ MAX_FINDINGS = 5
 """How many findings of one check are shown."""
 
 LINE_WIDTH = 110
+
+
+CONSTANT_JUDGE = (
+    "the judge gives every request the same answer, so the rewards say nothing about the environment; pass a judge that"
+    " compares, for example --set judge=scripted/script:FILE with a line `when` for each right answer"
+)
 
 
 class NotApplicable(Exception):
@@ -43,6 +49,19 @@ class Finding(BaseModel):
     problem: EscapedText
     task: EscapedText = ""
     fix: EscapedText = ""
+
+
+def excuse_rewards(subject: Subject, about_rewards: Sequence[Finding], others: Sequence[Finding] = ()) -> list[Finding]:
+    """Return all findings, without those *about_rewards* if the judge gives every request the same answer.
+
+    Raises:
+        NotApplicable: The judge is the only reason for the findings.
+    """
+    if not (about_rewards and subject.answers.is_constant):
+        return [*about_rewards, *others]
+    if not others:
+        raise NotApplicable(CONSTANT_JUDGE)
+    return [*others]
 
 
 CheckFunction: TypeAlias = Callable[[Subject], Awaitable[list[Finding]]]

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from gymsdk.checks.phases import GARBAGE_TURNS, Performance, Script, build_scripts, sample_tasks
+from gymsdk.checks.generators import perturb_generators, read_generator_states
+from gymsdk.checks.phases import GARBAGE_TURNS, Performance, Script, build_scripts, draw_tasks, sample_tasks
 from gymsdk.checks.report import Check, Finding
-from gymsdk.checks.subject import Subject, perturb_generators, read_process_state, restore_process_state
+from gymsdk.checks.subject import Subject, read_process_state
 from gymsdk.concurrency import MAX_LOOP_BLOCK_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
@@ -33,6 +34,12 @@ A resource that grows by a quarter of this number in both windows grows with eve
 
 MIN_EPISODES = 8
 """The smallest window. A smaller one would report false leaks."""
+
+STDOUT = 1
+"""The descriptor of standard output."""
+
+MAX_DRAWN_TASKS = 8
+"""How many tasks of each split are drawn while the state of the process is watched."""
 
 MAX_TASKS = 2
 """The number of tasks to play: by the oracle, at random, with garbage, and to every kind of end."""
@@ -160,23 +167,63 @@ async def _play_episodes(environment: Environment, scripts: list[Script], episod
 
 
 async def _check_process_state(subject: Subject) -> list[Finding]:
-    output = io.StringIO()
     async with subject.enter_environment() as environment:
         # The first episodes import modules and warm caches. A change that is not part of this happens again.
-        with restore_process_state():
-            scripts = await build_scripts(
-                subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=5)
-            )
-        with perturb_generators(), redirect_stdout(output), redirect_stderr(output):
+        scripts = await build_scripts(
+            subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=5)
+        )
+    with perturb_generators(), _capture_output() as printed:
+        generators = read_generator_states()
+        async with subject.enter_environment() as environment:
             before = read_process_state()
+            _draw_first_tasks(subject, environment)
             await _play_episodes(environment, scripts, len(scripts))
             after = read_process_state()
+    # `lifespan` may change the process, but not a generator that others use.
+    before |= generators
     changed = [name for name in before if after[name] != before[name]]
     findings = [Finding(problem=f"playing {len(scripts)} episodes changed {name}") for name in changed]
-    if text := output.getvalue():
-        fix = "log with the `logging` module, or leave it out: programs read the host's standard output"
+    if text := "".join(printed):
+        fix = (
+            "log with the `logging` module, read what child processes print through a pipe, or leave it out: programs"
+            " read the host's standard output"
+        )
         findings.append(Finding(problem=f"playing {len(scripts)} episodes printed {text[:80]!r}", fix=fix))
     return findings
+
+
+def _draw_first_tasks(subject: Subject, environment: Environment) -> None:
+    for split in subject.splits if subject.file_tasks is None else ():
+        draw_tasks(environment, split, subject.seed, MAX_DRAWN_TASKS)
+
+
+@contextmanager
+def _capture_output() -> Iterator[list[str]]:
+    """Yield a list that contains, after the block, what Python and child processes printed inside it."""
+    printed: list[str] = []
+    python_output = io.StringIO()
+    with tempfile.TemporaryFile() as file:
+        with _redirect_descriptor(file.fileno()), redirect_stdout(python_output), redirect_stderr(python_output):
+            yield printed
+        file.seek(0)
+        printed += [python_output.getvalue(), file.read().decode(errors="replace")]
+
+
+@contextmanager
+def _redirect_descriptor(target: int) -> Iterator[None]:
+    """Let descriptor 1, which child processes inherit, lead to *target* inside the block."""
+    try:
+        saved = os.dup(STDOUT)
+    except OSError:
+        # It is closed, so that nobody can print.
+        yield
+        return
+    os.dup2(target, STDOUT)
+    try:
+        yield
+    finally:
+        os.dup2(saved, STDOUT)
+        os.close(saved)
 
 
 SHORT_DEADLINE_SECONDS = 0.05

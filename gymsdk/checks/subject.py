@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import signal
 import sys
 import time
@@ -21,6 +20,8 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from gymsdk.checks.generators import read_generator_states
+from gymsdk.checks.judges import AnswerLog, record_models
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.models.scripted import PolicyFunction, ScriptedModel, build
@@ -116,6 +117,15 @@ class Subject:
     episode_seconds: float | None = None
 
     @cached_property
+    def answers(self) -> AnswerLog:
+        """The answers of the models that the environments of this subject have asked."""
+        return AnswerLog()
+
+    def make_recorded(self) -> Environment:
+        """Create a new environment whose models record their answers."""
+        return record_models(self.make(), self.answers)
+
+    @cached_property
     def environment(self) -> Environment:
         """An environment for queries without side effects: splits, tasks, schemas, claims."""
         return self.make()
@@ -185,7 +195,7 @@ class Subject:
     @asynccontextmanager
     async def enter_environment(self) -> AsyncIterator[Environment]:
         """Enter a new environment, and restore the process state that playing it changes."""
-        environment = self.make()
+        environment = self.make_recorded()
         with restore_process_state():
             async with environment:
                 yield environment
@@ -320,17 +330,10 @@ def _get_cwd() -> str:
         return "(removed)"
 
 
-def _get_numpy_state() -> Plain:
-    numpy = sys.modules.get("numpy")
-    return to_plain(numpy.random.get_state(legacy=False)) if numpy else None
-
-
 PROCESS_STATE: dict[str, Callable[[], object]] = {
     "os.environ": lambda: dict(os.environ),
     "the current folder": _get_cwd,
     "sys.path": lambda: list(sys.path),
-    "the state of the global `random`": random.getstate,
-    "the state of the global `numpy.random`": _get_numpy_state,
     "the handler of SIGINT": partial(signal.getsignal, signal.SIGINT),
     "the handler of SIGTERM": partial(signal.getsignal, signal.SIGTERM),
     "the handler of SIGALRM": partial(signal.getsignal, signal.SIGALRM),
@@ -341,7 +344,7 @@ PROCESS_STATE: dict[str, Callable[[], object]] = {
 
 def read_process_state() -> dict[str, object]:
     """Return the global state of the process."""
-    return {name: read() for name, read in PROCESS_STATE.items()}
+    return {name: read() for name, read in PROCESS_STATE.items()} | read_generator_states()
 
 
 @contextmanager
@@ -365,18 +368,3 @@ def _restore_paths(variables: dict[str, str], folder: str, path: list[str]) -> N
         os.chdir(folder)
     if sys.path != path:
         sys.path[:] = path
-
-
-@contextmanager
-def perturb_generators() -> Iterator[None]:
-    """Seed the global generators at random, so that an episode that seeds them causes a visible change."""
-    generators = (random, numpy.random) if (numpy := sys.modules.get("numpy")) else (random,)
-    states = [random.getstate(), *(each.get_state() for each in generators[1:])]
-    for each in generators:
-        each.seed(int.from_bytes(os.urandom(4), "big"))
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        for each, state in zip(generators[1:], states[1:], strict=True):
-            each.set_state(state)

@@ -438,6 +438,10 @@ Output = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.", rich_help_panel=OUTPUT)]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="With --resume, continue although code has changed.", rich_help_panel=OUTPUT),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=OUTPUT)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
 

@@ -51,6 +51,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     skip_bad_rows: options.SkipBadRows = False,
     output: options.Output = None,
     resume: options.Resume = False,
+    force: options.Force = False,
     overwrite: options.Overwrite = False,
     plot: Annotated[
         bool,
@@ -96,7 +97,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     plot = plot and _has_matplotlib()
     pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
     with choose_folder(output, ["profile", name], resume=resume) as folder:
-        run_rollouts(Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace))
+        run_rollouts(Run(plan, folder, resume=resume, force=force, overwrite=overwrite, limits=pace))
         result = _profile_run(plan, folder, plot=plot)
     echo(
         result.model_dump_json(indent=2).encode()

@@ -43,7 +43,7 @@ MAX_WARNING_KINDS = 50
 """How many warnings with the same message are shown."""
 
 ROW_ORDER = (
-    *("scored", "mean", "pass", "majority", "out of", "prompt", "too much", "no reward"),
+    *("scored", "mean", "pass", "majority", "vote", "out of", "prompt", "too much", "no reward"),
     *("tokens in", "tokens out", "seconds"),
 )
 """How the names of the rows begin, in the order of the table."""
@@ -294,8 +294,8 @@ def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "mean/reward" in figures:
         yield "mean reward ± standard error", f"{figures['mean/reward']:.3f} ± {figures['stderr/reward']:.3f}"
     for key, value in figures.items():
-        # majority@1 equals pass@1.
-        if re.fullmatch(r"(pass@\d+|majority@([2-9]|\d\d+))/accuracy", key):
+        # A single rollout has no vote.
+        if re.fullmatch(r"(pass@\d+|(majority|vote)@([2-9]|\d\d+))/accuracy", key):
             yield key.removesuffix("/accuracy"), f"{value:.1f} %"
     for why, count in summary["ended"].items():
         if why != "done":

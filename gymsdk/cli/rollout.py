@@ -110,6 +110,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     ] = None,
     output: options.Output = None,
     resume: options.Resume = False,
+    force: options.Force = False,
     overwrite: options.Overwrite = False,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
@@ -187,7 +188,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     )
     pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
     policy = configured_model.build_model() if configured_model else None
-    folder_options = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
+    folder_options = {"resume": resume, "force": force, "overwrite": overwrite, "trajectories": trajectories}
     plays_default = head is None and model is None and configured_model is None
     ray_options = {
         "ray_address": ray_address,

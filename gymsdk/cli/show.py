@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +17,21 @@ from gymsdk.errors import UsageError
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
     from gymsdk.runs import Run
     from gymsdk.types import Item, Row
 
 SELECTION = "Selection"
+
+JSON_SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
+"""A string of JSON, in which white space counts, or white space between the values."""
+
+SHOWN_CHARACTERS = frozenset("\t\u200c\u200d")
+"""The characters of the escaped categories that are shown: they join the parts of scripts and of emojis."""
+
+ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""The categories of Unicode that control how text is shown: controls, formats, surrogates and separators of lines."""
 
 Where = Annotated[
     list[str],
@@ -99,6 +110,7 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
     if json:
         content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
         echo(jsonl.dump_document(content), nl=False)
+        _warn(stored)
         return
     for line in _format_summary(stored, summary, is_chosen=bool(where or search)):
         echo(line)
@@ -112,13 +124,17 @@ def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool
         echo(
             f"gymsdk show {shorten_path(stored.source.path)} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript"
         )
-    for bad in stored.queries.list_bad_lines():
-        typer.echo(f"{bad['file']}: {bad['count']} lines are not rollouts ({bad['message']})", err=True)
+    _warn(stored)
+
+
+def _warn(stored: Run) -> None:
+    for problem in stored.queries.list_problems():
+        typer.echo(clean(problem), err=True)
 
 
 def _format_summary(stored: Run, summary: Mapping[str, Any], *, is_chosen: bool) -> Iterator[str]:
     settings = stored.settings
-    environments = ", ".join(settings.get("environments") or {})
+    environments = clean(", ".join(settings.get("environments") or {}))
     yield typer.style(stored.name, bold=True) + (f"   {environments}" if environments else "")
     if settings.get("model"):
         yield f"model     {clean(str(settings['model']))}"
@@ -153,8 +169,6 @@ def _build_table(rows: list[Row]) -> Table:
 
 
 def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
-    from rich.console import Console
-
     from gymsdk import jsonl
 
     row = stored.queries.find(name)
@@ -165,32 +179,30 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
     if json:
         echo(jsonl.dump_document(line), nl=False)
         return
-    console = Console(file=get_output(), highlight=False)
     for part in _render_rollout(line, row, stored.queries.get_figures(row["id"])):
-        console.print(part)
+        echo(part)
 
 
-def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[RenderableType]:
+def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[str]:
     """Yield the parts of a transcript: the conversation, and the result below it."""
-    from rich.rule import Rule
-    from rich.text import Text
+    from gymsdk.runs.records import PART, get_opening, get_output, list_verdict_names
 
-    from gymsdk.runs.records import PART, get_opening, get_output
-
-    yield Rule(Text(f"{row['environment']} {row['task']}:{row['repeat']}"), align="left")
+    yield _draw_rule(f"{clean(row['environment'])} {row['task']}:{row['repeat']}")
     yield from _render_items([*get_opening(line), *get_output(line)])
-    yield Rule(align="left")
+    yield _draw_rule()
     if row["reward"] is None:
-        yield Text(f"no reward: {row['failure'] or row['outcome']} at {row['stage'] or '?'}", style="bold red")
-        yield Text(clean(row["message"]))
+        reason = f"no reward: {row['failure'] or row['outcome']} at {row['stage'] or '?'}"
+        yield typer.style(clean(reason), fg="red", bold=True)
+        yield clean(row["message"])
     else:
         parts = ", ".join(
-            f"{key.removeprefix(PART)} {value:g}" for key, value in figures.items() if key.startswith(PART)
+            f"{clean(key.removeprefix(PART))} {value:g}" for key, value in figures.items() if key.startswith(PART)
         )
-        yield Text(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), style="bold")
-    verdict = line.get("gymsdk", {}).get("verdict", [])
-    for key in verdict:
-        yield Text(f"  {key}: {clean(_format_value(line.get(key)))}")
+        yield typer.style(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), bold=True)
+    host_fields = line.get("gymsdk")
+    has_verdict = isinstance(host_fields, dict) and "verdict" in host_fields
+    for key in list_verdict_names(line, failed=bool(row["failure"])) if has_verdict else ():
+        yield f"  {clean(key)}: {clean(_format_value(line.get(key)))}"
     counts = [
         f"ended: {row['ended']}",
         format_count(row["turns"], "turn"),
@@ -198,15 +210,17 @@ def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[
     ]
     counts += [f"{row['tokens']} tokens"] if row["tokens"] else []
     counts += [f"{row['seconds']:.2f} s"] if row["seconds"] is not None else []
-    yield Text(", ".join(counts), style="dim")
+    yield typer.style(clean(", ".join(counts)), dim=True)
 
 
-def _render_items(items: list[Item]) -> Iterator[RenderableType]:
-    """Yield each item of a conversation as people read it: a call with its output beneath it, a reply as Markdown."""
-    from rich.markdown import Markdown
-    from rich.padding import Padding
-    from rich.text import Text
+def _draw_rule(title: str = "") -> str:
+    """Return a line across the console, of characters that its encoding has."""
+    stroke = "─" if "utf" in (get_output().encoding or "").lower() else "-"
+    return (f"{title} " if title else "").ljust(shutil.get_terminal_size().columns, stroke)
 
+
+def _render_items(items: list[Item]) -> Iterator[str]:
+    """Yield each item of a conversation: a call with its output beneath it, and every text as it was written."""
     from gymsdk.runs.records import get_reasoning, get_text, is_tool_error
     from gymsdk.types import pair_outputs
 
@@ -215,28 +229,32 @@ def _render_items(items: list[Item]) -> Iterator[RenderableType]:
     for index, item in enumerate(items):
         kind = item.get("type", "message")
         if kind == "function_call":
-            yield Text(
-                f"→ {clean(str(item.get('name')))}({clean(_format_arguments(item.get('arguments')))})", style="cyan"
-            )
+            call = f"→ {item.get('name')}({_format_arguments(item.get('arguments'))})"
+            yield typer.style(clean(call), fg="cyan")
             if index not in pairs:
-                yield Padding(Text("no output", style="dim"), (0, 0, 0, 2))
+                yield typer.style("  no output", dim=True)
                 continue
             text = get_text(items[pairs[index]].get("output"))
-            yield Padding(Text(clean(text), style="red" if is_tool_error(text) else "yellow"), (0, 0, 0, 2))
+            yield _render_text(text, fg="red" if is_tool_error(text) else "yellow")
         elif kind == "function_call_output":
             if index not in shown:
-                yield Text(clean(get_text(item.get("output"))), style="yellow")
+                yield _render_text(get_text(item.get("output")), fg="yellow")
         elif kind == "reasoning":
-            yield Padding(Text(clean(get_reasoning(item)), style="dim italic"), (0, 0, 0, 2))
+            yield _render_text(get_reasoning(item), dim=True, italic=True)
         else:
-            role = clean(str(item.get("role") or kind))
-            yield Text(role, style="bold green" if role == "assistant" else "bold")
-            text = clean(get_text(item.get("content")))
-            yield Padding(Markdown(text, hyperlinks=False) if role == "assistant" else Text(text), (0, 0, 1, 2))
+            role = str(item.get("role") or kind)
+            yield typer.style(clean(role), fg="green" if role == "assistant" else None, bold=True)
+            yield _render_text(get_text(item.get("content"))) + "\n"
+
+
+def _render_text(text: str, **style: Any) -> str:
+    """Return *text* as it was written, indented; the console breaks long lines."""
+    lines = clean(text).split("\n")
+    return "\n".join(f"  {typer.style(line, **style)}" if line else "" for line in lines)
 
 
 def _format_arguments(arguments: object) -> str:
-    """Return the arguments of a call as in Python; text that is not a JSON object stays as it is."""
+    """Return the arguments of a call as in Python; text that is not the plain JSON of an object stays as it is."""
     from gymsdk import jsonl
 
     text = arguments if isinstance(arguments, str) else jsonl.dump_portable_json(arguments).decode()
@@ -244,7 +262,8 @@ def _format_arguments(arguments: object) -> str:
         values = jsonl.parse_json(text)
     except ValueError:
         return text
-    if not isinstance(values, dict):
+    compact = JSON_SPACE.sub(lambda found: found[1] or "", text)
+    if not isinstance(values, dict) or jsonl.dump_portable_json(values).decode() != compact:
         return text
     return ", ".join(f"{name}={_format_value(value)}" for name, value in values.items())
 
@@ -261,5 +280,11 @@ def format_count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return *text* without control characters, with which a transcript could change the terminal."""
-    return "".join(each for each in text if each in "\n\t " or each.isprintable())
+    """Return *text* with control characters as escapes, because a transcript could change the terminal with them."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(_escape, line)) for line in lines)
+
+
+def _escape(character: str) -> str:
+    is_shown = character in SHOWN_CHARACTERS or unicodedata.category(character) not in ESCAPED_CATEGORIES
+    return character if is_shown else character.encode("unicode_escape").decode()

@@ -107,6 +107,9 @@ IGNORED_SERVER_KEYS = frozenset(
 )
 """NeMo Gym's keys of every server that gymsdk ignores."""
 
+OVERFLOW_KEY = "propagate_context_overflow_errors"
+"""The key of every model server for errors where a prompt does not fit the context."""
+
 GYMSDK_MODEL_KEYS = frozenset(
     {
         "base_url",
@@ -124,6 +127,7 @@ GYMSDK_MODEL_KEYS = frozenset(
         "tokens",
         "token_interface",
         "tokenizer",
+        OVERFLOW_KEY,
     }
 )
 """The keys of the implementation `gymsdk_model`."""
@@ -144,6 +148,7 @@ IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
             "timeout",
             "retries",
             "max_answer",
+            OVERFLOW_KEY,
         }
     ),
     "vllm_model": frozenset(
@@ -164,6 +169,7 @@ IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
             "timeout",
             "retries",
             "max_answer",
+            OVERFLOW_KEY,
         }
     ),
     "simple_agent": BUDGET_KEYS,

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
+from gymsdk.config.fields import OVERFLOW_KEY
 from gymsdk.config.model import ModelServerConfig, PolicyConfig
 from gymsdk.config.yaml import KeyPath, Node, Place, Problems, Scalar, format_key_path, to_plain
-from gymsdk.errors import BadModelOption, format_suggestion
+from gymsdk.errors import BadModelOption, describe_value, format_suggestion
 from gymsdk.http import tls
 from gymsdk.models.options import ENVIRONMENT_VARIABLES, PROVIDERS, validate_options
 from gymsdk.responses import ReasoningFormat
@@ -33,7 +34,7 @@ UNCHANGED_OPTIONS = (
     "headers",
     "tokens",
     "token_interface",
-    "propagate_context_overflow_errors",
+    OVERFLOW_KEY,
     "tokenizer",
 )
 """The keys that are options of `gymsdk.model` under the same name."""
@@ -219,11 +220,24 @@ class _ModelServerReader:
         options: dict[str, Any] = {}
         for key, value in self._values.items():
             name = RENAMED_OPTIONS.get(key, key)
-            if key in TRANSLATED_KEYS or name not in UNCHANGED_OPTIONS or value in ({}, False):
-                continue
-            is_headers = name == "headers" and isinstance(value, dict)
-            options[name] = {key: SecretStr(str(each)) for key, each in value.items()} if is_headers else value
+            has_effect = value not in ({}, False) or name == OVERFLOW_KEY
+            if key not in TRANSLATED_KEYS and name in UNCHANGED_OPTIONS and has_effect:
+                options[name] = self._read_headers(key, value) if name == "headers" else value
         return options
+
+    def _read_headers(self, key: str, value: object) -> object:
+        """Return the headers under *key* without those of null; the rest of the values are texts or numbers."""
+        if not isinstance(value, dict):
+            return value
+        headers = {}
+        for name, text in value.items():
+            if isinstance(text, (dict, list)):
+                place = self._node.place_of((key, name))
+                path = format_key_path((*self._path, key))
+                self._problems.add(place, f"{path}: the value of a header should be a text, not {describe_value(text)}")
+            elif text is not None:
+                headers[name] = SecretStr(str(text))
+        return headers
 
     def _report_unknown_provider(self, provider: str) -> None:
         known = ", ".join(f"{each}/NAME" for each in PROVIDERS)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from gymsdk.errors import Failed
-from gymsdk.tracing import OnceLogger
+from gymsdk.once import OnceLogger
 from gymsdk.types import Item
 
 log = logging.getLogger("gymsdk")
@@ -53,6 +53,7 @@ class RequestKey:
         reason: Why the key is refused, with token ids or always.
         is_zero_effective: Whether 0 differs from leaving the key out.
         is_false_effective: Whether false differs from leaving the key out.
+        is_empty_effective: Whether an empty object differs from leaving the key out.
     """
 
     name: str
@@ -62,11 +63,14 @@ class RequestKey:
     reason: str = ""
     is_zero_effective: bool = False
     is_false_effective: bool = False
+    is_empty_effective: bool = False
 
     def has_effect(self, value: object) -> bool:
         """Whether the *value* of a refused or constraining key differs from leaving the key out."""
         if isinstance(value, bool) and not value:
             return self.is_false_effective
+        if value == {}:
+            return self.is_empty_effective
         return (self.is_zero_effective and value == 0) or (bool(value) and value not in self.neutral)
 
 
@@ -221,7 +225,6 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
             *_build_keys(
                 (
                     "anthropic_beta",
-                    "background",
                     "betas",
                     "cache_control",
                     "client_metadata",
@@ -248,11 +251,13 @@ REQUEST_KEYS: Mapping[str, RequestKey] = MappingProxyType(
             *_build_keys(("audio",), "refused", "refused", _TEXT_ONLY),
             RequestKey("modalities", "refused", "refused", (["text"],), _TEXT_ONLY),
             *_build_keys(
-                ("container", "function_call", "functions", "mcp_servers", "plugins", "web_search_options"),
+                ("container", "function_call", "functions", "mcp_servers", "plugins"),
                 "refused",
                 "refused",
                 _NO_HOSTED_TOOLS,
             ),
+            RequestKey("web_search_options", "refused", "refused", reason=_NO_HOSTED_TOOLS, is_empty_effective=True),
+            *_build_keys(("background",), "refused", "refused", "a request waits for its answer"),
             RequestKey("best_of", "refused", "refused", (1,), _ONE_ANSWER),
             RequestKey(
                 "enable_thinking",
@@ -314,7 +319,6 @@ TRANSLATED_KEYS = frozenset(key.name for key in REQUEST_KEYS.values() if key.use
 """The keys of a Responses request that Chat Completions has under another name or in another form."""
 
 RESPONSES_KEYS = TRANSLATED_KEYS | {
-    "background",
     "context_management",
     "conversation",
     "include",

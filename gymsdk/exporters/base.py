@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from gymsdk import jsonl
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import FILES
 from gymsdk.runs import Run
@@ -186,16 +187,19 @@ def build_final_metrics(run: Run) -> dict[str, float]:
     found: dict[str, float] = {}
     for each in metrics:
         prefix = f"{each.get('environment')}/" if len(metrics) > 1 else ""
-        numbers = {**(each.get("agent_metrics") or {}), **{f"outcome/{k}": v for k, v in each["outcomes"].items()}}
-        found |= {f"{prefix}{name}": float(value) for name, value in numbers.items() if isinstance(value, (int, float))}
+        numbers = {
+            **(each.get("agent_metrics") or {}),
+            **{f"outcome/{k}": v for k, v in (each.get("outcomes") or {}).items()},
+        }
+        found |= {f"{prefix}{name}": float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
     return found
 
 
 def list_files(run: Run) -> list[Path]:
     """Return the files of a run."""
     if not run.source.path.is_dir():
-        return [path for path in (*run.source.files, run.source.inputs) if path.exists()]
-    return [path for path in (run.source.path / name for name in (*FILES, "notes.jsonl")) if path.exists()]
+        return [path for path in (*run.source.files, run.source.inputs) if path.is_file()]
+    return [path for path in (run.source.path / name for name in (*FILES, "notes.jsonl")) if path.is_file()]
 
 
 def _import(service: str) -> ModuleType:

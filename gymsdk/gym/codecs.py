@@ -15,12 +15,12 @@ from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.gym import spaces
 from gymsdk.gym.spaces import Messages, Prose, Turn, Turns, parse_action
 from gymsdk.jsonl import dump_json
+from gymsdk.once import OnceLogger
 from gymsdk.tokens import chatml
 from gymsdk.tokens import tokenizer as tokenizers
 from gymsdk.tokens.bridge import Bridge, BridgeError, parse_call_arguments
 from gymsdk.tokens.chatml import SpecialToken, escape_markers, parse_output
 from gymsdk.tokens.tokenizer import Tokenizer
-from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item
 
 if TYPE_CHECKING:

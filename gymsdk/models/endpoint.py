@@ -27,9 +27,9 @@ from gymsdk.models.disguised import reveal_error
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
+from gymsdk.once import OnceLogger
 from gymsdk.responses import TokenInterface
 from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
-from gymsdk.tracing import OnceLogger
 from gymsdk.types import Episode, Item, Model
 
 log = logging.getLogger("gymsdk")

@@ -39,6 +39,7 @@ from gymsdk.models.token_calls import (
 )
 from gymsdk.models.token_probe import probe
 from gymsdk.models.token_settings import add_logprobs, check_prefix, get_marks
+from gymsdk.once import OnceLogger
 from gymsdk.responses import (
     BROKEN_FIELD,
     CONSTRAINED_FIELD,
@@ -52,7 +53,6 @@ from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, split_last_prompt
 from gymsdk.tokens.tokenizer import Tokenizer, load_tokenizer
-from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item, is_policy_item
 
 log = logging.getLogger("gymsdk")

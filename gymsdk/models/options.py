@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from gymsdk import errors
-from gymsdk.errors import BadConfig, BadModelOption, format_suggestion
+from gymsdk.errors import BadConfig, BadModelOption, format_name, format_suggestion
 from gymsdk.http import tls
 from gymsdk.responses import Api, ReasoningFormat, TokenInterface
 from gymsdk.working_folder import get_working_folder
@@ -64,11 +64,25 @@ def _check_base_url(base_url: str) -> str:
     return base_url
 
 
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+"""What a header may consist of (RFC 9110, section 5)."""
+
+
 def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("input", "messages", "stream", "tools"):
         if key in fields:
             raise ValueError(f"{key!r} belongs to the request and cannot be an option")
     return fields
+
+
+def _check_headers(headers: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
+    for name, value in headers.items():
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{format_name(name)!r} is no name of a header")
+        if not HEADER_VALUE.fullmatch(value.get_secret_value()):
+            raise ValueError(f"the value of {format_name(name)!r} has a character that no header may have")
+    return headers
 
 
 def _split_base_urls(value: object) -> object:
@@ -118,7 +132,7 @@ class ModelOptions(BaseModel):
     pinned: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields)] = {}
     extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields)] = {}
     chat_template_kwargs: Mapping[str, Any] = {}
-    headers: Mapping[str, SecretStr] = {}
+    headers: Annotated[Mapping[str, SecretStr], AfterValidator(_check_headers)] = {}
     tokens: bool = False
     token_interface: TokenInterface | None = None
     propagate_context_overflow_errors: bool | None = None

@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
 from gymsdk.jsonl import dump_json
+from gymsdk.lines import read_reward
 from gymsdk.metrics import TASK_INDEX
-from gymsdk.responses import is_on_policy
+from gymsdk.responses import is_incomplete_response, is_on_policy
+from gymsdk.rollouts.jobs import get_environment_name
 from gymsdk.types import Item, Row, pair_outputs
 
 TRUNCATED = "truncated: a budget ended the episode"
 LOW_REWARD = "the reward is too low"
 DUPLICATE = "the same conversation is exported already"
+NO_REWARD = "the reward does not count, or is not a number"
 NOT_CHOSEN = "other rollouts of the task are exported"
 NOT_EXPRESSIBLE = "Chat Completions cannot express the conversation"
 CONSTRAINED = "the decoding of a turn was constrained"
@@ -172,36 +175,45 @@ def _group_by_task(lines: Iterable[Row], selection: Selection, report: ExportRep
     """Yield the conversations of each task, in the order of the tasks' first rollouts."""
     groups: dict[tuple[str, bytes], list[Conversation]] = defaultdict(list)
     for line in lines:
-        host_fields = line["gymsdk"]
-        if selection.environment not in {None, host_fields["environment"]}:
+        host_fields = line.get("gymsdk") or {}
+        environment = host_fields.get("environment") or get_environment_name(line) or ""
+        if selection.environment not in {None, environment}:
+            continue
+        reward = read_reward(line)
+        if reward is None:
+            report.left_out[NO_REWARD] += 1
             continue
         report.rollouts += 1
         # Several runs may number the same tasks differently, so the prompt identifies the task.
         prompt = dump_json([line[TASK_INDEX], line["responses_create_params"]["input"]])
-        conversations = groups[host_fields["environment"], prompt]
-        if host_fields["ended"] != "done" and not selection.truncated:
+        conversations = groups[environment, prompt]
+        if _is_truncated(line) and not selection.truncated:
             report.left_out[TRUNCATED] += 1
             continue
         if not all(map(is_on_policy, line["response"]["output"])):
             report.left_out[CONSTRAINED] += 1
             continue
         try:
-            conversations.append(_build_conversation(line, reasoning=selection.reasoning))
+            conversations.append(_build_conversation(line, reward, reasoning=selection.reasoning))
         except Failed:
             report.left_out[NOT_EXPRESSIBLE] += 1
     yield from groups.values()
 
 
-def _build_conversation(line: Row, *, reasoning: bool) -> Conversation:
+def _is_truncated(line: Row) -> bool:
+    """Return whether a budget ended the episode; lines of NeMo Gym name no reason for the end."""
+    ended = (line.get("gymsdk") or {}).get("ended")
+    return is_incomplete_response(line["response"]) if ended is None else ended != "done"
+
+
+def _build_conversation(line: Row, reward: float, *, reasoning: bool) -> Conversation:
     params = line["responses_create_params"]
     prompt = params["input"]
     opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     request = params | {"input": [*opening, *line["response"]["output"]]}
     messages = chat.build_messages(request, thoughts="field" if reasoning else "drop")
     body = chat.build_body(params | {"input": opening})
-    return Conversation(
-        _clean_messages(messages, _list_tool_names(request["input"])), body.get("tools") or [], line["reward"]
-    )
+    return Conversation(_clean_messages(messages, _list_tool_names(request["input"])), body.get("tools") or [], reward)
 
 
 def _list_tool_names(items: Sequence[Item]) -> list[str | None]:

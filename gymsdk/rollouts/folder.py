@@ -6,7 +6,8 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -18,21 +19,13 @@ from pydantic import ConfigDict
 from gymsdk import jsonl, locks, responses
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import BadOutput, GymsdkError
+from gymsdk.lines import ATTEMPT_INDEX, RESULT_FIELDS, TASK_DIGEST, read_index, read_reward, strip_results
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins.calls import STEPS_COMPONENT
 from gymsdk.rollouts.jobs import Key
 from gymsdk.types import Failure, Rollout, Row, Timing, Verdict
 from gymsdk.usage import Usage
 from gymsdk.working_folder import get_working_folder, resolve_path, shorten_path
-
-TRAJECTORY = "ng_trajectory"
-"""The key of NeMo Gym's trajectory on the line of a rollout."""
-
-RESULT_FIELDS = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
-"""The keys that a run adds to a row. They are removed before the row is played again."""
-
-ATTEMPT_INDEX = "_ng_attempt_index"
-"""The key of NeMo Gym's index of the attempt."""
 
 RESUMABLE_KINDS = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
 """Failure kinds outside the model whose cause may no longer exist when the run is resumed."""
@@ -50,20 +43,10 @@ class StoredVerdict(Verdict):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-def strip_results(row: Row, *, keep: Container[str] = ()) -> Row:
-    """Return *row* without the keys that an earlier run wrote, including verdict fields; *keep* names exceptions."""
-    host_fields = row.get("gymsdk")
-    names = host_fields.get("verdict") if isinstance(host_fields, dict) else None
-    stale = RESULT_FIELDS.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
-    return {
-        key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith("_ng_failure_"))
-    }
-
-
-def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
+def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1, digest: str = "") -> Row:
     """Return the line of a scored rollout.
 
-    The fields of the verdict are top-level keys beside those of the row.
+    The fields of the verdict are top-level keys beside those of the row. The *digest* is that of the row as sent.
 
     Raises:
         ValueError: The reward is not finite. JSON has no such number.
@@ -74,7 +57,7 @@ def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     if rollout.verdict is not None:
         verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})
     components = {"reward_components": rollout.components} if rollout.components else {}
-    host_fields = _build_gymsdk_field(rollout, attempts) | {"verdict": list(verdict)}
+    host_fields = _build_gymsdk_field(rollout, attempts, digest) | {"verdict": list(verdict)}
     return {
         **_build_row(rollout),
         **verdict,
@@ -85,7 +68,7 @@ def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     }
 
 
-def build_failed_line(rollout: Rollout, key: Key, *, attempts: int) -> Row:
+def build_failed_line(rollout: Rollout, key: Key, *, attempts: int, digest: str = "") -> Row:
     """Return the line of a rollout without a reward: the kind, stage and message of the failure, and the response.
 
     A resume does not repeat the rollout if its failure is terminal.
@@ -98,7 +81,7 @@ def build_failed_line(rollout: Rollout, key: Key, *, attempts: int) -> Row:
         "_ng_failure_terminal": _is_terminal(failure),
         ATTEMPT_INDEX: attempts - 1,
     }
-    host_fields = _build_gymsdk_field(rollout, attempts) | {"retryable": failure.retryable}
+    host_fields = _build_gymsdk_field(rollout, attempts, digest) | {"retryable": failure.retryable}
     return {**_build_row(rollout), **failure_keys, **_build_index_fields(key), "gymsdk": host_fields}
 
 
@@ -116,7 +99,7 @@ def get_key(line: Row) -> Key:
 
 def parse_rollout(line: Row) -> Rollout:
     """Return the scored rollout on *line*, with the verdict's own fields as JSON values."""
-    host_fields = line["gymsdk"]
+    host_fields, reward = line["gymsdk"], float(line["reward"])
     fields = {name: line[name] for name in host_fields["verdict"] if name in line}
     components = line.get("reward_components", {})
     verdict_components = {name: value for name, value in components.items() if name != STEPS_COMPONENT}
@@ -133,11 +116,11 @@ def parse_rollout(line: Row) -> Rollout:
         opening=params["input"],
         tools=params.get("tools", []),
         response=line["response"],
-        reward=line["reward"],
+        reward=reward,
         components=components,
         verdict=StoredVerdict(
             **{
-                "reward": line["reward"] - components.get(STEPS_COMPONENT, 0.0),
+                "reward": reward - components.get(STEPS_COMPONENT, 0.0),
                 "components": verdict_components,
                 **fields,
             }
@@ -160,7 +143,7 @@ def _build_index_fields(key: Key) -> Row:
     return {TASK_INDEX: key[0], ROLLOUT_INDEX: key[1]}
 
 
-def _build_gymsdk_field(rollout: Rollout, attempts: int) -> Row:
+def _build_gymsdk_field(rollout: Rollout, attempts: int, digest: str) -> Row:
     # `model_dump` would take three times as long; a test compares the two.
     fields: Row = {name: getattr(rollout, name) for name in SCALAR_FIELDS if name != "rollout_id" or rollout.rollout_id}
     timing = vars(rollout.timing) | {
@@ -169,7 +152,8 @@ def _build_gymsdk_field(rollout: Rollout, attempts: int) -> Row:
     }
     fields |= {"usage": {role: dict(vars(usage)) for role, usage in rollout.usage.items()}, "timing": timing}
     versions = responses.get_weight_versions(rollout.response)
-    return fields | {"attempts": attempts} | ({"weight_versions": versions} if versions else {})
+    identity = {TASK_DIGEST: digest} if digest else {}
+    return fields | {"attempts": attempts} | identity | ({"weight_versions": versions} if versions else {})
 
 
 def drop_partial_line(path: Path) -> None:
@@ -387,6 +371,36 @@ class RunFolder:
         terminal = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
         _replace_rows(self.failures, terminal)
 
+    def check_lines(self, *, repeats: int = 1) -> None:
+        """Check that each line of a rollout belongs to a row that was sent, and that no rollout is there twice.
+
+        Args:
+            repeats: How many rollouts each row stands for if an older version wrote the rows once per task.
+
+        Raises:
+            BadOutput: A line does not; the message names its file and number.
+        """
+        left = Counter(self._iter_sent_keys(repeats))
+        known, has_all_inputs = frozenset(left), self.has_all_inputs
+        for path in (self.rollouts, self.failures):
+            for number, line in _iter_complete_rows(path):
+                key = _read_key(line)
+                problem = None
+                if key is None or (key not in known and has_all_inputs):
+                    problem = "belongs to no task of the run"
+                elif key in known and left[key] == 0:
+                    problem = f"repeats task {key[0]}, repeat {key[1]}, which an earlier line holds"
+                if problem is not None:
+                    raise BadOutput(f"{shorten_path(path)}:{number}: the line {problem}; remove it, then use --resume")
+                left[key] -= 1
+
+    def _iter_sent_keys(self, repeats: int) -> Iterator[Key | None]:
+        for _, row in _iter_complete_rows(self.inputs):
+            if ROLLOUT_INDEX in row:
+                yield _read_key(row)
+            else:
+                yield from ((row[TASK_INDEX], repeat) for repeat in range(repeats))
+
     def _number_repeats(self, repeats: int) -> None:
         first = next(self.read_inputs(), None)
         if first is None or ROLLOUT_INDEX in first:
@@ -418,8 +432,10 @@ class RunFolder:
         progress = RunProgress()
         for line in self.read_rollouts():
             progress.done.add(get_key(line))
-            progress.scored += 1
-            progress.earned += line["reward"]
+            reward = read_reward(line)
+            progress.scored += reward is not None
+            progress.failed += reward is None
+            progress.earned += reward or 0.0
         for line in self.read_failures():
             progress.done.add(get_key(line))
             progress.failed += 1
@@ -557,7 +573,29 @@ def _part_path(path: Path) -> Path:
 
 
 def _read_lines(path: Path) -> Iterator[Row]:
-    return (row for _, row in jsonl.read_rows(path)) if path.exists() else iter(())
+    """Yield the lines of a file; a line without indices gets those by which every reader knows it."""
+    for number, row in jsonl.read_rows(path) if path.exists() else ():
+        if type(row.get(TASK_INDEX)) is int and type(row.get(ROLLOUT_INDEX)) is int:
+            yield row
+        else:
+            indices = {
+                TASK_INDEX: read_index(row, TASK_INDEX, number - 1),
+                ROLLOUT_INDEX: read_index(row, ROLLOUT_INDEX, 0),
+            }
+            yield row | indices
+
+
+def _iter_complete_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a file with their line numbers, without an incomplete last line."""
+    for number, line in jsonl.read_lines(path) if path.exists() else ():
+        if line.endswith(b"\n"):
+            yield number, jsonl.parse_row(line, where=f"{shorten_path(path)}:{number}")
+
+
+def _read_key(line: Row) -> Key | None:
+    """Return the position of a line's rollout, or `None` if it has none."""
+    task, repeat = line.get(TASK_INDEX), line.get(ROLLOUT_INDEX)
+    return (task, repeat) if type(task) is int and type(repeat) is int else None
 
 
 def create_dated_folder(names: Sequence[str]) -> Path:

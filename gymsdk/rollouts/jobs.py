@@ -11,6 +11,7 @@ from typing import Any
 
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
+from gymsdk.lines import compute_task_digest
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, build_agent_reference
 from gymsdk.usage import UsageByRole, merge_usage
@@ -21,12 +22,21 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode to play."""
+    """One episode to play.
+
+    Attributes:
+        environment: The name of the environment.
+        task: The index of the task in the run.
+        repeat: The index of the repeat.
+        row: The row, without its indices.
+        digest: What identifies the task in every run. The episode may change the row.
+    """
 
     environment: str
     task: int
     repeat: int
     row: Row
+    digest: str = ""
 
     @property
     def key(self) -> Key:
@@ -98,7 +108,8 @@ class JobBuilder:
         """Return the job for a stamped *row*."""
         bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
         self._share_tools(bare["responses_create_params"])
-        return Job(get_environment_name(row) or "", row[TASK_INDEX], row[ROLLOUT_INDEX], bare)
+        name = get_environment_name(row) or ""
+        return Job(name, row[TASK_INDEX], row[ROLLOUT_INDEX], bare, compute_task_digest(bare, name))
 
     def _share_tools(self, params: Item) -> None:
         """Replace the tools in *params* by equal ones of an earlier row."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 import sys
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import distributions, version
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SecretStr
@@ -21,6 +21,7 @@ from gymsdk.errors import BadRow
 from gymsdk.http.tls import mask_url
 from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api, TokenInterface
+from gymsdk.rollouts.fingerprint import CODE_PARTS, describe_code, digest_files, drop_unknown_parts
 from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Budget, Row
 from gymsdk.working_folder import get_working_folder, shorten_path
@@ -59,23 +60,32 @@ class Plan(BaseModel):
     budget: Budget = Budget()
 
 
-def build_settings(plan: Plan, environments: Mapping[str, Environment], servers: Row | None = None) -> Row:
+ENVIRON_KEY = "environ_key"
+"""The setting of a run with which it hashes the values of variables."""
+
+
+def build_settings(
+    plan: Plan, environments: Mapping[str, Environment], servers: Row | None = None, *, stored: Row | None = None
+) -> Row:
     """Return the settings that a resume must share with the run, with digests of the code and of the rows.
 
     Args:
         plan: The plan of the run.
         environments: The environments that are loaded in this process.
         servers: The identity of the servers that play the run; see `Served.identity`.
+        stored: The settings of the run to resume, with which the result is compared.
     """
+    key = str(stored.get(ENVIRON_KEY, "")) if stored is not None else token_hex(16)
     return plan.model_dump(mode="json", exclude=set(UNCOMPARED_FIELDS)) | {
         "model": plan.model and plan.model.partition("@http")[0],
         "head": True if plan.head else None,
         "tokens": plan.tokens or None,
         "servers": servers,
         "gymsdk": version("gymsdk"),
+        ENVIRON_KEY: key,
         "split": None if plan.tasks else {name: _resolve_split(plan, each) for name, each in environments.items()},
         "environments": {
-            name: _describe_environment(environments[name], settings) if name in environments else {}
+            name: _describe_environment(environments[name], settings, key) if name in environments else {}
             for name, settings in plan.environments.items()
         },
         "tasks": _digest_tasks(plan.tasks) if plan.tasks else None,
@@ -86,8 +96,8 @@ def _resolve_split(plan: Plan, environment: Environment) -> str | None:
     return plan.split or (get_default_split(environment) if environment.splits else None)
 
 
-def _describe_environment(environment: Environment, settings: Mapping[str, Any]) -> Row:
-    """Return the version, the code's digest and all settings of an environment, with secrets masked.
+def _describe_environment(environment: Environment, settings: Mapping[str, Any], key: str) -> Row:
+    """Return the version, the identity of the code and all settings of an environment, with secrets masked.
 
     The user has set only *settings*; the result also contains the defaults.
     """
@@ -96,7 +106,7 @@ def _describe_environment(environment: Environment, settings: Mapping[str, Any])
     values = environment.config.model_dump(exclude=model_keys)
     return {
         "version": environment.version,
-        "fingerprint": compute_fingerprint(environment.plugin),
+        **describe_code(environment.name, environment.plugin, key),
         "settings": redact_settings(
             {key: _dump_setting(value, settings.get(key)) for key, value in values.items()}
             | {key: str(settings[key]) for key in model_keys & settings.keys()}
@@ -134,7 +144,7 @@ def _digest_tasks(path: Path) -> str:
         reason = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
         raise BadRow(f"--tasks {shorten_path(path)}: the path {reason}; name a JSONL file")
     try:
-        return _digest_files({"": path})
+        return digest_files({"": path})
     except OSError as error:
         raise BadRow(
             f"--tasks {shorten_path(path)}: the file cannot be read ({error.strerror}); name a readable JSONL file"
@@ -143,18 +153,37 @@ def _digest_tasks(path: Path) -> str:
 
 def list_differences(stored: Row, requested: Row) -> list[str]:
     """Return one phrase for each setting in which *requested* differs from the *stored* run."""
+    return [phrase for _, phrase in _iter_differences(stored, requested)]
+
+
+def list_code_differences(stored: Row, requested: Row) -> list[str]:
+    """Return the phrases of `list_differences` about changed code, which no option of the command can change back."""
+    return [phrase for path, phrase in _iter_differences(stored, requested) if _is_code(path)]
+
+
+def _iter_differences(stored: Row, requested: Row) -> Iterator[tuple[tuple[str, ...], str]]:
     # Version 0.1 did not redact all secrets in a stored run.
     environments = stored.get("environments") or {}
     redacted = {
         name: each | {"settings": redact_settings(each.get("settings", {}))} for name, each in environments.items()
     }
-    before, now = dict(_flatten(stored | {"environments": redacted})), dict(_flatten(requested))
+    comparable = requested | {"environments": drop_unknown_parts(environments, requested["environments"])}
+    before, now = dict(_flatten(stored | {"environments": redacted})), dict(_flatten(comparable))
     changed_source = bool(stored.get("tasks")) != bool(requested.get("tasks"))
-    return [
-        _describe_difference(path, before.get(path), now.get(path))
-        for path in dict.fromkeys([*before, *now])
-        if before.get(path) != now.get(path) and not (changed_source and path[0] == "split")
-    ]
+    for path in dict.fromkeys([*before, *now]):
+        is_derived = path[0] == ENVIRON_KEY or (changed_source and path[0] == "split")
+        if before.get(path) != now.get(path) and not is_derived:
+            yield path, _describe_difference(path, before.get(path), now.get(path))
+
+
+def _is_code(path: tuple[str, ...]) -> bool:
+    """Return whether a setting identifies code: of gymsdk, of an environment, or of the servers."""
+    match path:
+        case ("gymsdk",) | ("servers", "gymsdk") | ("servers", "versions", *_):
+            return True
+        case ("environments", _, part, *_):
+            return part in CODE_PARTS
+    return False
 
 
 def _flatten(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -191,6 +220,8 @@ def _describe_difference(path: tuple[str, ...], before: object, now: object) -> 
             )
         case ("environments", name, "fingerprint") if before is not None and now is not None:
             return f"the code of environment {name!r} has changed"
+        case ("environments", name, "imports" | "environ" | "distributions" as part, item):
+            return _describe_code_change(part, item, name, before, now)
         case ("servers", "versions", name):
             option = f"the version of environment {name!r} at the servers"
         case ("split", name):
@@ -208,32 +239,23 @@ def _describe_difference(path: tuple[str, ...], before: object, now: object) -> 
     return f"{option} was {_format_value(before)}, now {_format_value(now)}"
 
 
+def _describe_code_change(part: str, item: str, name: str, before: object, now: object) -> str:
+    """Describe the change of one item of a part of the identity of environment *name*."""
+    about, absent = {
+        "imports": (f"module {item!r}, which environment {name!r} imports,", "missing"),
+        "environ": (f"the variable {item} of environment {name!r}", "not set"),
+        "distributions": (f"distribution {item!r} of environment {name!r}", "not installed"),
+    }[part]
+    if before is None or now is None:
+        return f"{about} was {absent if before is None else 'there'}, now {absent if now is None else 'there'}"
+    old, new = (str(each).rpartition(" ")[0] for each in (before, now))
+    return f"{about} was {old}, now {new}" if old != new else f"{about} has changed"
+
+
 def _format_value(value: object) -> str:
     if value is None or value is False:
         return "not given"
     return "given" if value is True else str(value)
-
-
-def compute_fingerprint(plugin: object) -> str:
-    """Return a digest of all files of the package of *plugin*, or of its module; empty if there is no file."""
-    module = sys.modules.get(getattr(plugin, "__name__", type(plugin).__module__))
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return ""
-    module_path = Path(file)
-    if module_path.name != "__init__.py":
-        return _digest_files({module_path.name: module_path})
-    files = (path for path in module_path.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return _digest_files({str(path.relative_to(module_path.parent)): path for path in sorted(files)})
-
-
-def _digest_files(files: Mapping[str, Path]) -> str:
-    digest = hashlib.sha256()
-    for name, path in files.items():
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:

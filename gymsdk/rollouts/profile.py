@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, quantiles
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -14,7 +16,17 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import UsageError
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout, compute_pass_curve, group_by_task, std
+from gymsdk.lines import find_no_reward
+from gymsdk.metrics import (
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    ScoredRollout,
+    compute_bin_edges,
+    compute_pass_curve,
+    group_by_task,
+    std,
+    to_fraction,
+)
 from gymsdk.types import Row
 
 if TYPE_CHECKING:
@@ -107,9 +119,10 @@ def build_histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
         low, high = min(ordered), max(ordered)
     if low == high:
         return [Bin(low, high, len(ordered))]
-    edges = [low + (high - low) * number / bins for number in range(bins)]
-    counts = Counter(bisect_right(edges, value) - 1 for value in ordered)
-    return [Bin(*ends, counts[number]) for number, ends in enumerate(zip(edges, [*edges[1:], high], strict=True))]
+    edges = compute_bin_edges(low, high, bins)
+    # The last bin includes its upper end.
+    counts = Counter(min(bisect_right(edges, value), bins) - 1 for value in ordered)
+    return [Bin(*ends, counts[number]) for number, ends in enumerate(pairwise(edges))]
 
 
 def count_bands(rollouts: Iterable[ScoredRollout], *, maxima: Mapping[int, float] | None = None) -> dict[Band, int]:
@@ -126,10 +139,13 @@ def _classify(rewards: Sequence[float], maximum: float) -> Band:
         return "always right"
     if max(rewards) <= 0 or maximum <= 0:
         return "always wrong"
-    share = fmean(rewards) / maximum
-    if share < 1 / 3:
+    if math.isinf(maximum):
         return "hard"
-    return "medium" if share <= 2 / 3 else "easy"
+    # Quotients of floats miss the thirds.
+    share = sum(map(to_fraction, rewards), Fraction(0)) / (len(rewards) * to_fraction(maximum))
+    if share < Fraction(1, 3):
+        return "hard"
+    return "medium" if share <= Fraction(2, 3) else "easy"
 
 
 MAX_FAILURE_SHARE = 0.02
@@ -177,17 +193,22 @@ class Profile(BaseModel):
 
 @dataclass(slots=True)
 class _LineTotals:
-    """The sums over the scored lines."""
+    """The sums over the lines."""
 
     rollouts: list[ScoredRollout] = field(default_factory=list)
     grading: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
     turns: int = 0
     calls: int = 0
     tokens: int = 0
 
     def add(self, line: Row) -> None:
-        host_fields = line["gymsdk"]
-        self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=line["reward"]))
+        absent = find_no_reward(line)
+        if absent is not None:
+            self.failures[absent.kind] += 1
+            return
+        host_fields, reward = line["gymsdk"], float(line["reward"])
+        self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=reward))
         self.grading.append(host_fields["timing"]["stages"].get("verify", 0.0))
         self.turns += host_fields["turns"]
         # The usage includes the calls of failed attempts, the turns do not.
@@ -206,7 +227,7 @@ def build_profile(
 ) -> Profile:
     """Profile the lines of a run; *maxima* are the best possible rewards by task, 1 by default."""
     totals = _LineTotals()
-    for line in scored:
+    for line in chain(scored, failed):
         totals.add(line)
     groups = _group_rewards(totals.rollouts)
     profile = Profile(
@@ -216,7 +237,7 @@ def build_profile(
         repeats=max(map(len, groups), default=0),
         scored=len(totals.rollouts),
         maximum=max((maxima or {}).values(), default=1.0),
-        failures=dict(Counter(line["_ng_failure_class"] for line in failed).most_common()),
+        failures=dict(totals.failures.most_common()),
         reward=compute_interval(list(map(fmean, groups)), observations=len(totals.rollouts)) if groups else None,
         flat=compute_zero_variance_share(totals.rollouts),
         rewards=build_histogram(each.reward for each in totals.rollouts),

@@ -17,6 +17,7 @@ from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownSe
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
+from gymsdk.lines import is_gymsdk_result
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder
 from gymsdk.rollouts.agent_client import AgentClient
@@ -61,9 +62,7 @@ def _get_detail(answer: HttpResponse) -> str:
 def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
     """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
-        rollout = (
-            _read_own(body, job) if client.is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
-        )
+        rollout = _read_own(body, job) if is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"

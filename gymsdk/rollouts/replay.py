@@ -17,8 +17,9 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, UsageError
+from gymsdk.lines import compute_task_digest, read_reward, strip_results
 from gymsdk.responses import build_message, build_response, iter_turn_spans, query_model
-from gymsdk.rollouts.folder import RunFolder, build_failed_line, build_scored_line, get_key, strip_results
+from gymsdk.rollouts.folder import RunFolder, build_failed_line, build_scored_line, get_key
 from gymsdk.rollouts.jobs import build_input_row
 from gymsdk.rollouts.plan import Plan, build_settings, describe_start
 from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field, is_policy_item
@@ -128,7 +129,7 @@ def parse_episode(line: Row, inputs: dict[tuple[int, int], Row]) -> StoredEpisod
         opening=list(line["responses_create_params"].get("input") or []),
         items=response["output"],
         ended=host_fields.get("ended"),
-        reward=line.get("reward"),
+        reward=read_reward(line),
         components=line.get("reward_components") or {},
     )
 
@@ -297,7 +298,9 @@ def write_branches(folder: RunFolder, plan: Plan, replays: Sequence[Replayed], s
         key = (each.stored.task, repeat)
         rollout = each.rollout.model_copy(update={"id": f"{each.stored.task}:{repeat}"})
         is_failed = rollout.failure is not None
-        line = build_failed_line(rollout, key, attempts=1) if is_failed else build_scored_line(rollout, key)
+        build_line = build_failed_line if is_failed else build_scored_line
+        digest = compute_task_digest(each.stored.row, each.stored.environment)
+        line = build_line(rollout, key, attempts=1, digest=digest)
         line["gymsdk"]["branch"] = {
             "run": source,
             "id": each.stored.id,

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from gymsdk import client, episode, jsonl, responses
-from gymsdk.client import RemoteVerdict, is_gymsdk_result
+from gymsdk.client import RemoteVerdict
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
+from gymsdk.lines import MASK_FIELDS, RESULT_FIELDS, TRAJECTORY, read_index, read_reward, strip_results
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
 from gymsdk.rollouts import remote
 from gymsdk.rollouts.agent_client import convert_to_server_error
-from gymsdk.rollouts.folder import FILES, RESULT_FIELDS, TRAJECTORY, strip_results
+from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name, get_environment_name
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
@@ -40,7 +41,7 @@ class Case:
     """A stored rollout.
 
     Attributes:
-        number: The number of the line in its file.
+        number: The number of the line in its file, from 1.
         line: The line.
         environment: The environment that was played.
         sent: The row as it was sent, if the run's folder holds it.
@@ -63,13 +64,13 @@ class Case:
 
     @property
     def task(self) -> int:
-        """The index of the task in the run."""
-        return _get_int(self.line.get(TASK_INDEX)) or 0
+        """The index of the task in the run; the number of the line, from 0, if the line has no index."""
+        return read_index(self.line, TASK_INDEX, self.number - 1)
 
     @property
     def repeat(self) -> int:
         """The index of the repeat."""
-        return _get_int(self.line.get(ROLLOUT_INDEX)) or 0
+        return read_index(self.line, ROLLOUT_INDEX, 0)
 
     @property
     def seed(self) -> int:
@@ -80,9 +81,7 @@ class Case:
     @property
     def reward(self) -> float | None:
         """The stored reward, or `None`."""
-        reward = self.line.get("reward")
-        masked = self.line.get("mask_sample") is True and not is_gymsdk_result(self.line)
-        return reward if isinstance(reward, (int, float)) and not masked else None
+        return read_reward(self.line)
 
     @property
     def response(self) -> Item:
@@ -239,7 +238,7 @@ class Reverified:
         stale = {
             *names,
             *(RESULT_FIELDS - {"response", TRAJECTORY, "gymsdk"}),
-            "mask_sample",
+            *MASK_FIELDS,
             "failure_kind",
             "failure_reason",
         }

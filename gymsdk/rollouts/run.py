@@ -28,12 +28,13 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
+from gymsdk.lines import TRAJECTORY
 from gymsdk.memory import EpisodeCounter, collect_rarely
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
-from gymsdk.rollouts.folder import TRAJECTORY, RunFolder, RunProgress, build_failed_line, build_scored_line
+from gymsdk.rollouts.folder import RunFolder, RunProgress, build_failed_line, build_scored_line
 from gymsdk.rollouts.inputs import ROWS_BEFORE_START, RunInputs
 from gymsdk.rollouts.jobs import (
     CircuitBreaker,
@@ -48,7 +49,14 @@ from gymsdk.rollouts.jobs import (
     get_environment_name,
     play_with_retries,
 )
-from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_start, list_differences
+from gymsdk.rollouts.plan import (
+    Plan,
+    build_settings,
+    describe_host,
+    describe_start,
+    list_code_differences,
+    list_differences,
+)
 from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
 from gymsdk.rollouts.sampling import (
     EARLIER_SAMPLING,
@@ -251,13 +259,14 @@ def write_result(folder: RunFolder, played: PlayedJob, *, trajectories: bool = F
 def _keep(folder: RunFolder, played: PlayedJob, *, trajectories: bool = False) -> None:
     key, rollout = played.job.key, played.rollout
     if rollout.failure is None:
-        line = build_scored_line(rollout, key, attempts=played.attempts)
+        line = build_scored_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
         if trajectories:
             name = get_task_name(rollout.row, key[0])
             line[TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
         folder.append(line)
     else:
-        folder.append(build_failed_line(played.rollout, key, attempts=played.attempts), failed=True)
+        line = build_failed_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
+        folder.append(line, failed=True)
 
 
 DEFAULT_TASKS = 100
@@ -301,6 +310,7 @@ class Run:
         output: The folder.
         resume: Whether to continue the run in the folder.
         overwrite: Whether to replace the run in the folder.
+        force: Whether to continue a run although code has changed; run.json then names the differences.
         limits: How the run is executed.
         model: The model object, if the caller has created the model that the plan names.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
@@ -310,6 +320,7 @@ class Run:
     output: Path
     resume: bool = False
     overwrite: bool = False
+    force: bool = False
     limits: RunLimits = RunLimits()
     model: Model | None = None
     trajectories: bool = False
@@ -337,6 +348,8 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
     """
     if run.resume and run.overwrite:
         raise UsageError("--resume continues the run in the folder, --overwrite replaces it; choose one of them")
+    if run.force and not run.resume:
+        raise UsageError("--force continues a run although code has changed; pass --resume too, or leave it out")
     check_one_source(run.plan.tasks, run.plan.split)
     try:
         cast = await _choose_player(run)
@@ -468,7 +481,9 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
     """Start or resume the run in *folder*, and return its rows."""
     shown = shorten_path(run.output)
     servers = cast.served.describe() if cast.served else None
-    settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers)
+    resumes = run.resume and folder.can_resume
+    stored = folder.read_settings() if resumes else None
+    settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers, stored=stored)
     about = describe_start(run.plan, cast.environments.values())
     sampling = describe_sampling(cast.model, run.plan.sampling)
     if not run.overwrite and (strangers := folder.list_foreign_files()):
@@ -484,7 +499,7 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
         # In a thread.
         return _build_inputs(run.plan, lambda sentence: loop.call_soon_threadsafe(watch.log, sentence), cast)
 
-    if not (run.resume and folder.can_resume):
+    if stored is None:
         inputs = RunInputs(folder, build_rows)
         # A row of a file may be invalid, and then nothing is played.
         await inputs.write_first(None if run.plan.tasks else ROWS_BEFORE_START)
@@ -492,21 +507,36 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
         about |= _note_sampling(sampling, watch)
         folder.start(settings=settings, about=about, complete=inputs.is_complete)
         return inputs
-    if changed := list_differences(folder.read_settings(), settings):
-        listed = "; ".join(changed)
-        raise BadOutput(
-            f"the run in {shown} differs from this command: {listed}; resume it unchanged, or use another --output"
-        )
+    about |= _compare_settings(stored, settings, shown, force=run.force, watch=watch)
     if not folder.inputs.exists():
         raise BadOutput(
             f"{shorten_path(folder.inputs)} is missing, so that the run cannot be resumed; start over with --overwrite"
         )
+    await asyncio.to_thread(folder.check_lines, repeats=run.plan.repeats)
     if _sends_earlier_sampling(folder.read_about(), run.plan, cast):
         sampling = EARLIER_SAMPLING
     folder.resume(about | _note_sampling(sampling, watch), repeats=run.plan.repeats)
     inputs = RunInputs(folder, None if folder.has_all_inputs else build_rows)
     await inputs.count_earlier_rows()
     return inputs
+
+
+def _compare_settings(stored: Row, requested: Row, shown: Path | str, *, force: bool, watch: RunReporter) -> Row:
+    """Return what run.json notes about the differences that *force* permits: those of code.
+
+    Raises:
+        BadOutput: The settings differ in another way, or without *force*.
+    """
+    changed, code = list_differences(stored, requested), list_code_differences(stored, requested)
+    refused = [phrase for phrase in changed if not (force and phrase in code)]
+    if refused:
+        advice = "resume it unchanged, or use another --output"
+        advice += "; --force continues it with the changed code" if refused == code else ""
+        listed = "".join(f"\n  {phrase}" for phrase in refused)
+        raise BadOutput(f"the run in {shown} differs from this command:{listed}\n{advice}")
+    for phrase in code:
+        watch.log(f"--force: {phrase}")
+    return {"forced": code} if code else {}
 
 
 def _sends_earlier_sampling(about: Row, plan: Plan, cast: PlayerSetup) -> bool:

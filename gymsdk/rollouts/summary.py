@@ -13,6 +13,7 @@ from typing import Protocol, Self, overload
 from gymsdk import jsonl, metrics
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import EpisodeError
+from gymsdk.lines import NoReward, find_no_reward, read_reward
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
 from gymsdk.rollouts.folder import RunFolder, parse_rollout
 from gymsdk.rollouts.jobs import get_agent_name
@@ -20,7 +21,7 @@ from gymsdk.rollouts.token_limit import TokenLimitCounter, is_prompt_too_long
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 ANSWER = "extracted_answer"
-"""The field of a verdict on which majority@k votes, if an environment has it."""
+"""The field of a verdict on which majority@k and vote@k vote, if an environment has it."""
 
 RAISED = frozenset({"hook_raised", "tool_raised"})
 """Kinds of failure in which the environment's own code raised an exception."""
@@ -61,42 +62,44 @@ class Tally:
     votes: bool = False
     limit: TokenLimitCounter = field(default_factory=lambda: TokenLimitCounter("--max-output-tokens"))
 
-    def add_scored(self, line: Row) -> None:
-        """Count a scored rollout."""
+    def add(self, line: Row) -> None:
+        """Count a rollout, with or without a reward."""
+        absent = find_no_reward(line)
+        if absent is None:
+            self._add_scored(line, float(line["reward"]))
+        else:
+            self._add_failed(line, absent)
+        host_fields = line["gymsdk"]
+        self.tasks.add(line[TASK_INDEX])
+        self.agent = get_agent_name(line) or self.agent
+        self.outcomes["scored" if absent is None else absent.outcome] += 1
+        for role, used in host_fields["usage"].items():
+            self.usage[role].update({key: value for key, value in used.items() if value})
+
+    def _add_scored(self, line: Row, reward: float) -> None:
         host_fields = line["gymsdk"]
         kept = METRIC_FIELDS.union(host_fields["verdict"])
         parts = {f"reward_components/{name}": paid for name, paid in line.get("reward_components", {}).items()}
         figured = {key: value for key, value in line.items() if key in kept} | parts
-        self.scored.append(
-            metrics.parse_scored_rollout(figured, answer_key=ANSWER if ANSWER in host_fields["verdict"] else None)
-        )
+        answer_key = ANSWER if ANSWER in host_fields["verdict"] else None
+        self.scored.append(metrics.build_scored_rollout(figured, reward, answer_key=answer_key))
         self.votes = self.votes or ANSWER in host_fields["verdict"]
         self.milliseconds.update(host_fields["timing"]["stages"])
         self.ended[host_fields["ended"]] += 1
         self.overspent += bool(line.get("grader_timeout"))
         self.unfit += is_prompt_too_long(line.get("response"))
         self.limit.add_line(line)
-        self._add(line)
 
-    def add_failed(self, line: Row) -> None:
-        """Count a rollout without a reward."""
-        kind = line["_ng_failure_class"]
+    def _add_failed(self, line: Row, absent: NoReward) -> None:
+        kind = absent.kind
         self.failures[kind] += 1
-        terminal = bool(line.get("_ng_failure_terminal"))
+        # A resume keeps the lines of rollouts.jsonl, also those whose reward does not count.
+        terminal = bool(line.get("_ng_failure_terminal", "reward" in line))
         self.terminal += terminal
         # A folder of an earlier version lacks this key.
         self.retryable += not terminal and bool(line["gymsdk"].get("retryable", True))
         self.raised += not terminal and kind in RAISED
-        self.messages.setdefault(kind, line["_ng_failure_message"])
-        self._add(line)
-
-    def _add(self, line: Row) -> None:
-        host_fields = line["gymsdk"]
-        self.tasks.add(line[TASK_INDEX])
-        self.agent = get_agent_name(line) or self.agent
-        self.outcomes[host_fields["outcome"]] += 1
-        for role, used in host_fields["usage"].items():
-            self.usage[role].update({key: value for key, value in used.items() if value})
+        self.messages.setdefault(kind, absent.message)
 
 
 class StoredRollouts(Sequence[Rollout]):
@@ -111,7 +114,8 @@ class StoredRollouts(Sequence[Rollout]):
         return self._count
 
     def __iter__(self) -> Iterator[Rollout]:
-        return (parse_rollout(line) for line in self._read() if line["gymsdk"]["environment"] == self._environment)
+        lines = (line for line in self._read() if line["gymsdk"]["environment"] == self._environment)
+        return (parse_rollout(line) for line in lines if read_reward(line) is not None)
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...
@@ -223,9 +227,9 @@ async def _tally(folder: RunFolder, environments: Iterable[str]) -> dict[str, Ta
     """Return the sums over the lines of each environment."""
     tallies = {name: Tally() for name in environments}
     async for line in yield_regularly(folder.read_rollouts()):
-        tallies[line["gymsdk"]["environment"]].add_scored(line)
+        tallies[line["gymsdk"]["environment"]].add(line)
     async for line in yield_regularly(folder.read_failures()):
-        tallies[line["gymsdk"]["environment"]].add_failed(line)
+        tallies[line["gymsdk"]["environment"]].add(line)
     return tallies
 
 

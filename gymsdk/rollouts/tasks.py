@@ -18,9 +18,9 @@ from gymsdk import errors, jsonl
 from gymsdk.client import UnknownServer
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, UnknownSplit, UsageError
+from gymsdk.lines import strip_results
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import jobs
-from gymsdk.rollouts.folder import strip_results
 from gymsdk.rollouts.jobs import get_environment_name
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from gymsdk.errors import UsageError
 from gymsdk.runs import tables
 from gymsdk.runs.compare import Comparison, compare
+from gymsdk.runs.filters import Condition, Filter, build_filter, parse_condition
 from gymsdk.runs.index import RunIndex
-from gymsdk.runs.queries import MAX_ROWS, Condition, Filter, RunQueries, check_condition, parse_condition
+from gymsdk.runs.queries import RunQueries
 from gymsdk.runs.source import RunSource, find_run, find_runs
 from gymsdk.runs.tables import Table
 from gymsdk.types import Row
@@ -24,7 +24,18 @@ from gymsdk.types import Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Comparison", "Filter", "Run", "RunSource", "Table", "find_run", "find_runs", "parse_condition", "read"]
+__all__ = [
+    "Comparison",
+    "Filter",
+    "Run",
+    "RunSource",
+    "Table",
+    "build_filter",
+    "find_run",
+    "find_runs",
+    "parse_condition",
+    "read",
+]
 
 Where = Sequence[str | Condition]
 """Conditions that must all hold, as text (`reward<1`) or as a field, an operator and a value."""
@@ -92,7 +103,7 @@ class Run:
         return self.source.read_metrics()
 
     def update(self) -> bool:
-        """Read the rollouts that the run has written meanwhile; return whether there are any."""
+        """Read the rollouts that were written or rewritten meanwhile; return whether anything changed."""
         return self.index.update()
 
     def close(self) -> None:
@@ -129,9 +140,7 @@ class Run:
 
     def iter_rows(self, *, after: int = 0) -> Iterator[Row]:
         """Yield the rows of rollouts as `list_rows` returns them, in the order of the lines, behind the id *after*."""
-        while rows := self.queries.list_rows(Filter((("id", ">", after),)), limit=MAX_ROWS):
-            yield from rows
-            after = rows[-1]["id"]
+        return self.queries.iter_rows(after=after)
 
     def compare(self, other: Run, *, seed: int = 0) -> Comparison:
         """Compare this run with *other*, task by task; a positive difference means that *other* is better."""
@@ -141,7 +150,7 @@ class Run:
         """Return a table of the run as an Arrow table (`gymsdk[arrow]`).
 
         Args:
-            table: `rollouts`, `messages` or `tool_calls`.
+            table: `rollouts`, `messages`, `tool_calls` or `metrics`.
             where: Conditions that the rollouts must meet.
 
         Raises:
@@ -155,7 +164,7 @@ class Run:
         """Return a table of the run as a data frame (`gymsdk[pandas]` or `gymsdk[polars]`).
 
         Args:
-            table: `rollouts`, `messages` or `tool_calls`.
+            table: `rollouts`, `messages`, `tool_calls` or `metrics`.
             where: Conditions that the rollouts must meet.
             library: The library of the data frame; by default pandas if it is installed, else polars.
 
@@ -169,7 +178,7 @@ class Run:
 
         Args:
             path: The file.
-            table: `rollouts`, `messages` or `tool_calls`.
+            table: `rollouts`, `messages`, `tool_calls` or `metrics`.
             where: Conditions that the rollouts must meet.
 
         Raises:
@@ -188,11 +197,3 @@ def read(path: str | Path) -> Run:
         GymsdkError: The cache folder cannot be written.
     """
     return Run(find_run(Path(path)))
-
-
-def build_filter(where: Where = (), search: str = "") -> Filter:
-    """Return a filter of conditions, as text or as parts; raises `UsageError` if one is not valid."""
-    if isinstance(where, str):
-        raise UsageError(f"conditions are a list; write [{where!r}]")
-    conditions = (parse_condition(each) if isinstance(each, str) else check_condition(each) for each in where)
-    return Filter(tuple(conditions), search)

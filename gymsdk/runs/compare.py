@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.runs.index import RunIndex
+from gymsdk.runs.queries import RunQueries
 from gymsdk.types import Row
 
 FEW_TASKS = 30
@@ -146,7 +147,7 @@ def compare(first: RunIndex, second: RunIndex, *, seed: int = 0) -> Comparison:
         second: The index of the second run, up to date.
         seed: The seed of the bootstrap.
     """
-    tasks_a, tasks_b = (dict(_read_tasks(index)) for index in (first, second))
+    tasks_a, tasks_b = _read_tasks_of_both(first, second)
     common = [digest for digest in tasks_a if digest in tasks_b and tasks_a[digest].rewards and tasks_b[digest].rewards]
     pairs = sorted((_pair(tasks_a[digest], tasks_b[digest]) for digest in common), key=lambda pair: pair.difference)
     by_environment: defaultdict[str, list[TaskPair]] = defaultdict(list)
@@ -214,13 +215,28 @@ class _Task(BaseModel):
         return self.names[place]
 
 
-def _read_tasks(index: RunIndex) -> Iterator[tuple[str, _Task]]:
-    """Yield the digest of each task of a run with its rewards; tasks with equal rows count as one."""
-    index.update_tasks()
+def _read_tasks_of_both(*runs: RunIndex) -> Iterator[dict[str, _Task]]:
+    """Yield the tasks of each run by what identifies them: the row as sent, or the line if a run does not say it."""
+    for index in runs:
+        index.update_tasks()
+    column = "digest" if all(map(_has_all_digests, runs)) else "line_digest"
+    for index in runs:
+        if column == "line_digest":
+            index.update_line_digests()
+        yield _read_tasks(index, column)
+
+
+def _has_all_digests(index: RunIndex) -> bool:
+    with closing(index.connect()) as connection:
+        return connection.execute("SELECT 1 FROM task WHERE digest IS NULL").fetchone() is None
+
+
+def _read_tasks(index: RunIndex, column: str) -> dict[str, _Task]:
+    """Return each task of a run with its rewards, by its digest in *column*; tasks with equal digests count as one."""
     tasks: dict[str, _Task] = {}
     with closing(index.connect()) as connection:
         for digest, environment, task, repeat, prompt, reward in connection.execute(
-            "SELECT t.digest, r.environment, r.task, r.repeat, r.prompt, r.reward FROM rollout r"
+            f"SELECT t.{column}, r.environment, r.task, r.repeat, r.prompt, r.reward FROM rollout r"  # noqa: S608  # a constant
             " JOIN task t ON t.environment = r.environment AND t.task = r.task ORDER BY r.task, r.repeat"
         ):
             entry = tasks.get(digest)
@@ -229,7 +245,7 @@ def _read_tasks(index: RunIndex) -> Iterator[tuple[str, _Task]]:
             if reward is not None:
                 entry.rewards.append(reward)
                 entry.names.append(f"{task}:{repeat}")
-    yield from tasks.items()
+    return tasks
 
 
 def _pair(a: _Task, b: _Task) -> TaskPair:
@@ -249,6 +265,9 @@ def _pair(a: _Task, b: _Task) -> TaskPair:
 
 
 def _list_warnings(comparison: Comparison, first: RunIndex, second: RunIndex) -> Iterator[str]:
+    for index in (first, second):
+        with closing(RunQueries(index)) as queries:
+            yield from (f"{index.source.name}: {problem}" for problem in queries.list_problems())
     if comparison.overall is None:
         yield "the runs have no task in common"
         return

@@ -1,7 +1,8 @@
 """Index the rollouts of a run in a SQLite file, so that a viewer lists, sorts, filters and searches them quickly.
 
 The index lies in the user's cache folder and can be deleted at any time: the run's folder may be read-only, and its
-lock is never taken. Lines are read where they are in the run's files, by offset and length.
+lock is never taken. Lines are read where they are in the run's files, by offset and length. `gymsdk.runs.file_state`
+recognizes files that were rewritten, which are indexed again.
 
 Two passes fill the index. The first reads the values of each rollout (`gymsdk.runs.records`); the second reads the
 texts for the search. Both continue where they stopped, also while the run appends lines.
@@ -13,26 +14,46 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import orjson
 
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError
+from gymsdk.lines import compute_line_digest, compute_task_digest
 from gymsdk.metrics import TASK_INDEX
-from gymsdk.runs.records import Record, compute_task_digest, iter_texts, parse_record
-from gymsdk.runs.source import RunSource
+from gymsdk.runs.file_state import FileState, Verification, extend_digest, is_settled, sign
+from gymsdk.runs.records import parse_record
+from gymsdk.runs.schema import (
+    INDEXES,
+    INPUTS,
+    INSERT_TEXT,
+    VERSION,
+    Batch,
+    are_texts_indexed,
+    count_change,
+    create_tables,
+    forget,
+    has_search,
+    join_texts,
+    read_state,
+    transaction,
+    write_state,
+    write_texts_done,
+)
+from gymsdk.runs.source import RunSource, open_regular
 from gymsdk.types import Row
 
-VERSION = 4
-"""The version of the schema. An index with another version is built again."""
+MAX_NAMED_LINES = 20
+"""The number of lines of a file that are not rollouts of which the numbers are kept."""
 
-BLOCK_BYTES = 4096
-"""The size of the first and of the last part of an indexed file that must be unchanged for the index to continue."""
+MAX_LINE_DEPTH = 200
+"""How deeply a line may be nested; orjson does not write much more, so that no answer could show the line."""
 
 COMMIT_SECONDS = 0.5
 """How long a pass reads before it makes its rows visible to readers."""
@@ -40,90 +61,16 @@ COMMIT_SECONDS = 0.5
 LOCK_SECONDS = 30.0
 """Seconds that a process waits for another process that writes to the same index."""
 
-COLUMNS = (
-    "environment",
-    "task",
-    "repeat",
-    "reward",
-    "outcome",
-    "ended",
-    "turns",
-    "tool_calls",
-    "tokens",
-    "seconds",
-    "model_seconds",
-    "started",
-    "answer",
-    "prompt",
-    "flags",
-)
-"""The attributes of a record that are columns of the table `rollout` under the same name."""
-
-FACET_COLUMNS = ("environment", "outcome", "ended", "failure")
-"""The table `facets` numbers the combinations of these columns: a number is counted faster than four texts."""
-
-FAILURE_COLUMNS = ("failure", "stage", "message")
-
-_FACET_PLACES = [(*COLUMNS, *FAILURE_COLUMNS).index(name) for name in FACET_COLUMNS]
-
-SORTABLE = (*(name for name in COLUMNS if name not in {"prompt", "flags"}), "failure")
-"""The columns with an index."""
-
-SCHEMA = """
-CREATE TABLE file (number INTEGER PRIMARY KEY, inode INTEGER, offset INTEGER, lines INTEGER, first TEXT, last TEXT,
-    bad INTEGER, bad_message TEXT, rollouts INTEGER, scored INTEGER, earned REAL);
-CREATE TABLE rollout (id INTEGER PRIMARY KEY, file INTEGER, offset INTEGER, length INTEGER,
-    environment TEXT, task INTEGER, repeat INTEGER, reward REAL, outcome TEXT, ended TEXT, turns INTEGER,
-    tool_calls INTEGER, tokens INTEGER, seconds REAL, model_seconds REAL, started REAL, answer TEXT, prompt TEXT,
-    flags INTEGER, failure TEXT, stage TEXT, message TEXT, facets INTEGER);
-CREATE TABLE facets (id INTEGER PRIMARY KEY, environment TEXT, outcome TEXT, ended TEXT, failure TEXT);
-CREATE TABLE figure (rollout INTEGER, name TEXT, value REAL, PRIMARY KEY (name, value, rollout)) WITHOUT ROWID;
-CREATE INDEX figure_rollout ON figure (rollout);
-CREATE TABLE tool (rollout INTEGER, name TEXT, calls INTEGER, errors INTEGER,
-    PRIMARY KEY (name, rollout)) WITHOUT ROWID;
-CREATE INDEX tool_rollout ON tool (rollout);
-CREATE INDEX rollout_place ON rollout (file, offset);
-CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, PRIMARY KEY (environment, task)) WITHOUT ROWID;
-"""
-
-INDEXES = [f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}, id)" for name in SORTABLE]
-"""Created after the first pass over the run, which is faster than to maintain them meanwhile."""
-
 TEXT_SCHEMA = """
 CREATE VIRTUAL TABLE text USING fts5 (content, content='', detail=none, columnsize=0, tokenize='unicode61');
 CREATE TABLE texts_done (id INTEGER);
 """
 
-INSERT_TEXT = "INSERT INTO text (rowid, content) VALUES (?, ?)"
+_DEPTHS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _DEPTHS)
 
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """How far a file of the run is indexed.
-
-    Attributes:
-        inode: The inode of the file.
-        offset: The end of the last indexed line.
-        lines: The number of indexed lines.
-        first: A digest of the first `BLOCK_BYTES` of the indexed part.
-        last: A digest of the last `BLOCK_BYTES` of the indexed part.
-        bad: The number of lines that are not rollouts.
-        bad_message: Why the first of them is not.
-        rollouts: The number of rollouts.
-        scored: The number of rollouts with a reward.
-        earned: The sum of their rewards.
-    """
-
-    inode: int
-    offset: int = 0
-    lines: int = 0
-    first: str = ""
-    last: str = ""
-    bad: int = 0
-    bad_message: str = ""
-    rollouts: int = 0
-    scored: int = 0
-    earned: float = 0.0
+_NO_BAD_LINES: dict[str, Any] = {"bad": 0, "bad_message": "", "bad_lines": ""}
 
 
 class RunIndex:
@@ -140,9 +87,9 @@ class RunIndex:
     def __init__(self, source: RunSource, path: Path | None = None) -> None:
         self.source = source
         self.path = path or get_default_path(source)
+        self._verifications: dict[int, tuple[Verification, bool]] = {}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._prepare()
+            self._prepare_file()
         except (OSError, sqlite3.Error) as error:
             raise GymsdkError(
                 f"the index {self.path} cannot be written ({error}); set XDG_CACHE_HOME to a folder that can"
@@ -159,12 +106,47 @@ class RunIndex:
         return connection
 
     def update(self) -> bool:
-        """Index the new lines of the run's files; return whether anything changed."""
+        """Bring the index up to date with the run's files; return whether anything changed.
+
+        A large file that may have been rewritten is hashed, at about a second per gigabyte.
+        """
+        changed = False
+        for number in range(len(self.source.files)):
+            found = self.update_lines([number])
+            if not found:
+                # A large file that has just grown is left to the next update, lest a growing run is hashed at each.
+                self.verify(numbers=[number])
+                found = self.update_lines([number])
+            changed |= found
+        return changed
+
+    def update_lines(self, numbers: Sequence[int] = (0, 1)) -> bool:
+        """Index the new lines of the files with these numbers, and rewritten files as far as that is soon known.
+
+        Returns:
+            Whether anything changed.
+        """
+        # Someone may have removed the index meanwhile.
+        self._prepare_file()
         with closing(self.connect()) as connection:
-            changed = [self._update_file(connection, number) for number in range(len(self.source.files))]
+            changed = [self._update_file(connection, number) for number in numbers]
             for statement in INDEXES if any(changed) else ():
                 connection.execute(statement)
         return any(changed)
+
+    def verify(self, seconds: float | None = None, numbers: Sequence[int] = (0, 1)) -> bool:
+        """Hash large files that may have been rewritten, and forget the rollouts of those that were.
+
+        Args:
+            seconds: Return after about this time; the next call continues.
+            numbers: The numbers of the files.
+
+        Returns:
+            Whether all files are hashed.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with closing(self.connect()) as connection:
+            return not [number for number in numbers if not self._verify_file(connection, number, deadline)]
 
     def update_texts(self, seconds: float | None = None) -> bool:
         """Read the texts of rollouts that are not searchable yet; return whether all are.
@@ -182,20 +164,50 @@ class RunIndex:
         return False
 
     def update_tasks(self) -> None:
-        """Compute the digests of tasks that have none; two runs have a task in common if its digests are equal."""
+        """Find the digest of the row as sent of each new task, on its lines or from the run's inputs.
+
+        The digest of a task is `NULL` if neither has it; see `update_line_digests`.
+        """
+        with closing(self.connect()) as connection:
+            state = self._observe_inputs()
+            stored = read_state(connection, INPUTS)
+            is_current = stored is not None and replace(stored, **_NO_BAD_LINES) == state and state.is_trusted
+            digested = "SELECT 1 FROM task t WHERE t.environment = r.environment AND t.task = r.task"
+            found = connection.execute(
+                "SELECT environment, task, max(digest) FROM rollout r"  # noqa: S608  # a constant condition
+                + (f" WHERE NOT EXISTS ({digested})" if is_current else "")
+                + " GROUP BY environment, task"
+            ).fetchall()
+            if not found:
+                return
+            rows, state = self._read_inputs({task for _, task, digest in found if digest is None}, state)
+            with transaction(connection):
+                for environment, task, own in found:
+                    row = rows.get(task) if own is None else None
+                    digest = own if row is None else compute_task_digest(row, environment)
+                    connection.execute(
+                        "INSERT OR REPLACE INTO task VALUES (?, ?, ?, NULL)", (environment, task, digest)
+                    )
+                write_state(connection, INPUTS, state)
+
+    def update_line_digests(self) -> None:
+        """Compute the digest of the first line of each task that has none.
+
+        Two copies of a run have equal lines, also if nothing says which row was sent: the messages that `reset` adds
+        make the digest of a line another one than that of the row.
+        """
         with closing(self.connect()) as connection:
             unknown = connection.execute(
-                "SELECT environment, task, min(id) FROM rollout r WHERE NOT EXISTS (SELECT 1 FROM task t"
-                " WHERE t.environment = r.environment AND t.task = r.task) GROUP BY environment, task"
+                "SELECT t.environment, t.task, min(r.id) FROM task t JOIN rollout r ON r.environment = t.environment"
+                " AND r.task = t.task WHERE t.line_digest IS NULL GROUP BY t.environment, t.task"
             ).fetchall()
-            if not unknown:
-                return
-            rows = self._read_inputs({(environment, task) for environment, task, _ in unknown})
-            with _transaction(connection):
+            with transaction(connection):
                 for environment, task, rollout in unknown:
-                    row = rows.get(task) or self.read_line(connection, rollout)
-                    digest = compute_task_digest(row, environment)
-                    connection.execute("INSERT OR REPLACE INTO task VALUES (?, ?, ?)", (environment, task, digest))
+                    digest = compute_line_digest(self.read_line(connection, rollout), environment)
+                    connection.execute(
+                        "UPDATE task SET line_digest = ? WHERE environment = ? AND task = ?",
+                        (digest, environment, task),
+                    )
 
     def read_line(self, connection: sqlite3.Connection, rollout: int) -> Row:
         """Return the stored line of the rollout with this id; raises `GymsdkError` if the file has changed."""
@@ -213,29 +225,34 @@ class RunIndex:
     def open_file(self, number: int) -> IO[bytes]:
         """Return a file of the run, opened for reading; raises `GymsdkError` if it cannot be read."""
         try:
-            return self.source.files[number].open("rb", buffering=0)
+            return open_regular(self.source.files[number])
         except OSError as error:
             raise GymsdkError(f"{self.source.files[number]}: {error.strerror}") from error
+
+    def _prepare_file(self) -> None:
+        """Create the index, or replace a file that is damaged or of another version."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._prepare()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            self._prepare()
 
     def _prepare(self) -> None:
         with closing(self.connect()) as connection:
             [version] = connection.execute("PRAGMA user_version").fetchone()
             if version == VERSION:
                 return
-            with _transaction(connection):
+            with transaction(connection):
                 # Another process may have created the schema meanwhile.
                 [version] = connection.execute("PRAGMA user_version").fetchone()
                 if version == VERSION:
                     return
-                for (name,) in connection.execute(
-                    "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN"
-                    " ('file', 'rollout', 'facets', 'figure', 'tool', 'task', 'text', 'texts_done')"
-                ).fetchall():
-                    connection.execute(f"DROP TABLE {name}")
-                for statement in SCHEMA.split(";"):
-                    connection.execute(statement)
+                create_tables(connection)
                 _create_text_tables(connection)
-                connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def _update_file(self, connection: sqlite3.Connection, number: int) -> bool:
         """Index the new lines of a file; return whether anything changed."""
@@ -250,29 +267,32 @@ class RunIndex:
         The state is read inside the transaction, because another process may index the same run.
         """
         try:
-            file = self.source.files[number].open("rb")
+            file = open_regular(self.source.files[number])
         except OSError:
-            with _transaction(connection):
-                return _forget(connection, number)
+            if read_state(connection, number) is None:
+                return False
+            with transaction(connection):
+                return forget(connection, number)
         with file:
             stat = os.fstat(file.fileno())
-            state = _read_state(connection, number)
-            if state and (state.inode, state.offset) == (stat.st_ino, stat.st_size):
+            state = read_state(connection, number)
+            if state and state.is_same(stat) and (state.is_trusted or not state.is_small):
                 return False
-            with _transaction(connection):
-                state = _read_state(connection, number)
+            with transaction(connection):
+                state = read_state(connection, number)
+                checked = state and state.check(file, stat)
                 forgotten = False
-                if state is None or not _continues(file, state, stat):
-                    forgotten = _forget(connection, number)
-                    state = FileState(stat.st_ino)
-                return self._index_lines(connection, file, number, state) or forgotten
+                if checked is None:
+                    forgotten = forget(connection, number)
+                    checked = FileState().observe(stat, is_trusted=is_settled(stat))
+                return self._index_lines(connection, file, number, checked) or forgotten
 
     def _index_lines(self, connection: sqlite3.Connection, file: IO[bytes], number: int, state: FileState) -> bool:
         """Index complete lines after the state's offset for a short time; return whether there are any."""
         until = time.monotonic() + COMMIT_SECONDS
         started = state.offset
         # A viewer that follows a run parses each new line once for both passes.
-        batch = _Batch(connection, with_texts=started > 0 and _are_texts_indexed(connection))
+        batch = Batch(connection, with_texts=started > 0 and are_texts_indexed(connection))
         file.seek(started)
         for line in file:
             if not line.endswith(b"\n"):
@@ -280,29 +300,32 @@ class RunIndex:
                 break
             state = self._index_line(batch, line, number, state)
             if time.monotonic() > until:
+                state = replace(state, size=state.offset)
                 break
+        batch.write()
+        write_state(connection, number, sign(file.fileno(), state))
         if state.offset == started:
             return False
-        batch.write()
-        values = astuple(_sign(file.fileno(), state))
-        connection.execute(
-            f"INSERT OR REPLACE INTO file VALUES (?{', ?' * len(values)})",  # noqa: S608  # only question marks
-            (number, *values),
-        )
+        count_change(connection)
         return True
 
-    def _index_line(self, batch: _Batch, line: bytes, number: int, state: FileState) -> FileState:
+    def _index_line(self, batch: Batch, line: bytes, number: int, state: FileState) -> FileState:
         """Add the record of *line* to *batch*, and return the state after it."""
-        after = replace(state, offset=state.offset + len(line), lines=state.lines + 1)
+        digest = extend_digest(state.digest, line)
+        after = replace(state, offset=state.offset + len(line), lines=state.lines + 1, digest=digest)
         if not line.strip():
             return after
+        where = f"{self.source.files[number].name}:{after.lines}"
         try:
-            row = parse_line(line, where=f"{self.source.files[number]}:{after.lines}")
+            row = parse_line(line, where=where)
+            _check_depth(line, row)
             record = parse_record(row, number=state.lines, failed=number == 1)
-        except (GymsdkError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Another program may have written anything into the file; the viewer says how many lines it cannot read.
-            return replace(after, bad=state.bad + 1, bad_message=state.bad_message or str(error))
-        batch.add(record, row, (number, state.offset, len(line)))
+            batch.add(record, row, (number, state.offset, len(line)))
+        except GymsdkError as error:
+            return after.add_bad_line(after.lines, str(error), MAX_NAMED_LINES)
+        except Exception as error:  # noqa: BLE001  # another program may have written anything into the file
+            message = f"{where}: {str(error) or type(error).__name__}"
+            return after.add_bad_line(after.lines, message, MAX_NAMED_LINES)
         has_reward = record.reward is not None
         return replace(
             after,
@@ -311,38 +334,88 @@ class RunIndex:
             earned=state.earned + (record.reward or 0.0),
         )
 
+    def _verify_file(self, connection: sqlite3.Connection, number: int, deadline: float | None) -> bool:
+        """Hash the indexed part of a large file until *deadline*; return whether nothing is left to hash."""
+        state = read_state(connection, number)
+        if state is None or state.is_trusted or state.is_small:
+            self._verifications.pop(number, None)
+            return True
+        try:
+            file = open_regular(self.source.files[number])
+        except OSError:
+            # The file is being replaced; the first pass will notice.
+            return True
+        with file:
+            stat = os.fstat(file.fileno())
+            if not state.is_same(stat):
+                return True
+            verification, was_settled = self._verifications.pop(number, (None, False))
+            if verification is None or verification.state != state:
+                verification, was_settled = Verification(state), is_settled(stat)
+            is_unchanged = verification.advance(file, deadline)
+        if is_unchanged is None:
+            self._verifications[number] = verification, was_settled
+            return False
+        with transaction(connection):
+            if read_state(connection, number) != state:
+                # Another process was faster.
+                return True
+            if is_unchanged:
+                write_state(connection, number, replace(state, is_trusted=was_settled))
+            else:
+                forget(connection, number)
+        return True
+
     def _index_texts(self, connection: sqlite3.Connection) -> bool:
         """Make some rollouts searchable; return whether there were any."""
         until = time.monotonic() + COMMIT_SECONDS
-        with _transaction(connection):
+        with transaction(connection):
             [last] = connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
             waiting = connection.execute(
                 "SELECT id, file, offset, length FROM rollout WHERE id > ? ORDER BY id LIMIT 1000", (last,)
             ).fetchall()
             for rollout, number, offset, length in waiting:
-                line = _read_at(self.source.files[number], offset, length)
                 try:
-                    content = _join_texts(parse_line(line, where=""))
-                except GymsdkError:
+                    line = _read_at(self.source.files[number], offset, length)
+                    content = join_texts(parse_line(line, where=""))
+                except (GymsdkError, OSError):
                     # The file is being replaced; the first pass will notice.
                     content = ""
                 connection.execute(INSERT_TEXT, (rollout, content))
                 last = rollout
                 if time.monotonic() > until:
                     break
-            _write_texts_done(connection, last)
+            write_texts_done(connection, last)
         return bool(waiting)
 
-    def _read_inputs(self, wanted: set[tuple[str, int]]) -> dict[int, Row]:
-        """Return the rows as sent of the tasks in *wanted*, by the index of the task."""
-        tasks = {task for _, task in wanted}
+    def _observe_inputs(self) -> FileState:
+        """Return the state of the file of the rows as sent, without what is in the file."""
+        try:
+            with open_regular(self.source.inputs) as file:
+                stat = os.fstat(file.fileno())
+        except OSError:
+            return FileState()
+        return FileState().observe(stat, is_trusted=is_settled(stat))
+
+    def _read_inputs(self, tasks: set[int], state: FileState) -> tuple[dict[int, Row], FileState]:
+        """Return the rows as sent of *tasks*, by the index of the task, and *state* with the lines that are no rows."""
         rows: dict[int, Row] = {}
-        if self.source.inputs.exists():
-            for _, row in jsonl.read_rows(self.source.inputs):
+        try:
+            file = open_regular(self.source.inputs)
+        except OSError:
+            return rows, state
+        with file:
+            for number, line in enumerate(file, 1):
+                try:
+                    row = jsonl.parse_row(line, where=f"{self.source.inputs.name}:{number}") if line.strip() else {}
+                    _check_depth(line, row)
+                except (GymsdkError, ValueError) as error:
+                    state = state.add_bad_line(number, str(error), MAX_NAMED_LINES)
+                    continue
                 task = row.get(TASK_INDEX)
-                if task in tasks:
+                if isinstance(task, int) and task in tasks:
                     rows.setdefault(task, row)
-        return rows
+        return rows, state
 
 
 def get_default_path(source: RunSource) -> Path:
@@ -352,11 +425,6 @@ def get_default_path(source: RunSource) -> Path:
     return cache / f"{source.name[:80]}-{digest}.sqlite"
 
 
-def has_search(connection: sqlite3.Connection) -> bool:
-    """Return whether this SQLite has full-text search, without which texts are searched in the files."""
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'text'").fetchone() is not None
-
-
 def _create_text_tables(connection: sqlite3.Connection) -> None:
     try:
         for statement in TEXT_SCHEMA.split(";"):
@@ -364,35 +432,6 @@ def _create_text_tables(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError:
         # This SQLite was built without FTS5.
         connection.execute("DROP TABLE IF EXISTS texts_done")
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _continues(file: IO[bytes], state: FileState, stat: os.stat_result) -> bool:
-    """Return whether the indexed part of *file* is unchanged."""
-    if state.inode != stat.st_ino or stat.st_size < state.offset:
-        return False
-    return _sign(file.fileno(), state) == state
-
-
-def _sign(descriptor: int, state: FileState) -> FileState:
-    """Return *state* with the digests of the file's first and last indexed block."""
-    size = min(BLOCK_BYTES, state.offset)
-    first, last = os.pread(descriptor, size, 0), os.pread(descriptor, size, state.offset - size)
-    return replace(state, first=_digest(first), last=_digest(last))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def parse_line(line: bytes, *, where: str) -> Row:
@@ -412,104 +451,16 @@ def parse_line(line: bytes, *, where: str) -> Row:
     return row if isinstance(row, dict) else jsonl.parse_row(line, where=where)
 
 
+def _check_depth(line: bytes, row: Row) -> None:
+    """Raise `ValueError` if the object in *line* is nested too deeply."""
+    brackets = line.translate(None, _NO_BRACKETS)
+    if len(brackets) <= 2 * MAX_LINE_DEPTH or max(accumulate(map(_DEPTHS.__getitem__, brackets))) <= MAX_LINE_DEPTH:
+        return
+    # The brackets may be those of texts.
+    if jsonl.measure_depth(row) > MAX_LINE_DEPTH:
+        raise ValueError(f"more than {MAX_LINE_DEPTH} levels are nested")
+
+
 def _read_at(path: Path, offset: int, length: int) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return os.pread(file.fileno(), length, offset)
-
-
-def _read_state(connection: sqlite3.Connection, number: int) -> FileState | None:
-    row = connection.execute("SELECT * FROM file WHERE number = ?", (number,)).fetchone()
-    return FileState(*row[1:]) if row else None
-
-
-def _are_texts_indexed(connection: sqlite3.Connection) -> bool:
-    """Return whether the texts of all indexed rollouts are searchable."""
-    if not has_search(connection):
-        return False
-    [done] = connection.execute("SELECT coalesce(max(id), 0) FROM texts_done").fetchone()
-    [last] = connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
-    return bool(done == last)
-
-
-def _write_texts_done(connection: sqlite3.Connection, last: int) -> None:
-    """Store that the texts of the rollouts up to the id *last* are searchable."""
-    connection.execute("DELETE FROM texts_done")
-    connection.execute("INSERT INTO texts_done VALUES (?)", (last,))
-
-
-def _join_texts(row: Row) -> str:
-    """Return the texts of a rollout as SQLite stores them: UTF-8 has no unpaired surrogates."""
-    return "\n".join(iter_texts(row)).encode("utf-8", "replace").decode()
-
-
-def _forget(connection: sqlite3.Connection, number: int) -> bool:
-    """Remove the rows of a file that was replaced or removed, and return whether there are any.
-
-    The texts of all files are read again.
-    """
-    if _read_state(connection, number) is None:
-        return False
-    for table in ("figure", "tool"):
-        connection.execute(
-            f"DELETE FROM {table} WHERE rollout IN (SELECT id FROM rollout WHERE file = ?)",  # noqa: S608  # a constant name
-            (number,),
-        )
-    connection.execute("DELETE FROM rollout WHERE file = ?", (number,))
-    connection.execute("DELETE FROM file WHERE number = ?", (number,))
-    connection.execute("DELETE FROM task")
-    if has_search(connection):
-        connection.execute("DROP TABLE text")
-        connection.execute("DROP TABLE texts_done")
-        _create_text_tables(connection)
-    return True
-
-
-class _Batch:
-    """Rows that are written together.
-
-    Args:
-        connection: The connection to the index.
-        with_texts: Whether the texts are written too, instead of by the second pass.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, *, with_texts: bool) -> None:
-        self._connection = connection
-        self._with_texts = with_texts
-        [self._last] = connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
-        self._facets = {tuple(values): number for number, *values in connection.execute("SELECT * FROM facets")}
-        self._rollouts: list[tuple[object, ...]] = []
-        self._figures: list[tuple[object, ...]] = []
-        self._tools: list[tuple[object, ...]] = []
-        self._texts: list[tuple[int, str]] = []
-
-    def add(self, record: Record, row: Row, place: tuple[int, int, int]) -> None:
-        """Add the *record* of the line *row*, which is at *place*: the number of the file, the offset, the length."""
-        self._last += 1
-        values = [_to_sql(value) for value in (*(getattr(record, name) for name in COLUMNS), *record.failure)]
-        facets = tuple(values[number] for number in _FACET_PLACES)
-        number = self._facets.setdefault(facets, len(self._facets) + 1)
-        self._rollouts.append((self._last, *place, *values, number))
-        self._figures += [(self._last, _to_sql(name), value) for name, value in record.figures.items()]
-        self._tools += [(self._last, _to_sql(name), *counts) for name, counts in record.tools.items()]
-        if self._with_texts:
-            self._texts.append((self._last, _join_texts(row)))
-
-    def write(self) -> None:
-        """Write the rows."""
-        names = ("id", "file", "offset", "length", *COLUMNS, *FAILURE_COLUMNS, "facets")
-        statement = f"INSERT INTO rollout ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # constant names
-        self._connection.executemany(statement, self._rollouts)
-        facets = [(number, *values) for values, number in self._facets.items()]
-        self._connection.executemany("INSERT OR IGNORE INTO facets VALUES (?, ?, ?, ?, ?)", facets)
-        self._connection.executemany("INSERT OR REPLACE INTO figure VALUES (?, ?, ?)", self._figures)
-        self._connection.executemany("INSERT OR REPLACE INTO tool VALUES (?, ?, ?, ?)", self._tools)
-        if self._with_texts:
-            self._connection.executemany(INSERT_TEXT, self._texts)
-            _write_texts_done(self._connection, self._last)
-
-
-def _to_sql(value: object) -> object:
-    """Return a value that SQLite can hold: text without unpaired surrogates."""
-    if isinstance(value, str) and not value.isascii():
-        return value.encode("utf-8", "replace").decode()
-    return value

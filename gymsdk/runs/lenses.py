@@ -69,6 +69,9 @@ def find_length_components(connection: sqlite3.Connection) -> list[LengthCompone
     )
     found = []
     for name, _, value, tokens, product, values, squares in rows:
+        if not all(each is not None and math.isfinite(each) for each in (value, tokens, product, values, squares)):
+            # A value is so large that its square is not.
+            continue
         spread = (values - value**2) * (squares - tokens**2)
         correlation = (
             (product - value * tokens) / math.sqrt(spread) if spread > 1e-12 * max(1.0, squares) else 0.0

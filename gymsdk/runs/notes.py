@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymsdk import jsonl
-from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.errors import BadRow, GymsdkError, UsageError
 from gymsdk.runs.index import get_default_path
-from gymsdk.runs.source import NOTES, RunSource
+from gymsdk.runs.source import NOTES, RunSource, find_read_error, open_regular
 from gymsdk.types import Row
 
 
@@ -53,16 +53,35 @@ class RunNotes:
 
     def read(self) -> list[Note]:
         """Return the latest note about each rollout and item, in the order of their times; empty notes are left out."""
-        latest: dict[tuple[str, int | None], Note] = {}
+        latest = {(note.id, note.item): note for note in self._read()[0]}
+        return sorted((note for note in latest.values() if note.tags or note.text), key=lambda note: note.time)
+
+    def list_bad_lines(self) -> list[Row]:
+        """Return the files with lines that are not JSON objects, their number, and why the first is not."""
+        errors = self._read()[1]
+        return [{"file": self.path.name, "count": len(errors), "message": errors[0]}] if errors else []
+
+    def _read(self) -> tuple[list[Note], list[str]]:
+        """Return all notes in the order of their lines, and the errors of the other lines."""
+        notes, errors = [], []
         for path in filter(None, (self.path, self._additional)):
-            for _, row in jsonl.read_rows(path) if path.exists() else ():
+            try:
+                with open_regular(path) as file:
+                    lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                errors.append(f"{path.name}: {error.strerror or error}")
+                continue
+            for number, line in lines:
                 try:
-                    note = Note.model_validate(row)
+                    notes.append(Note.model_validate(jsonl.parse_row(line, where=f"{path.name}:{number}")))
                 except ValidationError:
                     # A later version may have written more fields.
                     continue
-                latest[note.id, note.item] = note
-        return sorted((note for note in latest.values() if note.tags or note.text), key=lambda note: note.time)
+                except BadRow as error:
+                    errors.append(str(error))
+        return notes, errors
 
     def add(self, row: Row) -> Note:
         """Append a note, with the time and the user's name, and return it.
@@ -77,6 +96,8 @@ class RunNotes:
             first = error.errors()[0]
             raise UsageError(f"the note's {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         path = self.path if self.is_beside_run else self._additional or self.path
+        if why := find_read_error(path):
+            raise GymsdkError(f"{path} cannot be written: {why}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:

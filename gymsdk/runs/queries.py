@@ -6,33 +6,27 @@ import math
 import mmap
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from functools import lru_cache
+from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import Any
 
 from gymsdk import jsonl
-from gymsdk.errors import UsageError
-from gymsdk.runs.index import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, RunIndex, has_search, parse_line
-from gymsdk.runs.lenses import LENSES, LengthComponent, find_length_components
+from gymsdk.errors import GymsdkError
+from gymsdk.metrics import compute_bin_edges
+from gymsdk.runs.filters import Filter, add_functions, build_condition, build_filter, build_sort_key
+from gymsdk.runs.index import RunIndex, parse_line
+from gymsdk.runs.lenses import LengthComponent, find_length_components
 from gymsdk.runs.records import iter_texts
-
-Condition = tuple[str, str, Any]
-"""A field, an operator and a value."""
+from gymsdk.runs.schema import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, INPUTS, has_search
+from gymsdk.runs.source import open_regular
 
 Place = tuple[int, int, int, int]
 """The id of a rollout, the number of its file, and the offset and the length of its line."""
-
-OPERATORS = {"=": "=", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "in": "IN", "contains": "LIKE"}
-
-FIELDS = frozenset({*COLUMNS, *FAILURE_COLUMNS, "id"})
-"""The columns of a rollout that can be filtered and sorted."""
-
-FIGURE = "figure:"
-"""The prefix of a number of the verdict or a component of the reward as a field, such as `figure:part/format`."""
 
 MAX_ROWS = 1000
 """The largest number of rollouts of one list."""
@@ -51,96 +45,10 @@ HISTOGRAM_BINS = 20
 MAX_FACET_VALUES = 50
 """The number of values of a facet that are listed."""
 
-MAX_VALUES = 1000
-"""The largest number of values of one condition."""
-
-MAX_CONDITIONS = 100
-"""The largest number of conditions of one filter."""
-
-MAX_SEARCH_CHARS = 1000
-"""The longest text that is searched."""
-
-MAX_SQLITE_INTEGER = 2**63 - 1
+UNFINISHED_SECONDS = 10.0
+"""How long a file has not been modified when a last line without an end counts as a line that cannot be read."""
 
 _ROLLOUT_NAME = re.compile(r"#(?P<id>\d{1,18})|(?P<task>\d{1,18})(:(?P<repeat>\d{1,18})?)?")
-
-_CONDITION = re.compile(r"\s*([\w:/.-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which rollouts a query is about.
-
-    Attributes:
-        where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `tool` (a tool that was
-            called), `tool_error` (a tool whose output was an error) or `lens` (a saved filter, see `LENSES`).
-        search: A text that must occur in the conversation, ignoring case.
-    """
-
-    where: tuple[Condition, ...] = ()
-    search: str = ""
-
-
-def parse_condition(text: str) -> Condition:
-    """Return the condition in *text*, such as `reward<1`, `tool=get_weather`, `ended!=done` or `prompt~weather`.
-
-    Raises:
-        UsageError: *text* is not a condition.
-    """
-    found = _CONDITION.fullmatch(text)
-    if found is None:
-        raise UsageError(f"{text!r} is not a condition; write FIELD=VALUE, with one of = != < <= > >= ~")
-    field, operator, value = found.groups()
-    return check_condition((field, "contains" if operator == "~" else operator, _parse_value(value)))
-
-
-def check_condition(condition: Sequence[Any]) -> Condition:
-    """Return *condition* if its field and its operator exist, and its value fits; raises `UsageError` otherwise."""
-    if len(condition) != 3:  # noqa: PLR2004 - a condition has three parts
-        raise UsageError("a condition is a list of a field, an operator and a value")
-    field, operator, value = condition
-    if not isinstance(field, str) or not (
-        field in FIELDS or field in {"tool", "tool_error", "lens"} or field.startswith(FIGURE)
-    ):
-        names = ", ".join(sorted({*FIELDS, "tool", "tool_error", "lens"}))
-        raise UsageError(f"there is no field {field!r}; the fields: {names}, {FIGURE}NAME")
-    if not isinstance(operator, str) or operator not in OPERATORS:
-        raise UsageError(f"there is no operator {operator!r}; the operators: {', '.join(OPERATORS)}")
-    if field == "lens" and (operator != "=" or not isinstance(value, str) or value not in LENSES):
-        raise UsageError(f"a condition on `lens` is lens=NAME, with one of: {', '.join(LENSES)}")
-    values = value if operator == "in" and isinstance(value, list) else [value]
-    if len(values) > MAX_VALUES:
-        raise UsageError(f"a condition on {field!r} has {len(values):,} values; at most {MAX_VALUES:,} are possible")
-    if not all(map(_is_value, values)):
-        raise UsageError(
-            f"the value of {field!r} must be text or a number of at most 64 bits, or a list of them with the operator"
-            " `in`"
-        )
-    check_text(field)
-    return field, operator, value
-
-
-def _is_value(value: object) -> bool:
-    """Return whether SQLite can compare a column with the value."""
-    if isinstance(value, int):
-        return abs(value) <= MAX_SQLITE_INTEGER
-    return value is None or isinstance(value, float) or (isinstance(value, str) and is_unicode(value))
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether *text* has no unpaired surrogates, which JSON may contain, and SQLite does not store."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def check_text(text: str) -> str:
-    """Return *text* if it has no unpaired surrogates.
-
-    Raises:
-        UsageError: It has.
-    """
-    if not is_unicode(text):
-        raise UsageError(f"{text[:80]!r} has an unpaired surrogate, which no text of a run contains")
-    return text
 
 
 class RunQueries:
@@ -153,7 +61,22 @@ class RunQueries:
     def __init__(self, index: RunIndex) -> None:
         self.index = index
         self._connection = index.connect()
+        add_functions(self._connection)
+        self._inode = index.path.stat().st_ino
         self._searches: dict[str, tuple[tuple[int, int], list[int]]] = {}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file of the index is still the one that this object has opened."""
+        try:
+            return self.index.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def get_progress(self) -> tuple[int, int]:
+        """Return numbers that grow with the rollouts and with the indexed texts, whichever process indexes them."""
+        [changes] = self._connection.execute("SELECT changes FROM progress").fetchone()
+        return changes, self._count_indexed()[0]
 
     def close(self) -> None:
         """Close the connection to the index."""
@@ -181,15 +104,24 @@ class RunQueries:
             UsageError: A field does not exist.
         """
         condition, values = self._build_condition(chosen or Filter())
-        key, key_values = self._build_sort_key(sort)
+        key, key_values = build_sort_key(sort, self._connection)
         direction = "DESC" if descending else "ASC"
         names = ", ".join(f"r.{name}" for name in ("id", *COLUMNS, *FAILURE_COLUMNS))
         rows = self._connection.execute(
-            f"SELECT {names} FROM rollout r WHERE {condition}"  # noqa: S608  # names from FIELDS, values as parameters
+            f"SELECT {names} FROM rollout r WHERE {condition}"  # noqa: S608  # constant names, values as parameters
             f" ORDER BY {key} {direction} NULLS LAST, r.id {direction} LIMIT ? OFFSET ?",
             (*values, *key_values, min(limit, MAX_ROWS), offset),
         )
         return [dict(row) for row in rows]
+
+    def iter_rows(self, chosen: Filter | None = None, *, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield rollouts as `list_rows` returns them, in the order of the lines, behind the id *after*."""
+        condition, values = self._build_condition(chosen or Filter())
+        names = ", ".join(f"r.{name}" for name in ("id", *COLUMNS, *FAILURE_COLUMNS))
+        statement = f"SELECT {names} FROM rollout r WHERE r.id > ? AND {condition} ORDER BY r.id LIMIT {MAX_ROWS}"  # noqa: S608  # as above
+        while rows := self._connection.execute(statement, (after, *values)).fetchall():
+            yield from map(dict, rows)
+            after = rows[-1]["id"]
 
     def count(self, chosen: Filter | None = None) -> int:
         """Return the number of rollouts."""
@@ -238,12 +170,13 @@ class RunQueries:
         """Return the number of rollouts of each outcome, end, environment, failure and tool, and a reward histogram."""
         condition, values = self._build_condition(chosen or Filter())
         counts: dict[str, Counter[Any]] = {name: Counter() for name in (*FACET_COLUMNS, "bin")}
-        low, width = self._get_bins()
+        edges = self.get_reward_edges()
+        bin_case, bin_values = _build_bin_case(edges, 0, HISTOGRAM_BINS - 1)
         for *found, number, count in self._connection.execute(
             f"SELECT {', '.join(f'f.{name}' for name in FACET_COLUMNS)}, bin, number FROM"  # noqa: S608
-            " (SELECT facets, min(CAST((reward - ?) / ? AS INTEGER), ?) AS bin, count(*) AS number"
+            f" (SELECT facets, CASE WHEN reward IS NOT NULL THEN {bin_case} END AS bin, count(*) AS number"
             f" FROM rollout r WHERE {condition} GROUP BY 1, 2) JOIN facets f ON f.id = facets",
-            (low, width, HISTOGRAM_BINS - 1, *values),
+            (*bin_values, *values),
         ):
             for name, value in zip(counts, (*found, number), strict=True):
                 counts[name][value] += count
@@ -258,8 +191,8 @@ class RunQueries:
         ]
         found_bins = any(number is not None for number in counts["bin"])
         facets["reward"] = [
-            {"low": low + number * width, "high": low + (number + 1) * width, "count": counts["bin"][number]}
-            for number in range(HISTOGRAM_BINS if found_bins else 0)
+            {"low": low, "high": high, "count": counts["bin"][number]}
+            for number, (low, high) in enumerate(pairwise(edges) if found_bins else ())
         ]
         facets["figures"] = self.list_figures()
         return facets
@@ -382,7 +315,7 @@ class RunQueries:
         if not wanted:
             return []
         # One view of a run asks for the same text several times: its rows, their number, and its facets.
-        progress = self._get_progress()
+        progress = self.get_progress()
         known = self._searches.get(wanted)
         if known is None or known[0] != progress:
             known = self._searches[wanted] = progress, self._search(wanted)
@@ -395,18 +328,40 @@ class RunQueries:
         if not has_search(self._connection):
             return 0.0
         # Ids are given in the order of the lines, and none is missing but those of a replaced file.
-        done, last = self._get_progress()
+        done, last = self._count_indexed()
         return done / last if last else 1.0
 
     def list_bad_lines(self) -> list[dict[str, Any]]:
-        """Return the files with lines that are not rollouts, the number of these lines, and why the first is not."""
-        rows = self._connection.execute("SELECT number, bad, bad_message FROM file WHERE bad > 0")
-        return [
-            {"file": self.index.source.files[number].name, "count": bad, "message": message}
-            for number, bad, message in rows
-        ]
+        """Return the files with lines that are not rollouts or rows as sent.
 
-    def _get_progress(self) -> tuple[int, int]:
+        Each has the number of these lines, why the first is not, and the numbers of the first of these lines. A last
+        line without an end is one of them as soon as it is not being written any more.
+        """
+        files = (*self.index.source.files, self.index.source.inputs)
+        found = []
+        for state in self._connection.execute("SELECT * FROM file WHERE bad > 0 OR size > offset"):
+            name = files[state["number"]].name
+            lines = [int(number) for number in state["bad_lines"].split(",") if number]
+            message, count = state["bad_message"], state["bad"]
+            is_left = time.time() - state["modified"] / 1e9 > UNFINISHED_SECONDS
+            if state["number"] != INPUTS and state["size"] > state["offset"] and is_left:
+                lines, count = [*lines, state["lines"] + 1], count + 1
+                message = message or f"{name}:{state['lines'] + 1}: the last line of the file has no end"
+            if count:
+                found.append({"file": name, "count": count, "message": message, "lines": lines})
+        return found
+
+    def list_problems(self) -> list[str]:
+        """Return a sentence about each file of the run that cannot be read, or that has lines that cannot be read."""
+        files = [f"{bad['file']}: {bad['message']}" for bad in self.index.source.list_bad_files()]
+        lines = [
+            f"{bad['file']}: {bad['count']} lines cannot be read: {', '.join(map(str, bad['lines']))}"
+            f"{', …' if bad['count'] > len(bad['lines']) else ''} ({bad['message']})"
+            for bad in self.list_bad_lines()
+        ]
+        return files + lines
+
+    def _count_indexed(self) -> tuple[int, int]:
         """Return the id of the last rollout with indexed texts, and the id of the last rollout."""
         done = 0
         if has_search(self._connection):
@@ -445,7 +400,11 @@ class RunQueries:
                 if pattern is not None and not pattern.search(data.lower()):
                     # Most candidates are excluded without parsing them.
                     continue
-                line = parse_line(data, where=str(self.index.source.path))
+                try:
+                    line = parse_line(data, where=str(self.index.source.path))
+                except GymsdkError:
+                    # The file is being replaced; the next pass over it will notice.
+                    continue
                 if any(folded in " ".join(text.split()).casefold() for text in iter_texts(line)):
                     yield rollout
 
@@ -459,7 +418,7 @@ class RunQueries:
         """Yield the places of the rollouts in a file that match *pattern*."""
         try:
             with (
-                self.index.source.files[number].open("rb") as file,
+                open_regular(self.index.source.files[number]) as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             ):
                 position = 0
@@ -479,53 +438,17 @@ class RunQueries:
 
     def _build_condition(self, chosen: Filter) -> tuple[str, tuple[Any, ...]]:
         """Return an SQL condition on the table `rollout r`, and its values."""
-        if len(chosen.where) > MAX_CONDITIONS:
-            raise UsageError(f"a filter has {len(chosen.where):,} conditions; at most {MAX_CONDITIONS} are possible")
-        if len(chosen.search) > MAX_SEARCH_CHARS:
-            raise UsageError(f"the text to search has more than {MAX_SEARCH_CHARS:,} characters")
-        check_text(chosen.search)
-        parts, values = ["1"], []
-        for each in chosen.where:
-            part, used = self._build_part(*check_condition(each))
-            parts.append(part)
-            values += used
-        if chosen.search.strip():
-            found = self.search(chosen.search)
-            parts.append(f"r.id IN ({', '.join(map(str, found))})")
-        return " AND ".join(parts), tuple(values)
+        checked = build_filter(chosen.where, chosen.search)
+        condition, values = build_condition(checked.where, self._connection)
+        if checked.search.strip():
+            found = self.search(checked.search)
+            condition += f" AND r.id IN ({', '.join(map(str, found))})"
+        return condition, tuple(values)
 
-    def _build_part(self, field: str, operator: str, value: Any) -> tuple[str, list[Any]]:
-        if field == "lens":
-            lens_condition, lens_values = LENSES[value].build(self._connection)
-            return f"({lens_condition})", list(lens_values)
-        if field in {"tool", "tool_error"}:
-            matched = "t.name = ?" if operator in {"=", "!="} else "t.name LIKE ?"
-            errors = " AND t.errors > 0" if field == "tool_error" else ""
-            negation = "NOT " if operator == "!=" else ""
-            given = value if operator in {"=", "!="} else f"%{value}%"
-            return f"{negation}EXISTS (SELECT 1 FROM tool t WHERE t.rollout = r.id AND {matched}{errors})", [given]  # noqa: S608
-        if field.startswith(FIGURE):
-            compared, used = _compare("f.value", operator, value)
-            name = field.removeprefix(FIGURE)
-            return (
-                f"EXISTS (SELECT 1 FROM figure f WHERE f.rollout = r.id AND f.name = ? AND {compared})",  # noqa: S608
-                [name, *used],
-            )
-        return _compare(f"r.{field}", operator, value)
-
-    def _build_sort_key(self, sort: str) -> tuple[str, tuple[Any, ...]]:
-        if sort.startswith(FIGURE):
-            name = check_text(sort.removeprefix(FIGURE))
-            return "(SELECT f.value FROM figure f WHERE f.rollout = r.id AND f.name = ?)", (name,)
-        if sort not in FIELDS:
-            raise UsageError(f"there is no field {sort!r} to sort by; the fields: {', '.join(sorted(FIELDS))}")
-        return f"r.{sort}", ()
-
-    def _get_bins(self) -> tuple[float, float]:
-        """Return the lower end of the histogram of rewards and the width of its bins, which no filter changes."""
+    def get_reward_edges(self) -> list[float]:
+        """Return the edges of the bins in the histogram of rewards, which no filter changes."""
         low, high = self._connection.execute("SELECT min(reward), max(reward) FROM rollout").fetchone()
-        low, high = min(low or 0.0, 0.0), max(high or 0.0, 1.0)
-        return low, (high - low) / HISTOGRAM_BINS
+        return compute_bin_edges(min(low or 0.0, 0.0), max(high or 0.0, 1.0), HISTOGRAM_BINS)
 
     def _compute_stderr(self, condition: str, values: tuple[Any, ...]) -> float | None:
         """Return the standard error of the mean reward, clustered by task."""
@@ -542,6 +465,16 @@ class RunQueries:
         return float(math.sqrt(squares * len(rows) / (len(rows) - 1)) / count)
 
 
+def _build_bin_case(edges: Sequence[float], first: int, last: int) -> tuple[str, list[float]]:
+    """Return the SQL for the number of a reward's bin between *first* and *last*, found by binary search."""
+    if first == last:
+        return str(first), []
+    middle = (first + last + 1) // 2
+    lower, lower_values = _build_bin_case(edges, first, middle - 1)
+    upper, upper_values = _build_bin_case(edges, middle, last)
+    return f"CASE WHEN reward < ? THEN {lower} ELSE {upper} END", [edges[middle], *lower_values, *upper_values]
+
+
 @lru_cache(maxsize=16)
 def _build_pattern(wanted: str, *, ignore_case: bool = False) -> re.Pattern[bytes]:
     """Return a pattern that finds a text in stored lines, where JSON escapes some of its characters."""
@@ -553,28 +486,6 @@ def _list_counts(counts: Counter[str]) -> list[dict[str, Any]]:
     """Return the most frequent values with their counts, equally frequent ones in alphabetical order."""
     found = sorted(((value, count) for value, count in counts.items() if value), key=lambda each: (-each[1], each[0]))
     return [{"value": value, "count": count} for value, count in found[:MAX_FACET_VALUES]]
-
-
-def _compare(column: str, operator: str, value: Any) -> tuple[str, list[Any]]:
-    if operator == "in":
-        given = value if isinstance(value, list) else [value]
-        return f"{column} IN ({', '.join('?' * len(given))})", list(given)
-    if operator == "contains":
-        escaped = str(value).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        return f"{column} LIKE ? ESCAPE '\\'", [f"%{escaped}%"]
-    if operator == "=" and value is None:
-        return f"{column} IS NULL", []
-    return f"{column} {OPERATORS[operator]} ?", [value]
-
-
-def _parse_value(text: str) -> str | float | None:
-    if text in {"", "none", "null"}:
-        return None
-    with suppress(ValueError):
-        return int(text)
-    with suppress(ValueError):
-        return float(text)
-    return text
 
 
 def _take(values: Iterable[int], most: int) -> Iterator[int]:

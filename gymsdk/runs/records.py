@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gymsdk import jsonl, responses
+from gymsdk.lines import RESULT_FIELDS, SKIPPED, TASK_DIGEST, NoReward, find_no_reward, read_index
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, select_numbers
-from gymsdk.rollouts.folder import RESULT_FIELDS, strip_results
 from gymsdk.rollouts.jobs import get_environment_name
-from gymsdk.types import Item, Row, pair_outputs
+from gymsdk.types import UNMASKED_FIELDS, Item, Row, pair_outputs
 
 PROMPT_CHARS = 120
 """The length of the excerpt of the prompt in a record."""
 
-ANSWER_FIELDS = ("extracted_answer", "given_answer", "answer")
-"""The verdict's fields that hold the answer that was graded, the most specific first."""
+GIVEN_ANSWER_FIELDS = ("extracted_answer", "given_answer")
+"""The fields that hold the answer that was graded, the most specific first."""
+
+ANSWER_FIELDS = (*GIVEN_ANSWER_FIELDS, "answer")
+"""The same fields of a line that lists the fields of its verdict. Elsewhere, `answer` may be the right answer."""
+
+UNNAMED_FAILURE = NoReward("failed", "", "", "")
+"""The reason of a line in the file of failures that gives none."""
 
 PART = "part/"
 """The prefix of a reward component among the figures of a record."""
@@ -56,6 +61,7 @@ class Record:
         flags: Bits: reasoning, token ids, images, time-out of the grader.
         figures: The numbers of the verdict, and the components of the reward as `part/NAME`.
         tools: The number of calls, and of calls that return an error, for each tool.
+        digest: What identifies the task in every run; `None` if the line does not say it.
     """
 
     environment: str
@@ -76,6 +82,7 @@ class Record:
     flags: int
     figures: dict[str, float] = field(default_factory=dict)
     tools: dict[str, tuple[int, int]] = field(default_factory=dict)
+    digest: str | None = None
 
 
 def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
@@ -95,15 +102,15 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
     timing = _get_object(host_fields, "timing")
     output = get_output(line)
     tools = _count_tools(output)
-    verdict = _select_verdict(line, host_fields)
+    absent = find_no_reward(line) or (UNNAMED_FAILURE if failed else None)
+    verdict = {name: line[name] for name in list_verdict_names(line, failed=failed)}
     total, model_milliseconds = timing.get("total"), _get_object(timing, "stages").get("model")
-    reward = line.get("reward")
     return Record(
         environment=str(host_fields.get("environment") or get_environment_name(line) or ""),
-        task=_get_index(line, TASK_INDEX, number),
-        repeat=_get_index(line, ROLLOUT_INDEX, 0),
-        reward=float(reward) if jsonl.is_finite_number(reward) and not failed else None,
-        outcome=str(host_fields.get("outcome") or ("failed" if failed else "scored")),
+        task=read_index(line, TASK_INDEX, number),
+        repeat=read_index(line, ROLLOUT_INDEX, 0),
+        reward=float(line["reward"]) if absent is None else None,
+        outcome="scored" if absent is None else _get_outcome(absent, host_fields, failed=failed),
         ended=host_fields.get("ended"),
         turns=host_fields.get("turns") or sum(1 for _ in responses.iter_turn_spans(output)),
         tool_calls=sum(number for number, _ in tools.values()),
@@ -111,12 +118,13 @@ def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
         seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
         model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
         started=timing.get("started"),
-        answer=_get_answer(verdict),
-        failure=_get_failure(line) if failed else ("", "", ""),
+        answer=_get_answer(verdict, ANSWER_FIELDS if "verdict" in host_fields else GIVEN_ANSWER_FIELDS),
+        failure=("", "", "") if absent is None else _describe_failure(absent, line, failed=failed),
         prompt=get_prompt(line)[:PROMPT_CHARS],
         flags=_get_flags(line, output),
-        figures=_select_figures(line, verdict, host_fields),
+        figures=_select_figures(line, verdict, host_fields, is_scored=absent is None),
         tools=tools,
+        digest=_get_digest(host_fields),
     )
 
 
@@ -178,50 +186,48 @@ def is_tool_error(output: str) -> bool:
     return output.startswith(ERROR_PREFIXES)
 
 
-def compute_task_digest(row: Row, environment: str) -> str:
-    """Return a digest that equal tasks of two runs share: it depends on neither their numbers nor the sampling.
-
-    Args:
-        row: The row as it was sent, or the line of a rollout.
-        environment: The name of the environment.
-    """
-    bare = {
-        key: value for key, value in strip_results(row).items() if not key.startswith("_ng_") and key != "agent_ref"
-    }
-    prompt = _get_object(row, "responses_create_params").get("input")
-    content = bare | {"responses_create_params": {"input": prompt}, "environment": environment}
-    return hashlib.blake2b(jsonl.dump_canonical_json(content), digest_size=12).hexdigest()
-
-
 def _get_object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = value.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def _get_index(line: Row, key: str, default: int) -> int:
-    index = line.get(key)
-    return index if isinstance(index, int) else default
+def _get_outcome(absent: NoReward, host_fields: Row, *, failed: bool) -> str:
+    stored = host_fields.get("outcome")
+    if stored is None or stored == "scored":
+        return "failed" if failed else absent.outcome
+    return str(stored)
 
 
-def _select_verdict(line: Row, host_fields: Row) -> Row:
-    """Return the fields of the verdict; without a list of them, every field that no other part of the line owns."""
+def list_verdict_names(line: Row, *, failed: bool = False) -> list[str]:
+    """Return the names of the fields on a line that belong to the verdict.
+
+    A line of gymsdk lists them. Of a scored line of another program, each field that no other part of the line owns may
+    belong to the verdict. A rollout without a reward and without such a list has no verdict: its fields are the row's.
+
+    Args:
+        line: The line.
+        failed: Whether the line is from the file of failures.
+    """
+    host_fields = _get_object(line, "gymsdk")
     names = host_fields.get("verdict")
     if isinstance(names, list):
-        return {name: line[name] for name in names if name in line}
-    owned = RESULT_FIELDS | {"responses_create_params", "agent_ref"}
-    return {key: value for key, value in line.items() if key not in owned and not key.startswith("_ng_")}
+        return [name for name in names if isinstance(name, str) and name in line]
+    if failed or "outcome" in host_fields or find_no_reward(line) is not None:
+        return []
+    owned = RESULT_FIELDS | UNMASKED_FIELDS.keys() | {SKIPPED, "responses_create_params", "agent_ref"}
+    return [key for key in line if key not in owned and not key.startswith("_ng_")]
 
 
-def _select_figures(line: Row, verdict: Row, host_fields: Row) -> dict[str, float]:
+def _select_figures(line: Row, verdict: Row, host_fields: Row, *, is_scored: bool) -> dict[str, float]:
     # `gymsdk reverify` writes the reward that a line had before.
     stored = select_numbers({STORED_REWARD: host_fields.get(STORED_REWARD)})
-    components = select_numbers(_get_object(line, "reward_components"))
+    components = select_numbers(_get_object(line, "reward_components")) if is_scored else {}
     numbers = select_numbers(verdict) | stored | {PART + name: value for name, value in components.items()}
     return {name: float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
 
 
-def _get_answer(verdict: Row) -> str | None:
-    value = next((verdict[name] for name in ANSWER_FIELDS if verdict.get(name) is not None), None)
+def _get_answer(verdict: Row, names: Sequence[str]) -> str | None:
+    value = next((verdict[name] for name in names if verdict.get(name) is not None), None)
     return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
 
 
@@ -233,9 +239,17 @@ def _get_tokens(line: Row, host_fields: Row) -> int | None:
     return total if isinstance(total, int) and total > 0 else None
 
 
-def _get_failure(line: Row) -> tuple[str, str, str]:
+def _describe_failure(absent: NoReward, line: Row, *, failed: bool) -> tuple[str, str, str]:
+    """Return the kind, the stage and the message; a line of the file of failures may lack some of them."""
+    if not failed:
+        return absent.kind, absent.stage, absent.message
     kind, stage, message = (str(line.get(f"_ng_failure_{name}") or "") for name in ("class", "stage", "message"))
     return kind, stage, message
+
+
+def _get_digest(host_fields: Row) -> str | None:
+    digest = host_fields.get(TASK_DIGEST)
+    return digest if isinstance(digest, str) else None
 
 
 def _get_flags(line: Row, output: Sequence[Item]) -> int:

@@ -27,6 +27,7 @@ from gymsdk.rollouts.replay import (
     write_branches,
 )
 from gymsdk.runs import Run
+from gymsdk.runs.source import find_read_error
 from gymsdk.types import Budget, Item, Row
 from gymsdk.working_folder import shorten_path
 
@@ -72,6 +73,8 @@ class Replayer:
         """The rows as sent, by the index of the task and of the repeat; empty if the run has none."""
         if not self.run.source.inputs.exists():
             return {}
+        if why := find_read_error(self.run.source.inputs):
+            raise UsageError(f"{shorten_path(self.run.source.inputs)} cannot be read: {why}")
         rows = RunFolder(self.run.source.folder).read_inputs()
         return {(row[TASK_INDEX], row[ROLLOUT_INDEX]): row for row in rows}
 
@@ -80,14 +83,20 @@ class Replayer:
         row = self.run.queries.find(name)
         if row is None:
             raise UsageError(f"{self.run.source.path} has no rollout {name!r}; `gymsdk show` lists some")
-        return parse_episode(self.run.queries.read_line(row["id"]), self.inputs)
+        return parse_episode(self._read_line(row), self.inputs)
 
     def read_scored_episodes(self) -> Iterator[StoredEpisode]:
         """Yield all stored episodes with a reward; raises `UsageError` if there is none."""
-        found = [parse_episode(line, self.inputs) for line in self.run if line.get("reward") is not None]
+        rows = (row for row in self.run.iter_rows() if row["reward"] is not None)
+        found = [parse_episode(self._read_line(row), self.inputs) for row in rows]
         if not found:
             raise UsageError(f"{self.run.source.path} has no rollout with a reward")
         yield from found
+
+    def _read_line(self, row: Row) -> Row:
+        """Return the stored line of a rollout, with the indices by which the run knows it."""
+        indices = {TASK_INDEX: row["task"], ROLLOUT_INDEX: row["repeat"]}
+        return self.run.queries.read_line(row["id"]) | indices
 
     async def replay(self, episodes: Sequence[StoredEpisode]) -> list[Replayed]:
         """Play *episodes* as they are stored."""

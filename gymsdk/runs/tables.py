@@ -1,4 +1,4 @@
-"""Tables of a run for Arrow, Parquet, pandas and polars: one row per rollout, message or tool call."""
+"""Tables of a run for Arrow, Parquet, pandas and polars: one row per rollout, message, tool call or metric."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from gymsdk import jsonl
 from gymsdk.errors import UsageError
-from gymsdk.runs.queries import MAX_ROWS, Filter, RunQueries
+from gymsdk.runs.filters import Filter
+from gymsdk.runs.queries import RunQueries
 from gymsdk.runs.records import get_opening, get_output, get_reasoning, get_text, is_tool_error
+from gymsdk.runs.source import RunSource
 from gymsdk.types import Row, is_policy_item, pair_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Table: TypeAlias = Literal["rollouts", "messages", "tool_calls"]
+Table: TypeAlias = Literal["rollouts", "messages", "tool_calls", "metrics"]
 """The tables of a run."""
 
 BATCH_ROWS = 5000
@@ -29,14 +32,19 @@ def iter_rows(queries: RunQueries, table: Table, chosen: Filter | None = None) -
         queries: The run.
         table: `rollouts`: the columns of the index, and the numbers of the verdict and the components of the reward
             (`part/NAME`). `messages`: the items of the conversations, with role, type and text. `tool_calls`: the calls
-            with their arguments and outputs.
-        chosen: Which rollouts.
+            with their arguments and outputs. `metrics`: the metrics of each environment at the end of the run.
+        chosen: Which rollouts; the table `metrics` is about all of them.
 
     Raises:
-        UsageError: There is no such table.
+        UsageError: There is no such table, or rollouts are chosen for the table `metrics`.
     """
     _check_table(table)
-    for row in _iter_rollouts(queries, chosen):
+    if table == "metrics":
+        if chosen is not None and (chosen.where or chosen.search):
+            raise UsageError("the table 'metrics' is about all rollouts of the run; leave out the conditions")
+        yield from _iter_metrics(queries.index.source)
+        return
+    for row in queries.iter_rows(chosen):
         if table == "rollouts":
             kept = {key: value for key, value in row.items() if key not in {"id", "flags"}}
             yield kept | queries.get_figures(row["id"])
@@ -74,7 +82,8 @@ def write_parquet(queries: RunQueries, path: Path, table: Table, chosen: Filter 
             writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema=schema))
             count += len(rows)
         if writer is None:
-            raise UsageError("no rollout is chosen; the file would be empty")
+            missing = "the run has no metrics yet" if table == "metrics" else "no rollout is chosen"
+            raise UsageError(f"{missing}; the file would be empty")
         writer.close()
         part.replace(path)
     except OSError as error:
@@ -112,12 +121,12 @@ def _check_table(table: str) -> None:
         raise UsageError(f"there is no table {table!r}; the tables: {', '.join(get_args(Table))}")
 
 
-def _iter_rollouts(queries: RunQueries, chosen: Filter | None) -> Iterator[Row]:
-    last = -1
-    given = chosen or Filter()
-    while rows := queries.list_rows(Filter((*given.where, ("id", ">", last)), given.search), limit=MAX_ROWS):
-        yield from rows
-        last = rows[-1]["id"]
+def _iter_metrics(source: RunSource) -> Iterator[Row]:
+    for entry in source.read_metrics():
+        found = entry.get("agent_metrics")
+        for name, value in found.items() if isinstance(found, dict) else ():
+            if jsonl.is_finite_number(value):
+                yield {"environment": entry.get("environment"), "metric": name, "value": float(value)}
 
 
 def _iter_messages(line: Row) -> Iterator[Row]:
@@ -132,12 +141,17 @@ def _iter_messages(line: Row) -> Iterator[Row]:
             "index": number,
             "turn": turn,
             "type": kind,
-            "role": item.get("role") or ("tool" if kind == "function_call_output" else "assistant"),
+            "role": _to_text(item.get("role")) or ("tool" if kind == "function_call_output" else "assistant"),
             "text": get_text(item.get("output")) if kind == "function_call_output" else text,
-            "tool": item.get("name") if kind == "function_call" else None,
-            "arguments": item.get("arguments") if kind == "function_call" else None,
-            "call_id": item.get("call_id"),
+            "tool": _to_text(item.get("name")) if kind == "function_call" else None,
+            "arguments": _to_text(item.get("arguments")) if kind == "function_call" else None,
+            "call_id": _to_text(item.get("call_id")),
         }
+
+
+def _to_text(value: object) -> str | None:
+    """Return a value that must be text, and that another program may have written as something else."""
+    return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
 
 
 def _iter_tool_calls(line: Row) -> Iterator[Row]:
@@ -190,6 +204,7 @@ _FIELDS: dict[Table, dict[str, str]] = {
         "output": "string",
         "is_error": "bool_",
     },
+    "metrics": {"environment": "string", "metric": "string", "value": "float64"},
 }
 """The columns of each table with their Arrow types; the rollouts have the numbers of their verdicts beside them."""
 

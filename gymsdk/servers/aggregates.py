@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from gymsdk import metrics
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
-from gymsdk.jsonl import is_finite_number
+from gymsdk.lines import MASK, RESULT_FIELDS, SKIPPED, read_reward
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
-from gymsdk.rollouts.folder import RESULT_FIELDS, StoredVerdict
+from gymsdk.rollouts.folder import StoredVerdict
 from gymsdk.rollouts.summary import ANSWER, METRIC_FIELDS
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
@@ -91,16 +91,22 @@ def _read_rows(body: Row) -> list[Row]:
 
 
 def _is_counted(row: Row) -> bool:
-    reward = row.get("reward")
-    return is_finite_number(reward) and row.get("mask_sample") is not True
+    # NeMo Gym counts the reward that its agent sets in place of a verification, and leaves out every masked row.
+    given = {key: value for key, value in row.items() if key != SKIPPED} if SKIPPED in row else row
+    return row.get(MASK) is not True and read_reward(given) is not None
 
 
 def _number_repeats(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows with task and repeat indices; a missing repeat index is the number of the task's earlier rows."""
+    """Yield the rows with their rewards as floats, and with task and repeat indices.
+
+    A missing repeat index is the number of the task's earlier rows. The rows of a request have no line numbers, so
+    that a missing task index is 0.
+    """
     counts: Counter[int] = Counter()
     for row in rows:
         task = _read_index(row, TASK_INDEX, 0)
-        yield {**row, TASK_INDEX: task, ROLLOUT_INDEX: _read_index(row, ROLLOUT_INDEX, counts[task])}
+        indices = {TASK_INDEX: task, ROLLOUT_INDEX: _read_index(row, ROLLOUT_INDEX, counts[task])}
+        yield {**row, "reward": float(row["reward"]), **indices}
         counts[task] += 1
 
 
@@ -126,9 +132,11 @@ def _to_scored(row: Row) -> ScoredRollout:
     )
     response = row.get("response")
     usage = response.get("usage") if isinstance(response, dict) else None
-    fields = {key: value for key, value in row.items() if key in kept and key not in {"response", "mask_sample"}}
+    fields = {key: value for key, value in row.items() if key in kept and key not in {"response", MASK}}
     usage_field = {"response": {"usage": usage}} if isinstance(usage, dict) else {}
-    return metrics.parse_scored_rollout(fields | components | usage_field, answer_key=ANSWER if ANSWER in row else None)
+    return metrics.build_scored_rollout(
+        fields | components | usage_field, row["reward"], answer_key=ANSWER if ANSWER in row else None
+    )
 
 
 def _get_verdict_fields(row: Row) -> list[str] | None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from gymsdk import jsonl, responses, tracing
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.locks import hold_lock
+from gymsdk.once import OnceLogger
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
 from gymsdk.tokens.history import compute_digest, compute_opening, find_history
@@ -127,7 +128,7 @@ class TokenCapturingModel:
         """Capture the token ids of calls of `model` in `folder`."""
         self._model = model
         self._folder = folder
-        self._once = tracing.OnceLogger(log)
+        self._once = OnceLogger(log)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -22,6 +22,7 @@ from gymsdk.http.client import RequestRefused
 from gymsdk.jsonl import NestingError, measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.once import OnceLogger
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import middleware
 from gymsdk.servers.app import (
@@ -40,7 +41,6 @@ from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response, rollout_id_of
 from gymsdk.servers.pausing import PausableModel, add_pause_endpoints
-from gymsdk.tracing import OnceLogger
 from gymsdk.types import Item, Model
 
 once = OnceLogger(logging.getLogger("gymsdk"))

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import Failed
+from gymsdk.once import OnceLogger
 from gymsdk.servers.app import document_endpoint, read_json_object
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
@@ -27,7 +28,6 @@ from gymsdk.servers.requests import parse_body
 from gymsdk.servers.shared_memory import SharedPause
 from gymsdk.threads import resolve_future
 from gymsdk.timers import timeout_at
-from gymsdk.tracing import OnceLogger
 from gymsdk.types import Episode, Item, Model
 
 CUT_SECONDS = 10.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,21 +24,14 @@ from starlette.staticfiles import StaticFiles
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.pages import LOOPBACK_NAMES
+from gymsdk.runs.filters import MAX_SQLITE_INTEGER, Filter, build_filter, parse_condition
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.queries import (
-    MAX_HITS,
-    MAX_PHRASE_HITS,
-    MAX_ROWS,
-    MAX_SQLITE_INTEGER,
-    Filter,
-    RunQueries,
-    check_condition,
-)
-from gymsdk.runs.records import get_opening, get_output
+from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, RunQueries
+from gymsdk.runs.records import get_opening, get_output, list_verdict_names
 from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.studio.security import ApiAccess, SecurityHeaders, build_policy, find_inline_scripts
-from gymsdk.types import Item, Row
+from gymsdk.types import Item, Row, pair_outputs
 
 if TYPE_CHECKING:
     from gymsdk.studio.player import Player
@@ -45,6 +40,9 @@ STATIC = Path(__file__).parent / "static"
 
 MAX_ITEM_BYTES = 1_000_000
 """The most bytes of items that an answer has; the page asks for more of a longer transcript."""
+
+MAX_OUTPUT_BYTES = 16_000_000
+"""The most bytes of an answer that ends with the outputs of its tool calls."""
 
 MAX_BODY_BYTES = 100_000
 """The largest body of a request."""
@@ -103,7 +101,7 @@ def create_app(
         Middleware(SecurityHeaders, build_policy(find_inline_scripts(page))),
         Middleware(HostCheck, LOOPBACK_NAMES),
     ]
-    handlers = {GymsdkError: _handle_error, HTTPException: _handle_http_error}
+    handlers = {GymsdkError: _handle_error, sqlite3.Error: _handle_error, HTTPException: _handle_http_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -138,13 +136,14 @@ class StudioApi:
             ("POST", "runs/{run}/notes", self.add_note),
             ("POST", "runs/{run}/rollouts/{id}/replay", self.replay),
             ("POST", "runs/{run}/rollouts/{id}/branch", self.branch),
+            ("GET", "condition", self._build_endpoint(self.check_condition)),
             ("GET", "compare", self._build_endpoint(self.compare)),
             ("GET", "events", self.stream_events),
         ]
 
     def list_runs(self, _: Request) -> list[Row]:
         """Return descriptions of the runs that need no index of their lines."""
-        return [describe_run(run) for run in self._library.list_runs()]
+        return [_describe_in_list(run) for run in self._library.list_runs()]
 
     def get_run(self, request: Request) -> Row:
         """Return a run with its summary and settings."""
@@ -161,7 +160,7 @@ class StudioApi:
                 "state": run.build_state(),
                 "summary": run.compute("summary", RunQueries.summarize),
                 "figures": figures,
-                "bad_lines": bad,
+                "bad_lines": bad + run.notes.list_bad_lines(),
                 "notes_beside_run": run.notes.is_beside_run,
                 **run.compute("lenses", describe_lenses),
             }
@@ -212,6 +211,7 @@ class StudioApi:
         return {
             "row": row,
             "figures": figures,
+            "verdict": list_verdict_names(line, failed=bool(row["failure"])),
             "line": rest,
             "items": items,
             "total_items": total,
@@ -264,6 +264,13 @@ class StudioApi:
         written = await run_in_threadpool(self._library.add, folder)
         return _build_json({"run": written.key, "folder": str(folder), "rollouts": results})
 
+    def check_condition(self, request: Request) -> Row:
+        """Return the field, the operator and the value of a condition in text, or the error in the text."""
+        try:
+            return {"condition": parse_condition(request.query_params.get("text") or "")}
+        except UsageError as error:
+            return {"error": str(error)}
+
     def compare(self, request: Request) -> Row:
         """Return the comparison of two runs."""
         names = (request.query_params.get(name) or "" for name in ("a", "b"))
@@ -282,9 +289,9 @@ class StudioApi:
         async def stream() -> AsyncIterator[bytes]:
             version, last = -1, known
             while not self._library.is_stopped:
-                state = jsonl.dump_portable_json(await run_in_threadpool(run.build_state))
-                identifier = hashlib.blake2b(state, digest_size=8).hexdigest()
-                if identifier != last:
+                state = await run_in_threadpool(_dump_state, run)
+                identifier = hashlib.blake2b(state, digest_size=8).hexdigest() if state else last
+                if identifier is not None and identifier != last:
                     last = identifier
                     yield b"event: state\nid: " + identifier.encode() + b"\ndata: " + state + b"\n\n"
                 else:
@@ -329,30 +336,68 @@ class StudioApi:
             return row, queries.read_line(row["id"]), queries.get_figures(row["id"])
 
 
+def _dump_state(run: OpenRun) -> bytes:
+    """Return the state of a run as JSON; empty if its index cannot be read, which the background thread logs."""
+    try:
+        return jsonl.dump_portable_json(run.build_state())
+    except (GymsdkError, OSError, sqlite3.Error):
+        return b""
+
+
 def describe_run(run: OpenRun) -> Row:
     """Describe a run without an index of its lines."""
     about = run.source.read_about()
-    settings = about.get("settings") if isinstance(about.get("settings"), dict) else {}
+    settings = about.get("settings") or {}
     metrics = run.source.read_metrics()
-    scored, means = 0, []
+    counts: list[tuple[int, float]] = []
     for each in metrics:
-        count = (each.get("outcomes") or {}).get("scored") or 0
+        count = (each.get("outcomes") or {}).get("scored")
         mean = (each.get("agent_metrics") or {}).get("mean/reward")
-        if count and isinstance(mean, (int, float)):
-            scored += count
-            means.append((count, mean))
+        if jsonl.is_finite_number(mean) and jsonl.is_finite_number(count) and isinstance(count, int) and count > 0:
+            counts.append((count, mean))
+    scored = sum(count for count, _ in counts)
     return {
         "run": run.key,
         "name": run.source.name,
         "path": str(run.source.path),
-        "model": settings.get("model") if settings else None,
-        "environments": list((settings or {}).get("environments") or {}),
+        "model": settings.get("model"),
+        "environments": list(settings.get("environments") or {}),
         "started": about.get("started"),
         "asked": run.source.count_inputs(),
         "scored": scored or None,
-        "mean": sum(count * mean for count, mean in means) / scored if scored else None,
+        "mean": sum(count * mean for count, mean in counts) / scored if scored else None,
+        "accuracy": [shown for entry in metrics for shown in _list_accuracy(entry)],
         "is_finished": bool(metrics),
+        "bad_files": _list_bad_files(run),
     }
+
+
+def _list_accuracy(metrics: Row) -> Iterator[Row]:
+    """Yield pass@k, majority@k and vote@k of an environment, for the most rollouts of a task."""
+    given = metrics.get("agent_metrics")
+    values = given if isinstance(given, dict) else {}
+    for name in ("pass", "majority", "vote"):
+        ks = [int(found[1]) for key in values if (found := re.fullmatch(rf"{name}@(\d+)/accuracy", key))]
+        value = values[f"{name}@{max(ks)}/accuracy"] if ks and max(ks) > 1 else None
+        if jsonl.is_finite_number(value):
+            yield {"environment": metrics.get("environment"), "name": f"{name}@{max(ks)}", "value": value}
+
+
+def _describe_in_list(run: OpenRun) -> Row:
+    """Describe a run; if that fails, with the error alone, because it must not hide the other runs."""
+    try:
+        return describe_run(run)
+    except Exception as error:  # noqa: BLE001  # other programs may have written anything into the run's files
+        unknown = dict.fromkeys(("model", "started", "asked", "scored", "mean"))
+        bad = [{"file": run.source.path.name, "message": str(error) or type(error).__name__}]
+        named = {"run": run.key, "name": run.key, "path": str(run.source.path), "environments": [], "accuracy": []}
+        return named | unknown | {"is_finished": False, "bad_files": bad}
+
+
+def _list_bad_files(run: OpenRun) -> list[Row]:
+    """Return the files of a run that cannot be read, and the error of the thread that follows the run."""
+    own = [{"file": run.source.path.name, "message": f"the run cannot be followed: {run.error}"}] if run.error else []
+    return run.source.list_bad_files() + own
 
 
 def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:
@@ -378,9 +423,11 @@ def _is_cut(queries: RunQueries, chosen: Filter) -> bool:
 
 def _parse_filter(request: Request) -> Filter:
     conditions = _parse_json(request.query_params.get("where") or "[]", "where")
-    if not isinstance(conditions, list) or not all(isinstance(each, list) for each in conditions):
-        raise UsageError("`where` must be a list of conditions, each a list of a field, an operator and a value")
-    return Filter(tuple(check_condition(each) for each in conditions), request.query_params.get("q") or "")
+    if not isinstance(conditions, list) or not all(isinstance(one, list | str) for one in conditions):
+        raise UsageError(
+            "`where` must be a list of conditions, each as text or as a list of a field, an operator and a value"
+        )
+    return build_filter(conditions, request.query_params.get("q") or "")
 
 
 def _parse_names(text: str | None) -> list[str]:
@@ -417,15 +464,20 @@ def _list_items(line: Row) -> list[Item]:
 
 
 def _cut_items(items: list[Item], start: int, count: int | None) -> tuple[list[Item], int]:
-    """Return items from *start*, as many as fit into `MAX_ITEM_BYTES` but at least one, and the number of all."""
-    chosen: list[Item] = []
-    size = 0
-    for item in items[start : None if count is None else start + count]:
-        size += len(jsonl.dump_portable_json(item))
-        if chosen and size > MAX_ITEM_BYTES:
+    """Return items from *start* and the number of all.
+
+    They are as many as fit into `MAX_ITEM_BYTES`, but at least one, and the outputs of their calls as far as these fit
+    into `MAX_OUTPUT_BYTES`: a page would show a call without its output otherwise.
+    """
+    pairs = pair_outputs(items)
+    size, last, end = 0, start, len(items) if count is None else min(len(items), start + count)
+    for index in range(start, end):
+        size += len(jsonl.dump_portable_json(items[index]))
+        if size > (MAX_ITEM_BYTES if index > last else MAX_OUTPUT_BYTES) and index > start:
+            end = index
             break
-        chosen.append(item)
-    return chosen, len(items)
+        last = max(last, pairs.get(index, start))
+    return items[start:end], len(items)
 
 
 def _without(value: Row, *keys: str) -> Row:

@@ -19,8 +19,10 @@ from typing import Any
 from gymsdk import jsonl
 from gymsdk.errors import UsageError
 from gymsdk.runs.compare import compare, to_json
+from gymsdk.runs.filters import Filter, describe_grammar
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.queries import MAX_ROWS, Filter, RunQueries
+from gymsdk.runs.queries import RunQueries
+from gymsdk.runs.records import list_verdict_names
 from gymsdk.studio.app import STATIC, describe_lenses, describe_run
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.types import Row
@@ -100,8 +102,12 @@ def _build_chunks(runs: Sequence[OpenRun], choice: ExportChoice, max_bytes: int 
                     f"the rollouts have more than {max_bytes // 1_000_000} MB, too much for one file; export a folder,"
                     " or choose rollouts with --where or --sample"
                 )
-            row["chunk"] = f"lines-{number}-{len(names)}"
-            chunk[str(row["id"])] = jsonl.parse_row(data, where=str(run.source.path))
+            line = jsonl.parse_row(data, where=str(run.source.path))
+            row |= {
+                "chunk": f"lines-{number}-{len(names)}",
+                "verdict": list_verdict_names(line, failed=bool(row["failure"])),
+            }
+            chunk[str(row["id"])] = line
             if size > CHUNK_BYTES:
                 yield row["chunk"], chunk
                 names.append(row["chunk"])
@@ -113,6 +119,7 @@ def _build_chunks(runs: Sequence[OpenRun], choice: ExportChoice, max_bytes: int 
         yield f"rows-{number}", rows
         described.append(_describe(run, len(rows)) | {"rows_chunk": f"rows-{number}", "chunks": names})
     yield "runs", described
+    yield "grammar", describe_grammar()
     comparisons = {
         jsonl.dump_json([first.key, second.key]).decode(): to_json(compare(first.index, second.index))
         for first, second in permutations(runs, 2)
@@ -129,22 +136,21 @@ def _list_rows(run: OpenRun, choice: ExportChoice) -> Iterator[Row]:
         total = queries.count(choice.chosen)
         step = max(1.0, total / choice.sample) if choice.sample else 1.0
         wanted, taken = 0.0, 0
-        for start in range(0, total, MAX_ROWS):
-            for number, row in enumerate(queries.list_rows(choice.chosen, offset=start, limit=MAX_ROWS), start):
-                if number < wanted or (choice.sample is not None and taken >= choice.sample):
-                    continue
-                wanted += step
-                taken += 1
-                lenses = [name for name, ids in found.items() if row["id"] in ids]
-                own = {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
-                yield row | own | {"lenses": lenses}
+        for number, row in enumerate(queries.iter_rows(choice.chosen)):
+            if number < wanted or (choice.sample is not None and taken >= choice.sample):
+                continue
+            wanted += step
+            taken += 1
+            lenses = [name for name, ids in found.items() if row["id"] in ids]
+            own = {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
+            yield row | own | {"lenses": lenses}
 
 
 def _describe(run: OpenRun, count: int) -> Row:
     settings = run.source.read_about().get("settings")
     summary = run.compute("summary", RunQueries.summarize)
     with run.use() as queries:
-        bad, figures = queries.list_bad_lines(), queries.list_figures()
+        bad, figures, edges = queries.list_bad_lines(), queries.list_figures(), queries.get_reward_edges()
         lenses = describe_lenses(queries)
     is_part = count < summary["rollouts"]
     return describe_run(run) | {
@@ -152,7 +158,8 @@ def _describe(run: OpenRun, count: int) -> Row:
         "settings": settings,
         "summary": summary,
         "figures": figures,
-        "bad_lines": bad,
+        "reward_edges": edges,
+        "bad_lines": bad + run.notes.list_bad_lines(),
         **lenses,
         "notes": [note.model_dump() for note in run.notes.read()],
         "part": f"{count} of {summary['rollouts']} rollouts are on this page" if is_part else "",
@@ -161,7 +168,7 @@ def _describe(run: OpenRun, count: int) -> Row:
 
 def _write(target: Path, chunks: dict[str, Any], *, is_file: bool) -> None:
     scripts = {name: _build_script(name, value) for name, value in chunks.items()}
-    first = ("runs", "comparisons")
+    first = ("runs", "grammar", "comparisons")
     if is_file:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}.part")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gymsdk.errors import GymsdkError
+from gymsdk.errors import UsageError
 from gymsdk.runs.compare import compare, to_json
 from gymsdk.runs.index import RunIndex
 from gymsdk.runs.notes import RunNotes
@@ -22,6 +23,9 @@ POLL_SECONDS = 0.25
 
 TEXT_SECONDS = 0.5
 """How long the background thread reads texts for the search before it looks for new lines again."""
+
+VERIFY_SHARE = 0.02
+"""The share of the time in which the background thread hashes the large files of a run that grows."""
 
 MAX_BYTES_AT_ONCE = 50_000_000
 """The size of a run up to which a request waits until it is indexed."""
@@ -38,6 +42,9 @@ class OpenRun:
     Args:
         key: The name of the run in addresses.
         source: Its files.
+
+    Attributes:
+        error: Why the run could not be followed at the last try; empty if it could.
     """
 
     def __init__(self, key: str, source: RunSource) -> None:
@@ -45,11 +52,15 @@ class OpenRun:
         self.source = source
         self.notes = RunNotes(source)
         self.is_watched = False
+        self.error = ""
         self._lock = threading.Lock()
         self._index: RunIndex | None = None
         self._queries: RunQueries | None = None
         self._cache: dict[str, Any] = {}
-        self._generation = 0
+        self._cached_at = 0
+        self._progress = (0, 0)
+        self._verify_at = 0.0
+        self._verify_seconds = 0.0
 
     @property
     def index(self) -> RunIndex:
@@ -62,42 +73,73 @@ class OpenRun:
     def use(self) -> Iterator[RunQueries]:
         """Give the queries to one thread at a time."""
         with self._lock:
+            self.is_watched = True
+            if self._queries is not None and not self._queries.is_current:
+                # Someone has removed the index.
+                self._queries.close()
+                self._queries = None
             if self._queries is None:
-                self._queries = RunQueries(self.index)
-                if sum(path.stat().st_size for path in self.source.files if path.exists()) <= MAX_BYTES_AT_ONCE:
+                if sum(map(_measure, self.source.files)) <= MAX_BYTES_AT_ONCE:
                     # A larger run takes seconds, and is indexed in the background while the page shows its beginning.
                     self.index.update()
-            self.is_watched = True
+                self._queries = RunQueries(self.index)
             yield self._queries
 
     def compute(self, key: str, build: Callable[[RunQueries], Any]) -> Any:
-        """Return the result of *build*, which is kept under *key* until the run grows."""
+        """Return the result of *build*, which is kept under *key* until a process changes the index."""
         with self.use() as queries:
+            generation, _ = queries.get_progress()
+            if generation != self._cached_at:
+                self._cache.clear()
+                self._cached_at = generation
             if key not in self._cache:
                 self._cache[key] = build(queries)
             return self._cache[key]
 
-    def update(self) -> bool:
-        """Index new lines; return whether there are any."""
-        if not self.index.update():
-            return False
-        with self._lock:
-            self._cache.clear()
-            self._generation += 1
-        return True
+    def update(self) -> None:
+        """Bring the index up to date."""
+        self.index.update()
 
-    def update_texts(self, seconds: float) -> bool:
-        """Read texts for the search for some *seconds*; return whether all are read."""
-        return self.index.update_texts(seconds)
+    def follow(self) -> bool:
+        """Index new lines, and for a short time hash rewritten files and read texts for the search.
+
+        Returns:
+            Whether this or another process has changed the index since the last call.
+        """
+        if self.index.update_lines():
+            self._rest()
+        elif time.monotonic() > self._verify_at:
+            self._verify()
+        with self.use() as queries:
+            waiting = queries.get_searchable_share() < 1
+        if waiting:
+            self.index.update_texts(TEXT_SECONDS)
+        with self.use() as queries:
+            earlier, self._progress = self._progress, queries.get_progress()
+        return self._progress != earlier
+
+    def _verify(self) -> None:
+        """Hash large files that may have been rewritten for a short time."""
+        started = time.monotonic()
+        is_done = self.index.verify(TEXT_SECONDS)
+        self._verify_seconds += time.monotonic() - started
+        if is_done:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Hash nothing for a while: a file that grows again would be hashed again from its beginning."""
+        self._verify_at = time.monotonic() + self._verify_seconds * (1 / VERIFY_SHARE - 1)
+        self._verify_seconds = 0.0
 
     def build_state(self) -> Row:
         """Return the state that pages show of a growing run: the number of rollouts, and the searchable share."""
         with self.use() as queries:
             rollouts, scored, mean = queries.count_rewards()
             share = queries.get_searchable_share()
+            generation, _ = queries.get_progress()
         return {
             "run": self.key,
-            "generation": self._generation,
+            "generation": generation,
             "rollouts": rollouts,
             "scored": scored,
             "mean": mean,
@@ -122,7 +164,7 @@ class Library:
     """
 
     def __init__(self, paths: Sequence[Path] = (), folder: Path | None = None) -> None:
-        self._paths = list(paths)
+        self._sources = {path: find_run(path) for path in paths}
         self._folder = folder
         self._runs: dict[str, OpenRun] = {}
         self._lock = threading.Lock()
@@ -133,7 +175,11 @@ class Library:
 
     def list_runs(self) -> list[OpenRun]:
         """Return the runs, the newest first; runs that were started meanwhile are found."""
-        sources = [find_run(path) for path in self._paths]
+        for path in list(self._sources):
+            # A run that cannot be found any more must not hide the others; its description says so.
+            with suppress(UsageError):
+                self._sources[path] = find_run(path)
+        sources = list(self._sources.values())
         if self._folder is not None:
             sources += [source for _, source in zip(range(MAX_RUNS), find_runs(self._folder), strict=False)]
         with self._lock:
@@ -159,7 +205,7 @@ class Library:
         for run in self.list_runs():
             if run.source.path.resolve() == source.path.resolve():
                 return run
-        self._paths.append(path)
+        self._sources[path] = source
         with self._lock:
             run = OpenRun(self._choose_key(source), source)
             self._runs[run.key] = run
@@ -210,23 +256,24 @@ class Library:
     def _work(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
             for run in [each for each in list(self._runs.values()) if each.is_watched]:
-                try:
-                    changed = run.update()
-                    with run.use() as queries:
-                        waiting = queries.get_searchable_share() < 1
-                    if waiting:
-                        run.update_texts(TEXT_SECONDS)
-                        changed = True
-                except GymsdkError as error:
-                    log.warning("%s: %s", run.source.path, error)
-                    run.is_watched = False
-                    continue
-                if changed:
+                if self._follow(run):
                     with self._changed:
                         self._version += 1
                         self._changed.notify_all()
                 if self._stopped.is_set():
                     return
+
+    def _follow(self, run: OpenRun) -> bool:
+        """Follow a run, and return whether there is something new to show; an error is logged once."""
+        try:
+            changed, error = run.follow(), ""
+        except Exception as raised:  # noqa: BLE001  # the thread must go on with the other runs, and try again
+            changed, error = False, str(raised) or type(raised).__name__
+        if error and error != run.error:
+            log.warning("%s: %s", run.source.path, error)
+        changed |= error != run.error
+        run.error = error
+        return changed
 
     def _choose_key(self, source: RunSource) -> str:
         name = "".join(each if each.isalnum() or each in "-_." else "-" for each in source.name) or "run"
@@ -235,3 +282,11 @@ class Library:
             number += 1
             key = f"{name}-{number}"
         return key
+
+
+def _measure(path: Path) -> int:
+    """Return the size of a file, 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -92,8 +92,11 @@ class Lineage(NamedTuple):
 class _Calls:
     """The calls of one rollout, read from its file up to *size*."""
 
-    inode: int = 0
+    key: tuple[int, ...] = ()
+    """The device, the inode, and the times of the file."""
     size: int = 0
+    last: tuple[int, bytes] = (0, b"")
+    """The offset of the last line, and its digest."""
     digests: dict[str, bytes] = field(default_factory=dict)
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     turns: dict[str, tuple[str | None, int, int]] = field(default_factory=dict)
@@ -106,8 +109,20 @@ class _Calls:
             opening = Opening(*digests)
             self.openings.setdefault(opening.setting, set()).add(opening.messages)
         self.digests[call_id] = sha256(line).digest()
+        self.last = offset, self.digests[call_id]
         if key := entry.get(CONVERSATION_FIELD):
             self.offsets.setdefault(key, {})[call_id] = offset
+
+    def continues(self, path: Path, status: os.stat_result) -> bool:
+        """Return whether the file still begins with the calls that were read."""
+        key = _build_key(status)
+        if key[:2] != self.key[:2] or status.st_size <= self.size:
+            return key == self.key and status.st_size == self.size
+        # Another process has added calls.
+        offset, digest = self.last
+        with path.open("rb") as file:
+            file.seek(offset)
+            return not self.size or sha256(file.read(self.size - offset).strip()).digest() == digest
 
     def list_turns(self, call_id: str | None) -> list[int]:
         """Return the positions at which the turns up to and including that of a call begin and end, in a row."""
@@ -203,7 +218,8 @@ class TokenCaptureFolder:
                     raise Failed(message, kind="token_capture_failed")
                 return
             offset = calls.size
-            calls.inode, calls.size = _append(path, line + b"\n")
+            status = _append(path, line + b"\n")
+            calls.key, calls.size = _build_key(status), status.st_size
             calls.add(entry, line, offset)
 
     def mark_incomplete(self, rollout: str, call_id: str = "") -> None:
@@ -265,7 +281,7 @@ class TokenCaptureFolder:
         if not path.exists():
             return self._reset_calls(rollout)
         status = path.stat()
-        if calls.inode != status.st_ino or calls.size > status.st_size:
+        if not calls.continues(path, status):
             calls = self._reset_calls(rollout)
         if calls.size < status.st_size:
             with path.open("rb") as file:
@@ -277,7 +293,7 @@ class TokenCaptureFolder:
             for line in lines:
                 calls.add(_parse_entry(line, path), line.strip(), calls.size)
                 calls.size += len(line)
-        calls.inode = status.st_ino
+        calls.key = _build_key(path.stat())
         return calls
 
     def _get_calls(self, rollout: str) -> _Calls:
@@ -342,13 +358,17 @@ def compute_token_digest(ids: list[int]) -> str:
     return sha256(DIGEST_DOMAIN + encoded).hexdigest()
 
 
-def _append(path: Path, line: bytes) -> tuple[int, int]:
-    """Append *line* to the file and wait until the disk has it; return the file's inode and size."""
+def _build_key(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _append(path: Path, line: bytes) -> os.stat_result:
+    """Append *line* to the file and wait until the disk has it; return the file's status."""
     with path.open("ab") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_ino, file.tell()
+        return os.fstat(file.fileno())
 
 
 def _parse_entry(line: bytes, path: Path) -> Item:

@@ -33,7 +33,7 @@ def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
     assert lines[1].split() == ["scored", "10", "of", "10"]
     assert lines[2].split() == ["mean", "reward", "±", "standard", "error", "1.000", "±", "0.000"]
     shown = [line.split("  ")[0] for line in lines]
-    for name in ("pass@1", "pass@2", "majority@2", "tokens in, policy", "tokens out, policy"):
+    for name in ("pass@1", "pass@2", "majority@2", "vote@2", "tokens in, policy", "tokens out, policy"):
         assert name in shown
     assert [name for name in shown if name.startswith("seconds in")] == [
         f"seconds in {stage} (with waiting)" for stage in ("reset", "model", "step", "verify", "close")

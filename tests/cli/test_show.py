@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from gymsdk import runs
 from gymsdk.cli.show import clean
 from gymsdk.jsonl import dump_row, read_rows
 
@@ -87,7 +89,10 @@ def test_the_stored_line_is_printed_as_json(gymsdk: Command, run: Path) -> None:
         (["9999:0"], "has no rollout '9999:0'"),
         (["nonsense"], "has no rollout 'nonsense'"),
         (["--where", "nothing=1"], "no field 'nothing'"),
+        (["--where", "rewrad=1"], "did you mean 'reward'?"),
         (["--where", "reward"], "not a condition"),
+        (["--where", "reward<0,5"], "got '0,5'; write 0.5 (at position 8 of 'reward<0,5')"),
+        (["--where", "tool<x"], "at position 5"),
         (["--sort", "nothing"], "no field 'nothing' to sort by"),
     ],
 )
@@ -138,3 +143,115 @@ def test_runs_without_a_common_task_are_not_compared(gymsdk: Command, run: Path,
     done = gymsdk("compare", run, tmp_path / "other.jsonl")
     assert (done.code, done.out) == (1, "")
     assert "the runs have no task in common" in done.err
+
+
+VERBATIM = (
+    "<think>\nline one\n  <b>line</b> two\n</think>\n\n<answer>42</answer>",
+    "a <guess>crane</guess> [red]no markup[/red] :smile: [link]: http://x",
+    "| a | b |\n|---|---|\n* item\n1. *one* __two__ `three`\n\n# Title\n---\n```python\nx = 1\n```",
+    "&lt;b&gt; &amp; \\*escaped\\* <!-- comment --> $x^2$ <answer",
+    "10\u00a0000 \u3000 e\u0301 👩\u200d🚀 " + "long line " * 60,
+)
+"""Texts that a renderer of Markdown or of markup would change."""
+
+
+def write_transcript(path: Path, run: Path, items: list[dict[str, object]]) -> Path:
+    line = find_line(run, solved=True)
+    line["responses_create_params"]["input"] = [{"role": "user", "content": "begin"}]  # type: ignore[index]
+    line["response"]["output"] = items  # type: ignore[index]
+    line["gymsdk"]["id"] = "0:0"  # type: ignore[index]
+    path.write_bytes(dump_row(line | {"_ng_task_index": 0, "_ng_rollout_index": 0}))
+    return path
+
+
+@pytest.mark.parametrize("text", VERBATIM)
+def test_a_transcript_shows_each_text_as_it_was_written(gymsdk: Command, run: Path, tmp_path: Path, text: str) -> None:
+    call = {"type": "function_call", "name": "look", "call_id": "c", "arguments": text}
+    items: list[dict[str, object]] = [
+        {"type": "message", "role": "assistant", "content": text},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": text},
+    ]
+    out = gymsdk("show", write_transcript(tmp_path / "one.jsonl", run, items), "0:0").out
+    indented = "\n".join(f"  {line}" if line else "" for line in text.split("\n"))
+    assert out.count(f"{indented}\n") == 4
+    assert f"look({text})" in out
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"x": 12345678901234567890123}', '{"x": 1.10}', '{"x": 1, "x": 2}', '{"x": 1e2}']
+)
+def test_arguments_keep_their_numbers(gymsdk: Command, run: Path, tmp_path: Path, arguments: str) -> None:
+    items: list[dict[str, object]] = [
+        {"type": "function_call", "name": "look", "call_id": "c", "arguments": arguments},
+        {"type": "function_call", "name": "look", "call_id": "d", "arguments": '{"city": "Oslo  ", "days": [1, 2.5]}'},
+    ]
+    out = gymsdk("show", write_transcript(tmp_path / "one.jsonl", run, items), "0:0").out
+    assert f"look({arguments})" in out
+    assert 'look(city="Oslo  ", days=[1,2.5])' in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text", ["```python\ndef f(x): return x + 1\n```\n", "one *two* three.\n\n", "- item\n  - sub\n\n", "[x] <y> `z` "]
+)
+def test_the_work_of_a_transcript_is_bounded_by_its_lines(
+    gymsdk: Command, run: Path, tmp_path: Path, text: str
+) -> None:
+    counts = [count_events(gymsdk, run, tmp_path, text * repeats) for repeats in (1, 1, 4000)]
+    # The first run imports modules. A renderer of Markdown makes hundreds of calls for each line.
+    assert counts[2] - counts[1] < 5000 + 40 * 2 * text.count("\n") * 4000
+
+
+def count_events(gymsdk: Command, run: Path, folder: Path, text: str) -> int:
+    """Return the number of calls with which a reply and an output with *text* are shown."""
+    items: list[dict[str, object]] = [
+        {"type": "message", "role": "assistant", "content": text},
+        {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": text},
+    ]
+    path = write_transcript(folder / f"{len(text)}.jsonl", run, items)
+    assert gymsdk("show", path).code == 0
+    events = Counter[str]()
+    sys.setprofile(lambda _frame, event, _value: events.update([event]))
+    try:
+        done = gymsdk("show", path, "0:0")
+    finally:
+        sys.setprofile(None)
+    assert done.out.count(text.splitlines()[0]) >= 2
+    return events.total()
+
+
+def test_a_failed_rollout_has_no_answer_and_no_figures_of_its_row(gymsdk: Command, run: Path, tmp_path: Path) -> None:
+    line = find_line(run, solved=True)
+    for name in ("reward", "reward_components"):
+        line.pop(name, None)
+    del line["gymsdk"]["verdict"]  # type: ignore[attr-defined]
+    line |= {"answer": "gold", "expected_answer": "gold", "extracted_answer": "gold", "difficulty": 7, "limit": True}
+    line |= {"_ng_failure_class": "model_timeout", "_ng_failure_stage": "model", "_ng_failure_message": "no answer"}
+    line["gymsdk"] |= {"outcome": "failed", "ended": None}  # type: ignore[operator]
+    theirs = {key: value for key, value in line.items() if key != "gymsdk"}
+    (tmp_path / "rollouts.jsonl").write_bytes(dump_row(theirs | {"_ng_task_index": 1}))
+    (tmp_path / "failures.jsonl").write_bytes(dump_row(line) + dump_row(theirs | {"_ng_task_index": 2}))
+    with runs.read(tmp_path) as stored:
+        rows = stored.list_rows()
+        assert [(row["reward"], row["answer"], row["failure"]) for row in rows] == [(None, None, "model_timeout")] * 3
+        assert [stored.queries.get_figures(row["id"]) for row in rows] == [{}] * 3
+        assert stored.queries.list_figures() == []
+        frame = stored.dataframe(library="pandas")
+    assert frame["answer"].isna().all()
+    assert not {"difficulty", "limit"} & set(frame.columns)
+    for row in rows:
+        shown = gymsdk("show", tmp_path, f"{row['task']}:{row['repeat']}").out
+        assert "no reward: model_timeout at model" in shown
+        assert "gold" not in shown
+    assert "gold" not in gymsdk("show", tmp_path).out
+
+
+def test_the_right_answer_of_a_foreign_row_is_not_the_given_answer(run: Path, tmp_path: Path) -> None:
+    row = {"responses_create_params": {"input": "Hello"}, "response": {"output": []}, "reward": 0.0, "answer": "gold"}
+    (tmp_path / "theirs.jsonl").write_bytes(dump_row(row) + dump_row(row | {"extracted_answer": "given"}))
+    with runs.read(tmp_path / "theirs.jsonl") as stored:
+        assert [each["answer"] for each in stored.list_rows()] == [None, "given"]

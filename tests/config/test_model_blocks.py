@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from config.conftest import Write, list_settings
+from config.conftest import ReadErrors, Write, list_settings
 from pydantic import SecretStr
 
 from gymsdk import model
@@ -154,3 +154,28 @@ def test_a_model_with_an_address_in_its_name_does_not_get_the_policys_key(write:
     write("a.yaml", f"policy_base_url: http://a:1\npolicy_api_key: hush\n{GYMSDK_MODEL}vllm/x@http://b:2/v1\n")
     part = get_model_config(load_config(["a.yaml"]))
     assert (part.name, dict(part.options)) == ("vllm/x@http://b:2/v1", {})
+
+
+def test_a_wrong_value_of_a_long_option_names_the_option(read_errors: ReadErrors) -> None:
+    text = VLLM.replace("num_workers: 4", "propagate_context_overflow_errors: 3")
+    (line,) = read_errors(text)
+    assert "option 'propagate_context_overflow_errors'" in line
+
+
+def test_headers_of_null_are_left_out_and_headers_that_cannot_be_sent_are_named(
+    write: Write, read_errors: ReadErrors
+) -> None:
+    def build(headers: str) -> str:
+        return VLLM.replace("{Authorization: Bearer tell-nobody}", headers)
+
+    write("a.yaml", build("{X-None: null, X-Number: 3}"))
+    headers = options(load_config(["a.yaml"]))["headers"]
+    assert {name: value.get_secret_value() for name, value in headers.items()} == {"X-Number": "3"}
+    for wrong, named in {
+        "{X-List: [1]}": "should be a text, not a list",
+        "{X-Object: {a: 1}}": "should be a text, not an object",
+        '{X_Line: "a\\nb"}': "the value of 'X_Line' has a character",
+        "{X Name: a}": "is no name of a header",
+    }.items():
+        (line,) = read_errors(build(wrong))
+        assert named in line

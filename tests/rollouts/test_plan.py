@@ -12,14 +12,8 @@ import pytest
 
 from gymsdk import load
 from gymsdk.errors import BadRow
-from gymsdk.rollouts.plan import (
-    Plan,
-    build_settings,
-    compute_fingerprint,
-    describe_host,
-    describe_start,
-    list_differences,
-)
+from gymsdk.rollouts.fingerprint import compute_fingerprint
+from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_start, list_differences
 from gymsdk.types import Budget
 
 PLAN = Plan(environments={"sums": {}}, model="scripted/oracle")

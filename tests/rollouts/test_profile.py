@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gymsdk.rollouts.profile import Profile, build_profile
+from gymsdk.rollouts.profile import Profile, build_histogram, build_profile
 
 Groups = Sequence[Sequence[float]]
 
@@ -61,6 +64,30 @@ def test_tokens_are_counted_per_turn() -> None:
 
 def test_every_reward_is_in_the_histogram() -> None:
     assert sum(bar.count for bar in _profile([[0, 0.5, 1], [1, 1, 1]]).rewards) == 6
+
+
+@pytest.mark.parametrize("step", ["0.05", "0.1", "0.2", "0.01"])
+@pytest.mark.parametrize(("low", "high"), [("0", "1"), ("-1", "1"), ("-0.3", "0.7"), ("0", "3"), ("0.5", "2.5")])
+def test_a_multiple_of_the_step_is_in_the_bin_that_fractions_give(low: str, high: str, step: str) -> None:
+    first, last = Fraction(low), Fraction(high)
+    values = [first + number * Fraction(step) for number in range(int((last - first) / Fraction(step)) + 1)]
+    bars = build_histogram(map(float, values))
+    expected = Counter(min(int((value - first) / (last - first) * 10), 9) for value in values)
+    assert [bar.count for bar in bars] == [expected[number] for number in range(10)]
+    edges = [float(first + (last - first) * number / 10) for number in range(11)]
+    assert [(bar.low, bar.high) for bar in bars] == list(pairwise(edges))
+
+
+@pytest.mark.parametrize("maximum", ["1", "0.3", "0.6", "0.9", "1.5", "3", "10"])
+@pytest.mark.parametrize("repeats", [1, 2, 3, 6])
+def test_a_task_is_in_the_band_that_fractions_give(maximum: str, repeats: int) -> None:
+    for number in range(1, 30):
+        share = Fraction(number, 30)
+        rewards = [float(share * Fraction(maximum))] * repeats
+        expected = "hard" if share < Fraction(1, 3) else "medium" if share <= Fraction(2, 3) else "easy"
+        bands = _profile([rewards], maxima={0: float(maximum)}).bands
+        if Fraction(str(rewards[0])) == share * Fraction(maximum):
+            assert bands[expected] == 1, (number, rewards)
 
 
 @pytest.mark.parametrize(

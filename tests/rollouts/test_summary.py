@@ -148,13 +148,32 @@ def test_a_verdict_with_an_extracted_answer_has_majority_metrics(summary: dict[s
     assert summary["agent_metrics"]["majority@1/accuracy"] == 100.0
 
 
+def test_a_vote_for_an_answer_is_in_the_metrics_and_in_the_table(
+    folder: RunFolder, environment_with_metrics: Environment
+) -> None:
+    # Equal answers have different rewards, for example because the reward includes a penalty for length.
+    for repeat, (reward, answer) in enumerate(
+        [(1.0, "x"), (0.0, "x"), (0.5, "x"), (1.0, "y"), (1.0, "y"), (1.0, None)]
+    ):
+        folder.append(_line(0, repeat, reward, answer))
+    result = _summary(folder, environment_with_metrics)
+    assert result["agent_metrics"]["majority@6/accuracy"] == pytest.approx(100.0)
+    assert result["agent_metrics"]["vote@6/accuracy"] == pytest.approx(100 * (1 + 0 + 0.5) / 3)
+    rows = [line.split() for line in format_metrics_table([result]).splitlines()]
+    assert ["vote@6", "50.0", "%"] in rows
+    assert ["majority@6", "100.0", "%"] in rows
+    assert "vote@1" not in {row[0] for row in rows}
+
+
 def test_a_verdict_without_an_extracted_answer_has_no_majority_metrics(
     folder: RunFolder, environment_with_metrics: Environment
 ) -> None:
     line = _line(0, 0, 1.0)
     line["gymsdk"]["verdict"] = []
     folder.append(line)
-    assert not any(key.startswith("majority") for key in _summary(folder, environment_with_metrics)["agent_metrics"])
+    assert not any(
+        key.startswith(("majority", "vote")) for key in _summary(folder, environment_with_metrics)["agent_metrics"]
+    )
 
 
 def test_reward_components_have_means(folder: RunFolder, environment_with_metrics: Environment) -> None:

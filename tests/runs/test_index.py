@@ -126,6 +126,18 @@ def test_lines_that_are_no_rollouts_are_counted_and_named(run: Run, folder: Path
     assert (bad["file"], bad["count"]) == ("rollouts.jsonl", 3)
 
 
+def test_a_last_line_that_was_never_finished_is_named(run: Run, folder: Path) -> None:
+    path = folder / "rollouts.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"reward": 1')
+    run.update()
+    assert run.queries.list_bad_lines() == []
+    os.utime(path, (1e9, 1e9))
+    run.update()
+    [bad] = run.queries.list_bad_lines()
+    assert (bad["file"], bad["count"], bad["lines"]) == ("rollouts.jsonl", 1, [81])
+
+
 def test_a_line_with_unexpected_types_is_read_as_far_as_possible(run: Run, folder: Path) -> None:
     odd = {"content": [1, {"text": 2}], "summary": 3, "output": {}, "name": 4, "arguments": None, "call_id": []}
     kinds = ("message", "reasoning", "function_call", "function_call_output", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,24 @@ def test_a_parquet_file_holds_the_chosen_rollouts(run: Run, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="no rollout is chosen"):
         run.write_parquet(tmp_path / "none.parquet", where=["reward>5"])
     assert sorted(path.name for path in tmp_path.glob("*.parquet*")) == ["wrong.parquet"]
+
+
+def test_the_metrics_are_a_table_with_a_row_for_each_environment_and_name(run: Run, folder: Path) -> None:
+    entries = json.loads((folder / "metrics.json").read_text())
+    entries[0]["agent_metrics"] |= {"vote@4/accuracy": 62.5, "majority@4/accuracy": 50.0}
+    (folder / "metrics.json").write_text(json.dumps(entries))
+    frame = run.dataframe("metrics")
+    assert list(frame.columns) == ["environment", "metric", "value"]
+    assert len(frame) == sum(len(entry["agent_metrics"]) for entry in entries)
+    for entry in entries:
+        own = frame[frame["environment"] == entry["environment"]]
+        assert dict(zip(own["metric"], own["value"], strict=True)) == entry["agent_metrics"]
+    with pytest.raises(UsageError, match="leave out the conditions"):
+        run.arrow("metrics", where=["reward<1"])
+    (folder / "metrics.json").unlink()
+    assert run.arrow("metrics").num_rows == 0
+    with pytest.raises(UsageError, match="no metrics yet"):
+        run.write_parquet(folder / "metrics.parquet", "metrics")
 
 
 def test_an_empty_choice_is_an_empty_table(run: Run) -> None:

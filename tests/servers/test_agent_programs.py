@@ -106,14 +106,22 @@ async def test_our_agents_end_by_tokens_in_both_cases(api: Any, propagates: bool
     assert response["incomplete_details"]["reason"] == "max_output_tokens"
 
 
+BLOCKS = {
+    "vllm_model": {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "m"},
+    "openai_model": {"openai_base_url": "http://127.0.0.1:9/v1", "openai_api_key": "x", "openai_model": "m"},
+    "gymsdk_model": {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "vllm/m"},
+}
+
+
 @pytest.mark.parametrize("value", [True, False])
-def test_the_setting_of_nemo_gym_is_read(tmp_path: Path, value: bool) -> None:
-    block = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "m"}
-    block |= {"propagate_context_overflow_errors": value}
-    config = {"policy_model": {"responses_api_models": {"vllm_model": block | {"entrypoint": "app.py"}}}}
+@pytest.mark.parametrize("implementation", BLOCKS)
+def test_the_setting_of_nemo_gym_is_read(tmp_path: Path, implementation: str, value: bool) -> None:
+    block = BLOCKS[implementation] | {"entrypoint": "app.py", "propagate_context_overflow_errors": value}
+    config = {"policy_model": {"responses_api_models": {implementation: block}}}
     (tmp_path / "model.yaml").write_text(json.dumps(config))
-    (configured,) = load_config([str(tmp_path / "model.yaml")]).servers
-    assert configured.part.options.get("propagate_context_overflow_errors", False) == value
+    deployment = load_config([str(tmp_path / "model.yaml")])
+    assert deployment.servers[0].part.options["propagate_context_overflow_errors"] is value
+    assert not any("propagate" in note for note in deployment.notes)
 
 
 async def test_a_tool_that_is_loaded_later_is_defined_where_it_is_loaded() -> None:

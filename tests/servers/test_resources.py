@@ -396,6 +396,30 @@ async def test_aggregate_metrics_of_verified_rows(resources_client):
 
 
 @pytest.mark.parametrize(
+    ("change", "reward"),
+    [
+        ({}, 1.0),
+        ({"reward": True}, 1.0),
+        ({"reward": 10**30}, 1e30),
+        ({"verification_skipped": True, "reward": 0.5}, 0.5),
+        ({"mask_sample": True}, None),
+        ({"mask_sample": True, "gymsdk": {"outcome": "scored", "verdict": ["mask_sample"]}}, None),
+        ({"_ng_failure_class": "judge_failed", "reward": 0.0}, None),
+        ({"gymsdk": {"outcome": "unscorable", "verdict": []}}, None),
+        ({"reward": "1.0"}, None),
+        ({"reward": [1.0]}, None),
+        ({"reward": None}, None),
+    ],
+)
+async def test_aggregate_metrics_count_the_rows_that_nemo_gym_counts(resources_client, change, reward):
+    async with resources_client() as client:
+        answer = await client.post("/aggregate_metrics", json={"verify_responses": [{**ROW, "reward": 1.0, **change}]})
+    assert answer.status_code == 200
+    assert answer.json()["agent_metrics"].get("mean/reward") == reward
+    assert [group["_ng_task_index"] for group in answer.json()["group_level_metrics"]] == [0] * (reward is not None)
+
+
+@pytest.mark.parametrize(
     "rows", [None, 1, [1], [{"reward": 1.0, "_ng_task_index": "x"}], [{"reward": 1, "_ng_rollout_index": []}]]
 )
 async def test_aggregate_metrics_of_invalid_rows_are_rejected(resources_client, rows):

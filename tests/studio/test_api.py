@@ -16,6 +16,7 @@ import pytest
 
 from gymsdk.errors import UsageError
 from gymsdk.jsonl import dump_row, read_rows
+from gymsdk.runs import read
 from gymsdk.studio.app import STATIC
 
 from .conftest import TOKENS, Viewer, start_viewer
@@ -70,6 +71,50 @@ def test_rows_are_paged_filtered_and_sorted(client: httpx.Client, run: Path) -> 
     assert seconds == sorted(seconds, reverse=True)
     found = get(client, "runs/run/rows", q="I do not know.")
     assert 0 < found["total"] < 81
+
+
+CONDITIONS = (
+    "reward<0.5",
+    "reward=none",
+    "reward!=1",
+    "failure=none",
+    "failure!=none",
+    "failure!=model_timeout",
+    "tool=none",
+    "tool!=get_weather",
+    "tool~GET",
+    "tool_error=none",
+    "figure:calls_needed=none",
+    "figure:calls_needed!=2",
+    "answer=none",
+    "answer=2",
+    "stage=model",
+    "prompt~weather",
+)
+
+
+def test_conditions_choose_what_they_choose_in_python(
+    client: httpx.Client, shared_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with read(shared_run) as run:
+        for text in CONDITIONS:
+            expected = [row["id"] for row in run.list_rows([text], limit=1000)]
+            checked = get(client, "condition", text=text)["condition"]
+            for where in ([text], [checked]):
+                answer = get(client, "runs/run/rows", where=where, limit=1000)
+                assert ([row["id"] for row in answer["rows"]], answer["total"]) == (expected, len(expected)), where
+    assert get(client, "condition", text="reward<0,5")["error"].endswith("(at position 8 of 'reward<0,5')")
+
+
+def test_a_run_has_the_metrics_over_its_repeats(own_client: httpx.Client, run: Path) -> None:
+    entries = json.loads((run / "metrics.json").read_text())
+    entries[0]["agent_metrics"] |= {f"{name}@{k}/accuracy": k for name in ("majority", "vote") for k in (1, 2, 16)}
+    (run / "metrics.json").write_text(json.dumps(entries))
+    shown = [(entry["environment"], entry["name"], entry["value"]) for entry in get(own_client, "runs/run")["accuracy"]]
+    passes = [(entry["environment"], "pass@2", entry["agent_metrics"]["pass@2/accuracy"]) for entry in entries]
+    name = entries[0]["environment"]
+    assert shown == [passes[0], (name, "majority@16", 16), (name, "vote@16", 16), *passes[1:]]
 
 
 def test_a_rollout_is_the_stored_line(client: httpx.Client, run: Path) -> None:
@@ -205,6 +250,8 @@ def test_rows_have_the_figures_that_a_page_asks_for(client: httpx.Client, run: P
         ('runs/run/rows?where=[["x","=",1]]', 400, "no field"),
         ('runs/run/rows?where=[["reward","=",{}]]', 400, "text or a number"),
         ('runs/run/rows?where=[["reward","OR 1=1",1]]', 400, "no operator"),
+        ('runs/run/rows?where=[["task","=",1],["reward","<","0,5"]]', 400, "condition 2: the value of 'reward'"),
+        ('runs/run/rows?where=["reward<0,5"]', 400, "at position 8 of 'reward<0,5'"),
         ("runs/run/rows?sort=reward;drop", 400, "no field"),
         ("runs/run/rows?limit=x", 400, "whole number"),
         ("compare?a=run", 404, "there is no run"),

@@ -329,6 +329,20 @@ def test_a_rollout_whose_files_were_deleted_begins_again(tmp_path: Path) -> None
     assert [entry["generation_token_ids"] for entry in read_entries(tmp_path, "r")] == [[9]]
 
 
+def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
+    folder = TokenCaptureFolder(tmp_path)
+    for call in ("a", "b", "c"):
+        folder.put(build_stored(call, [1, 2, 3]))
+    path = tmp_path / "r.tokens.jsonl"
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(b"[3]", b"[4]").replace(b'"b"', b'"d"') + third)
+    changed = json.loads(path.read_text().splitlines()[1])
+    with pytest.raises(Failed, match="captured with other tokens"):
+        folder.put(changed | {"response_id": "another"})
+    folder.put(build_stored("b", [1, 2, 3]))
+    assert [entry["model_call_id"] for entry in map(json.loads, path.read_text().splitlines())] == ["a", "d", "c", "b"]
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "r.tokens.jsonl").write_text("{garbage\n")
     with pytest.raises(Failed, match=r"r\.tokens\.jsonl has a line that is not JSON .*; delete the files") as raised:

@@ -1,19 +1,9 @@
 // The data of an exported page: answers the same requests as the API, from rows and compressed lines in the page itself.
 import { ApiError, source } from "./core.js";
+import { ConditionError, compareValues, getValue, isSortable, matches, parseCondition, readCondition } from "./filters.js";
 import { getText } from "./transcript.js";
 
 const MAX_ROWS = 1000;
-const BINS = 20;
-const ALLOWED = {
-  "=": (one, other) => (other === null ? one === null || one === undefined : one === other),
-  "!=": (one, other) => one !== other,
-  "<": (one, other) => one !== null && one !== undefined && one < other,
-  "<=": (one, other) => one !== null && one !== undefined && one <= other,
-  ">": (one, other) => one !== null && one !== undefined && one > other,
-  ">=": (one, other) => one !== null && one !== undefined && one >= other,
-  in: (one, other) => (Array.isArray(other) ? other : [other]).includes(one),
-  contains: (one, other) => String(one ?? "").toLowerCase().includes(String(other ?? "").toLowerCase()),
-};
 
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
@@ -52,21 +42,6 @@ async function getRun(key) {
   return runs.get(key);
 }
 
-function getValue(row, field) {
-  if (field.startsWith("figure:")) return row.figures[field.slice("figure:".length)] ?? null;
-  return row[field] ?? null;
-}
-
-function matches(row, [field, operator, value]) {
-  if (field === "tool" || field === "tool_error") {
-    const names = Object.entries(row.tools).filter(([, [, errors]]) => field === "tool" || errors > 0).map(([name]) => name);
-    if (operator === "!=") return !names.includes(value);
-    return names.some((name) => ALLOWED[operator](name, value));
-  }
-  if (field === "lens") return row.lenses.includes(value);
-  return ALLOWED[operator](getValue(row, field), value);
-}
-
 function readTexts(line) {
   const opening = line.responses_create_params?.input;
   const items = [...(typeof opening === "string" ? [{ content: opening }] : opening || []), ...(line.response?.output || [])];
@@ -91,42 +66,36 @@ async function search(run, text) {
   return searches.get(key);
 }
 
-async function choose(run, { where = [], q = "" }) {
-  for (const [field, operator] of where) {
-    const known = field.startsWith("figure:") || field === "tool" || field === "tool_error" || field === "lens" || run.rows.length === 0 || field in run.rows[0];
-    if (!known) throw new ApiError(`there is no field '${field}'`);
-    if (!(operator in ALLOWED)) throw new ApiError(`there is no operator '${operator}'`);
-  }
+async function choose(run, { where = [], q = "" }, grammar) {
+  if (where.length > grammar.max_conditions) throw new ApiError(`a filter has ${where.length} conditions; at most ${grammar.max_conditions} are possible`);
+  const conditions = where.map((condition) => readCondition(condition, grammar));
   const found = q && q.trim() ? await search(run, q) : null;
-  return run.rows.filter((row) => where.every((each) => matches(row, each)) && (!found || found.has(row.id)));
+  return run.rows.filter((row) => conditions.every((condition) => matches(row, condition, grammar)) && (!found || found.has(row.id)));
 }
 
-function sortRows(rows, sort = "id", descending = false) {
+function sortRows(rows, sort, descending, grammar) {
+  if (!isSortable(sort, grammar)) throw new ApiError(`there is no field '${sort}' to sort by`);
   const sign = descending ? -1 : 1;
   return [...rows].sort((one, other) => {
     const [a, b] = [getValue(one, sort), getValue(other, sort)];
     if (a === null || b === null) return a === b ? sign * (one.id - other.id) : a === null ? 1 : -1;
-    return a < b ? -sign : a > b ? sign : sign * (one.id - other.id);
+    return sign * (compareValues(a, b) || one.id - other.id);
   });
 }
-
-const compareTexts = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function countValues(rows, getValues) {
   const counts = new Map();
   for (const row of rows) for (const value of getValues(row)) if (value !== null && value !== "" && value !== undefined) counts.set(value, (counts.get(value) || 0) + 1);
-  return [...counts].map(([value, count]) => ({ value, count })).sort((one, other) => other.count - one.count || compareTexts(one.value, other.value)).slice(0, 50);
+  return [...counts].map(([value, count]) => ({ value, count })).sort((one, other) => other.count - one.count || compareValues(one.value, other.value)).slice(0, 50);
 }
 
-function buildHistogram(rows, all) {
+function buildHistogram(rows, edges) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   if (!rewards.length) return [];
-  const [low, high] = all.reduce(([least, most], { reward }) => [Math.min(least, reward ?? 0), Math.max(most, reward ?? 0)], [0, 1]);
-  const width = (high - low) / BINS;
-  const bins = Array.from({ length: BINS }, (_, number) => ({ low: low + number * width, high: low + (number + 1) * width, count: 0 }));
-  for (const reward of rewards) bins[Math.min(BINS - 1, Math.floor((reward - low) / width))].count++;
+  const bins = edges.slice(1).map((high, number) => ({ low: edges[number], high, count: 0 }));
+  for (const reward of rewards) (bins.findLast(({ low }) => reward >= low) || bins[0]).count++;
   return bins;
 }
 
@@ -160,7 +129,7 @@ function listTools(rows) {
     }
   }
   const scored = rows.filter((row) => row.reward !== null);
-  return [...tools.values()].sort((one, other) => other.calls - one.calls || compareTexts(one.tool, other.tool)).map(({ having, ...tool }) => ({
+  return [...tools.values()].sort((one, other) => other.calls - one.calls || compareValues(one.tool, other.tool)).map(({ having, ...tool }) => ({
     ...tool,
     mean_with: mean(scored.filter((row) => having.has(row.id)).map((row) => row.reward)),
     mean_without: mean(scored.filter((row) => !having.has(row.id)).map((row) => row.reward)),
@@ -175,7 +144,7 @@ function listFailures(rows) {
     kind.count++;
     kinds.set(key, kind);
   }
-  return [...kinds.values()].sort((one, other) => other.count - one.count || compareTexts(one.kind, other.kind));
+  return [...kinds.values()].sort((one, other) => other.count - one.count || compareValues(one.kind, other.kind));
 }
 
 async function readRollout(run, name) {
@@ -187,7 +156,16 @@ async function readRollout(run, name) {
   const prompt = typeof opening === "string" ? [{ role: "user", content: opening }] : opening || [];
   const items = [...prompt, ...(line.response?.output || [])];
   const { response, responses_create_params: parameters, ...rest } = line;
-  return { row, figures: row.figures, line: rest, items, total_items: items.length, opening: prompt.length };
+  return { row, figures: row.figures, verdict: row.verdict, line: rest, items, total_items: items.length, opening: prompt.length };
+}
+
+function checkText(text, grammar) {
+  try {
+    return { condition: parseCondition(text, grammar) };
+  } catch (error) {
+    if (!(error instanceof ConditionError)) throw error;
+    return { error: error.message };
+  }
 }
 
 async function answer(path, parameters) {
@@ -198,19 +176,21 @@ async function answer(path, parameters) {
     if (!found) throw new ApiError("this page holds no comparison of these runs");
     return found;
   }
+  const grammar = await readChunk("grammar");
+  if (path === "condition") return checkText(parameters.text || "", grammar);
   const run = await getRun(parts[1]);
-  const rows = parts.length > 2 ? await choose(run, parameters) : run.rows;
+  const rows = parts.length > 2 ? await choose(run, parameters, grammar) : run.rows;
   const [offset, limit] = [Number(parameters.offset) || 0, Math.min(Number(parameters.limit) || MAX_ROWS, MAX_ROWS)];
   switch (parts[2]) {
     case undefined:
       return run.info;
     case "rows":
-      return { total: rows.length, offset, rows: sortRows(rows, parameters.sort || "id", parameters.desc === "1").slice(offset, offset + limit) };
+      return { total: rows.length, offset, rows: sortRows(rows, parameters.sort || "id", parameters.desc === "1", grammar).slice(offset, offset + limit) };
     case "facets":
       return {
         ...Object.fromEntries(["environment", "outcome", "ended", "failure"].map((name) => [name, countValues(rows, (row) => [row[name]])])),
         tool: countValues(rows, (row) => Object.keys(row.tools)),
-        reward: buildHistogram(rows, run.rows),
+        reward: buildHistogram(rows, run.info.reward_edges),
         figures: run.info.figures,
       };
     case "tasks": {

@@ -62,8 +62,14 @@ function createMarked(formulas) {
       extension("mathDisplay", "inline", DISPLAY, true),
       extension("mathInline", "inline", INLINE, false),
     ],
-    // HTML in the text is shown as it is written.
-    renderer: { html: (token) => escapeHtml(token.text) },
+    // HTML, entities and definitions in the text are shown as they are written: the tags of a policy are no HTML.
+    tokenizer: { html: () => undefined, tag: () => undefined, def: () => undefined, autolink: () => undefined },
+    renderer: {
+      html: (token) => escapeHtml(token.text),
+      text(token) {
+        return token.tokens ? this.parser.parseInline(token.tokens) : escapeHtml(token.text);
+      },
+    },
   });
 }
 

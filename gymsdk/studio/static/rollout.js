@@ -4,8 +4,6 @@ import { Waterfall } from "./charts.js";
 import { BranchDialog, ReplayButton } from "./play.js";
 import { Item, arrangeItems, isPolicyItem, useItems } from "./transcript.js";
 
-const HIDDEN = new Set(["gymsdk", "response", "responses_create_params", "reward", "reward_components", "agent_ref", "ng_trajectory"]);
-
 export function useNotes(run, version) {
   const [own, setOwn] = useState(0);
   const [notes] = useRequest(`runs/${encodeURIComponent(run)}/notes`, {}, `${version} ${own}`);
@@ -39,10 +37,9 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
   }, [current, answer]);
   if (error) return html`<${Failure} error=${error} />`;
   if (!answer) return html`<${Loading} />`;
-  const { row, line, figures } = answer;
+  const { row, line, figures, verdict } = answer;
   const own = notes.filter((note) => note.id === rolloutName(row));
   const hasTokens = items.some((item) => item.generation_token_ids?.length);
-  const verdict = line.gymsdk?.verdict || Object.keys(line).filter((name) => !HIDDEN.has(name) && !name.startsWith("_ng_"));
   const parts = Object.entries(line.reward_components || {});
   const tabs = ["conversation", ...(hasTokens ? ["tokens"] : []), "times", "json"];
   return html`
@@ -74,7 +71,7 @@ export function RolloutPane({ run, id, query, notes, reloadNotes, version, isPag
       ${view === "times" && html`<div class="page">${line.gymsdk?.timing?.turns?.length ? html`<${Waterfall} timing=${line.gymsdk.timing} />` : html`<p class="muted">This rollout has no times of its turns.</p>`}</div>`}
       ${(view === "conversation" || view === "tokens") && html`
         <div class="transcript">
-          ${arranged.map(({ item, index, output }) => html`<${Item} key=${index} item=${item} index=${index} output=${output} isRaw=${isRaw} isTokens=${view === "tokens"} isCurrent=${index === current}
+          ${arranged.map(({ item, index, output }) => html`<${Item} key=${index} item=${item} index=${index} output=${output} isRaw=${isRaw} isTokens=${view === "tokens"} isWhole=${items.length === total} isCurrent=${index === current}
             notes=${own.filter((note) => note.item === index)} link=${buildAddress(["run", run, rolloutName(row)], { item: index })} onNote=${source.live ? (number) => setEditing({ item: number }) : null}
             onBranch=${answer.can_play && index >= answer.opening && isPolicyItem(item) ? setBranching : null} tokensPath=${answer.has_tokenizer ? `runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(id)}/tokens` : null} />`)}
           ${items.length < total && html`<p><button disabled=${isLoading} onClick=${load}>show more: ${items.length} of ${total} items</button></p>`}

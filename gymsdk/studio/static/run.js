@@ -29,7 +29,7 @@ export const COLUMNS = [
 export function parseWhere(query) {
   try {
     const value = JSON.parse(query.where || "[]");
-    return Array.isArray(value) ? value.filter(Array.isArray) : [];
+    return Array.isArray(value) ? value.filter((condition) => Array.isArray(condition) || typeof condition === "string") : [];
   } catch {
     return [];
   }
@@ -37,7 +37,19 @@ export function parseWhere(query) {
 
 const writeWhere = (where) => changeQuery({ where: where.length ? JSON.stringify(where) : "" });
 const sameCondition = (one, other) => JSON.stringify(one) === JSON.stringify(other);
-const describeCondition = ([field, operator, value]) => `${field.replace(/^figure:/, "")} ${operator} ${value === null ? "none" : Array.isArray(value) ? value.join(", ") : typeof value === "number" ? formatNumber(value, 4) : value}`;
+
+function describeCondition(condition) {
+  if (typeof condition === "string") return condition;
+  const [field, operator, value] = condition;
+  return `${String(field).replace(/^figure:/, "")} ${operator} ${Array.isArray(value) ? value.map(describeValue).join(", ") : describeValue(value)}`;
+}
+
+// The text `none` has quotes, and a missing value has none.
+function describeValue(value) {
+  if (value === null || value === "") return "none";
+  if (typeof value === "number") return formatNumber(value, 4);
+  return ["none", "null"].includes(value) ? `"${value}"` : value;
+}
 
 export function RunPage({ run, tab, query, version, state }) {
   const [info, error] = useRequest(`runs/${encodeURIComponent(run)}`, {}, version);
@@ -64,6 +76,7 @@ function Summary({ info, state }) {
     ["rollouts", `${formatNumber(state?.rollouts ?? summary.rollouts)}${info.asked ? ` of ${formatNumber(info.asked)}` : ""}${source.live && info.asked && !(state?.is_finished ?? info.is_finished) ? ", running" : ""}`],
     ["mean reward", summary.mean === null ? "–" : `${summary.mean.toFixed(3)}${summary.stderr === null ? "" : ` ± ${summary.stderr.toFixed(3)}`}`],
     ["tasks solved at least once", summary.tasks ? `${formatNumber(summary.solved_tasks)} of ${formatNumber(summary.tasks)}` : ""],
+    ...info.accuracy.map(({ environment, name, value }) => [info.environments.length > 1 ? `${name}, ${environment}` : name, `${value.toFixed(1)} %`]),
     ["turns", formatNumber(summary.turns, 1)],
     ["tokens", summary.tokens === null ? "" : formatNumber(Math.round(summary.tokens))],
     ["time", formatSeconds(summary.seconds)],
@@ -73,7 +86,8 @@ function Summary({ info, state }) {
     <dl class="summary">${entries.filter(([, value]) => value).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${(info.length_components || []).map(({ name, r }) => html`<div key=${name} class="notice warn">The component <a href=${buildAddress(["run", info.run], { sort: `figure:${name}`, desc: "1" })}>${name.replace(/^part\//, "")}</a> rises with the number of tokens (r = ${r.toFixed(2)}): it may reward length itself.</div>`)}
     ${info.part && html`<div class="notice" role="status">${info.part}</div>`}
-    ${info.bad_lines.map((bad) => html`<div class="notice warn">${bad.file}: ${bad.count} lines are not rollouts (${bad.message})</div>`)}`;
+    ${(info.bad_files || []).map((bad) => html`<div class="notice warn">${bad.file}: ${bad.message}</div>`)}
+    ${info.bad_lines.map((bad) => html`<div class="notice warn">${bad.file}: ${bad.count} lines cannot be read (${bad.message})</div>`)}`;
 }
 
 function Toolbar({ query, state, info }) {
@@ -89,18 +103,13 @@ function Toolbar({ query, state, info }) {
     return () => clearTimeout(timer);
   }, [text]);
   useKeys({ "/": () => field.current?.focus(), Escape: () => document.activeElement?.blur() });
-  const add = (event) => {
+  const add = async (event) => {
     event.preventDefault();
-    const found = /^\s*([\w:/.-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*$/.exec(condition);
-    if (!found) {
-      setProblem("write FIELD=VALUE, with one of = != < <= > >= ~");
-      return;
-    }
-    const [, name, operator, given] = found;
-    const value = given === "" || given === "none" ? null : Number.isNaN(Number(given)) ? given : Number(given);
-    writeWhere([...where, [name, operator === "~" ? "contains" : operator, value]]);
+    const { condition: found, error } = await source.get("condition", { text: condition });
+    setProblem(error || "");
+    if (error) return;
+    writeWhere([...where, found]);
     setCondition("");
-    setProblem("");
   };
   return html`
     <div class="toolbar" role="search">

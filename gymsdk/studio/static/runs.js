@@ -14,7 +14,7 @@ export function RunsPage() {
       <table class="plain"><thead><tr><th><span class="visually-hidden">choose</span></th><th>run</th><th>model</th><th>environments</th><th class="num">scored of asked</th><th class="num">mean reward</th><th>started</th></tr></thead>
         <tbody>${runs.map((run) => html`
           <tr key=${run.run}><td><input type="checkbox" aria-label=${`choose ${run.name}`} checked=${chosen.includes(run.run)} onChange=${() => toggle(run.run)} /></td>
-            <td><a href=${buildAddress(["run", run.run])} title=${run.path}>${run.run}</a></td><td>${run.model || ""}</td><td>${run.environments.join(", ")}</td>
+            <td><a href=${buildAddress(["run", run.run])} title=${run.path}>${run.run}</a>${(run.bad_files || []).map((bad) => html`<div class="warn">${bad.file}: ${bad.message}</div>`)}</td><td>${run.model || ""}</td><td>${run.environments.join(", ")}</td>
             <td class="num">${run.is_finished ? formatNumber(run.scored || 0) : "running"}${run.asked ? ` of ${formatNumber(run.asked)}` : ""}</td>
             <td class="num">${run.mean === null ? "–" : run.mean.toFixed(3)}</td><td>${formatDate(run.started)}</td></tr>`)}</tbody></table>
     </div>`;

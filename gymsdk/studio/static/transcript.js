@@ -31,28 +31,30 @@ export function isPolicyItem(item) {
 }
 
 export function formatArguments(text) {
-  try {
-    const value = JSON.parse(text);
-    if (value && typeof value === "object" && !Array.isArray(value)) {
-      return Object.entries(value).map(([name, each]) => `${name}=${JSON.stringify(each)}`).join(", ");
-    }
-  } catch {
-    // A policy may write anything as the arguments of a call.
-  }
-  return String(text ?? "");
+  const value = parseExactly(String(text ?? ""));
+  if (value === undefined || Array.isArray(value)) return String(text ?? "");
+  return Object.entries(value).map(([name, each]) => `${name}=${JSON.stringify(each)}`).join(", ");
 }
 
 export const isToolError = (text) => /^(\{"error"|error:|Error:)/.test(text);
 
 const pretty = (value) => JSON.stringify(value, null, 2);
 
-function prettyText(text) {
+// Returns the object in a JSON text, undefined if there is none, or if it would be shown with other numbers or texts.
+function parseExactly(text) {
   try {
     const value = JSON.parse(text);
-    return value && typeof value === "object" ? pretty(value) : text;
+    const compact = text.replace(/"(?:[^"\\]|\\.)*"|\s+/g, (found) => (found[0] === '"' ? found : ""));
+    return value && typeof value === "object" && JSON.stringify(value) === compact ? value : undefined;
   } catch {
-    return text;
+    // A policy or a tool may write anything.
+    return undefined;
   }
+}
+
+function prettyText(text) {
+  const value = parseExactly(text);
+  return value === undefined ? text : pretty(value);
 }
 
 function Foldable({ title, text, open, name, children }) {
@@ -67,8 +69,8 @@ function Images({ content }) {
       : html`<p key=${number} class="muted">[remote image, not loaded: <span class="mono">${url.slice(0, 200)}</span>]</p>`);
 }
 
-function Result({ output, index }) {
-  if (!output) return html`<div class="result muted">no output</div>`;
+function Result({ output, index, isWhole }) {
+  if (!output) return html`<div class="result muted">${isWhole ? "no output" : "the output is not loaded yet"}</div>`;
   const text = getText(output.output);
   const failed = isToolError(text);
   return html`<div class=${`result ${failed ? "failed" : ""}`}>
@@ -92,7 +94,7 @@ function Tokens({ item, index, path }) {
   </div>`;
 }
 
-export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNote, onBranch, isTokens, tokensPath }) {
+export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNote, onBranch, isTokens, isWhole, tokensPath }) {
   const kind = kindOf(item), role = roleOf(item);
   const [isOwnRaw, setOwnRaw] = useState(false);
   const hasTokens = Array.isArray(item.generation_token_ids) && item.generation_token_ids.length > 0;
@@ -103,7 +105,7 @@ export function Item({ item, index, output, isRaw, isCurrent, notes, link, onNot
     body = html`<${Tokens} item=${item} index=${index} path=${tokensPath} />`;
   } else if (kind === "function_call") {
     title = "tool call";
-    body = html`<div><code class="mono"><b>${item.name}</b>(${formatArguments(item.arguments)})</code><${Result} output=${output} index=${index} /></div>`;
+    body = html`<div><code class="mono"><b>${item.name}</b>(${formatArguments(item.arguments)})</code><${Result} output=${output} index=${index} isWhole=${isWhole} /></div>`;
   } else if (kind === "function_call_output") {
     title = "tool output without a call";
     body = html`<${Result} output=${item} index=${index} />`;

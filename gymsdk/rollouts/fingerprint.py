@@ -1,0 +1,319 @@
+"""The identity of an environment's code: its files, the files that it imports, its distributions, its variables."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import hmac
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Container, Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+from gymsdk.errors import BrokenEnvironment
+from gymsdk.plugins import registry
+from gymsdk.types import Row
+
+DIGEST_CHARS = 16
+"""The length of a digest in run.json."""
+
+ADDED_PARTS = ("imports", "distributions", "environ")
+"""The parts that runs of earlier versions lack. A resume of such a run does not compare them."""
+
+SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+UNSTABLE_FILES = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"})
+"""The files of a `.dist-info` that depend on how a distribution was installed."""
+
+_REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+CODE_PARTS = ("version", "fingerprint", *ADDED_PARTS)
+"""The parts of an environment's entry in run.json that identify its code."""
+
+
+def describe_code(name: str, plugin: object, key: str) -> Row:
+    """Return the parts of run.json that identify the code of an environment.
+
+    Args:
+        name: The name of the environment.
+        plugin: Its plugin.
+        key: The key of the run, with which the values of variables are hashed.
+
+    Returns:
+        `fingerprint`, the digest of the files of the package; `imports`, the digests of the other files that it
+        imports, by module; `distributions`, the versions and digests of its distribution and direct requirements; and
+        `environ`, the keyed hashes of the variables that it names, or `None` for a variable that is not set.
+
+    Raises:
+        BrokenEnvironment: The plugin's `environ` is not a list of names.
+    """
+    return {
+        "fingerprint": compute_fingerprint(plugin),
+        "imports": digest_imports(plugin),
+        "distributions": digest_distributions(name),
+        "environ": {variable: _hash_variable(variable, key) for variable in read_variable_names(name, plugin)},
+    }
+
+
+def compute_fingerprint(plugin: object) -> str:
+    """Return a digest of all files of the package of *plugin*, or of its module; empty if there is no file."""
+    return digest_files(_list_own_files(_get_module(plugin)))
+
+
+def _get_module(plugin: object) -> ModuleType | None:
+    return sys.modules.get(getattr(plugin, "__name__", type(plugin).__module__))
+
+
+def _list_own_files(module: ModuleType | None) -> dict[str, Path]:
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return {}
+    module_path = Path(file)
+    if module_path.name != "__init__.py":
+        return {module_path.name: module_path}
+    files = (path for path in module_path.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(module_path.parent)): path for path in sorted(files)}
+
+
+def digest_files(files: Mapping[str, Path]) -> str:
+    """Return the digest of *files* and their names; empty if there is none."""
+    if not files:
+        return ""
+    digest = hashlib.sha256()
+    for name, path in files.items():
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:DIGEST_CHARS]
+
+
+# Imports
+
+
+def digest_imports(plugin: object) -> dict[str, str]:
+    """Return the digests of the files that *plugin* imports, directly or not, by the name of their module.
+
+    Files of the standard library, of site-packages and of gymsdk are left out, as well as those of the fingerprint. The
+    imports are found in the source, also in functions, and in the namespaces of the modules that are loaded.
+    """
+    module = _get_module(plugin)
+    if module is None:
+        return {}
+    own = _list_own_files(module)
+    package = module.__name__ if getattr(module, "__path__", None) else module.__name__.rpartition(".")[0]
+    found = _ImportSearch(module.__name__.partition(".")[0])
+    found.follow_loaded(module)
+    for relative, path in own.items():
+        folders = Path(relative).parent.parts
+        found.follow_source(path, ".".join(filter(None, (package, *folders))))
+    own_paths = {path.resolve() for path in own.values()}
+    files = {name: path for name, path in sorted(found.files.items()) if path.resolve() not in own_paths}
+    return {name: digest_files({"": path}) for name, path in files.items()}
+
+
+class _ImportSearch:
+    """Follows imports to files outside the standard library and site-packages.
+
+    Args:
+        home: The top-level package of the environment, whose files count wherever they are.
+
+    Attributes:
+        files: The files by the name of their module.
+    """
+
+    def __init__(self, home: str) -> None:
+        self.files: dict[str, Path] = {}
+        self._home = home
+        self._seen: set[str] = set()
+        self._stdlib = tuple(
+            Path(folder).resolve() for kind in ("stdlib", "platstdlib") if (folder := sysconfig.get_path(kind))
+        )
+
+    def follow_source(self, path: Path, package: str) -> None:
+        """Follow the imports in the source file at *path*, whose relative imports start at *package*."""
+        if path.suffix != ".py":
+            return
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            # A file that is not a module of this Python, such as a template.
+            return
+        for name in _iter_imported_names(tree, package):
+            self._follow(name)
+
+    def follow_loaded(self, module: ModuleType) -> None:
+        """Follow the modules, and the modules of the functions, classes and objects, in the namespace of *module*."""
+        for value in list(vars(module).values()):
+            if isinstance(value, ModuleType):
+                self._follow(value.__name__, value)
+                continue
+            named = value if isinstance(value, (type, FunctionType)) else type(value)
+            if isinstance(named.__module__, str):
+                self._follow(named.__module__)
+
+    def _follow(self, name: str, module: ModuleType | None = None) -> None:
+        """Follow the module *name* and the packages that contain it; a name that is no module has no effect."""
+        if name in self._seen or name.partition(".")[0] in {"gymsdk", "__main__", ""}:
+            return
+        self._seen.add(name)
+        parent = name.rpartition(".")[0]
+        if parent:
+            self._follow(parent)
+        # A module that was loaded from a path may be in no table of modules.
+        loaded = sys.modules.get(name, module)
+        file = _find_file(name, loaded)
+        if file is None or not self._counts(name, file):
+            return
+        self.files[name] = file
+        if loaded is not None:
+            self.follow_loaded(loaded)
+        self.follow_source(file, name if file.stem == "__init__" else parent)
+
+    def _counts(self, name: str, file: Path) -> bool:
+        if name.partition(".")[0] == self._home:
+            return True
+        resolved = file.resolve()
+        is_installed = bool(SITE_FOLDERS & {*file.parts, *resolved.parts})
+        return not (is_installed or any(resolved.is_relative_to(folder) for folder in self._stdlib))
+
+
+def _find_file(name: str, loaded: ModuleType | None) -> Path | None:
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+    else:
+        spec = _find_spec(name)
+        file = spec.origin if spec is not None and spec.has_location else None
+    return Path(file) if isinstance(file, str) and Path(file).is_file() else None
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find the module *name*, which is not loaded, without an import of its packages."""
+    parent = name.rpartition(".")[0]
+    if not parent:
+        return _ask_finders(name, None)
+    loaded = sys.modules.get(parent)
+    if loaded is not None:
+        places = getattr(loaded, "__path__", None)
+    else:
+        found = _find_spec(parent)
+        places = found.submodule_search_locations if found is not None else None
+    return None if places is None else _ask_finders(name, list(places))
+
+
+def _ask_finders(name: str, places: list[str] | None) -> ModuleSpec | None:
+    # Editable installs may add finders of their own.
+    for finder in (*sys.meta_path, PathFinder):
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find(name, places) if find is not None else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _iter_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield the names that a module may import, at its top level or in functions, by statements or by calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _resolve_base(node, package)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+        elif isinstance(node, ast.Call) and _get_called_name(node) in {"import_module", "__import__"}:
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield f"{package}{first.value}" if first.value.startswith(".") else first.value
+
+
+def _resolve_base(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    kept = parts[: len(parts) - node.level + 1]
+    return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def _get_called_name(node: ast.Call) -> str:
+    called = node.func
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+
+
+# Distributions
+
+
+def digest_distributions(name: str) -> dict[str, str]:
+    """Return the digest of the distribution of environment *name*, and version and digest of direct requirements."""
+    entry = registry.installed().get(name)
+    home = _find_distribution(entry.distribution) if entry else None
+    if entry is None or home is None:
+        return {}
+    names = dict.fromkeys(match[1] for each in home.requires or () if (match := _REQUIREMENT_NAME.match(each)))
+    required = {each: _find_distribution(each) for each in names if each != entry.distribution}
+    return {entry.distribution: _digest_record(home)} | {
+        each: f"{found.version} {_digest_record(found)}" for each, found in required.items() if found is not None
+    }
+
+
+def _find_distribution(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except (PackageNotFoundError, ValueError):
+        return None
+
+
+def _digest_record(found: Distribution) -> str:
+    """Return the digest of the lines of RECORD that every install of one wheel has in common."""
+    lines = (found.read_text("RECORD") or "").splitlines()
+    kept = sorted(line for line in lines if _is_stable(line.partition(",")[0]))
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:DIGEST_CHARS] if kept else ""
+
+
+def _is_stable(path: str) -> bool:
+    # Scripts outside site-packages name the interpreter.
+    parts = path.split("/")
+    return parts[0] != ".." and "__pycache__" not in parts and parts[-1] not in UNSTABLE_FILES
+
+
+# Variables
+
+
+def read_variable_names(name: str, plugin: object) -> list[str]:
+    """Return the names of the variables that the attribute `environ` of *plugin* lists.
+
+    Raises:
+        BrokenEnvironment: It is not a list of names.
+    """
+    listed = getattr(plugin, "environ", ())
+    if listed is os.environ:
+        # `from os import environ` is not a declaration.
+        return []
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, str) and each for each in listed):
+        raise BrokenEnvironment(
+            f'environment {name!r}: `environ` must be a list of names of variables, as in environ = ["GRADER_MODE"],'
+            f" got {type(listed).__name__}"
+        )
+    return sorted(set(listed))
+
+
+def _hash_variable(variable: str, key: str) -> str | None:
+    value = os.environ.get(variable)
+    if value is None:
+        return None
+    data = f"{variable}\0{value}".encode("utf-8", "surrogateescape")
+    return hmac.new(key.encode(), data, "sha256").hexdigest()[: 2 * DIGEST_CHARS]
+
+
+def drop_unknown_parts(stored: Mapping[str, Row], requested: Mapping[str, Row]) -> dict[str, Row]:
+    """Return *requested* without the parts that no environment in *stored*, the run of an earlier version, has."""
+    missing = {name: [part for part in ADDED_PARTS if part not in each] for name, each in stored.items()}
+    return {name: _omit(each, missing.get(name, ADDED_PARTS)) for name, each in requested.items()}
+
+
+def _omit(fields: Row, names: Container[str]) -> Row:
+    return {key: value for key, value in fields.items() if key not in names}

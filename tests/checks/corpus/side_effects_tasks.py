@@ -1,0 +1,29 @@
+"""Fails runtime.side_effects (and runtime.seed_control): `tasks` seeds the global generator."""
+
+import random
+from typing import Literal
+
+from gymsdk import Message, Task, Verdict, hookimpl
+
+
+class Sum(Task):
+    answer: int
+
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    random.seed(seed)
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        one, other = rng.randrange(1000), rng.randrange(1000)
+        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
+
+
+@hookimpl
+async def verify(task: Sum, transcript):
+    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
+
+
+@hookimpl
+async def solve(task: Sum):
+    return Message(content=str(task.answer))
