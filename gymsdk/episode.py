@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
@@ -190,6 +190,18 @@ class TurnResult:
     runs: list[ToolRun] = field(default_factory=list)
 
 
+@runtime_checkable
+class TurnPlayer(Protocol):
+    """An environment that answers each turn of the policy as a whole, and not its actions one by one."""
+
+    async def play_turn(self, episode: Episode, response: Item) -> TurnResult:
+        """Return the result of the turn in *response*; `EpisodeRunner` adds both to the transcript.
+
+        Raises:
+            EpisodeError: The turn was not played.
+        """
+
+
 async def play_turn(
     environment: Playable,
     episode: Episode,
@@ -240,6 +252,17 @@ async def play_turn(
         # A turn without an action would repeat the same request; reasoning models can do so for hours.
         result.ended = "done"
     episode.done = result.ended is not None
+
+
+async def _play_whole_turn(player: TurnPlayer, episode: Episode, response: Item) -> TurnResult:
+    episode.transcript.items.extend(response["output"])
+    result = await player.play_turn(episode, response)
+    if result.ended is None and not response["output"] and is_incomplete_response(response):
+        # The prompt fills the context: the next response would be empty, too.
+        result.ended = "tokens"
+    episode.transcript.items.extend(result.items)
+    episode.done = result.ended is not None
+    return result
 
 
 def _build_tool_output(action: Action, call_id: str, step: Step, max_chars: int) -> list[Item]:
@@ -499,6 +522,8 @@ class EpisodeRunner:
     async def _play_turn(self, episode: Episode, response: Item) -> TurnResult:
         """Play one turn; a step that times out because little time was left ends the episode with `deadline`."""
         output: list[Item] = response["output"]
+        if isinstance(episode.environment, TurnPlayer):
+            return await _play_whole_turn(episode.environment, episode, response)
         if is_incomplete_response(response):
             episode.transcript.items.extend(output)
             return TurnResult(ended="tokens")

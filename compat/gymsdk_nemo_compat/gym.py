@@ -14,7 +14,7 @@ import typer
 
 from gymsdk import __version__
 from gymsdk.config import Deployment, load_config
-from gymsdk.deploy import plan
+from gymsdk.deploy import programs
 from gymsdk.errors import UsageError
 from gymsdk_nemo_compat.collect import collect
 from gymsdk_nemo_compat.commands import report_errors, run_gymsdk, show_status
@@ -313,7 +313,7 @@ def _get_config_file(folder: str, name: str) -> str:
 
 def _load(arguments: Sequence[str]) -> Deployment:
     deployment = load_config([], arguments)
-    plan.check_deployment(deployment)
+    programs.check_deployment(deployment)
     if not deployment.servers:
         raise UsageError("the configuration names no server; add --config FILE or --environment NAME")
     return deployment

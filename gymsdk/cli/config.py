@@ -82,14 +82,14 @@ def _check_name_is_alone(names: list[str], overrides: list[str], files: list[str
 
 def _show_settings(files: list[str], overrides: list[str], output: Path | None, *, json: bool) -> None:
     from gymsdk import config as configuration
-    from gymsdk.deploy import plan
+    from gymsdk.deploy import programs
 
     if output is not None:
         raise UsageError(f"--output {output} needs the environment to write a file for, as in gymsdk config math")
     deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
     # Validate after printing, so that people see the settings even if they are invalid.
-    plan.check_deployment(deployment)
+    programs.check_deployment(deployment)
 
 
 def _print_deployment(deployment: Deployment, *, json: bool) -> None:

@@ -17,7 +17,7 @@ import typer
 from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
 from gymsdk.deploy import child, plan
-from gymsdk.deploy.programs import Program, run_programs, split_programs
+from gymsdk.deploy.programs import Program, check_deployment, run_programs, split_programs
 from gymsdk.errors import UsageError, format_name
 from gymsdk.models import registry
 from gymsdk.types import Model
@@ -90,8 +90,7 @@ def build_deployment(
         from gymsdk.config.read import load_config
 
         deployment = load_config(files, overrides, played="model" in chosen)
-        checked, _ = split_programs(deployment)
-        plan.check_deployment(checked, plan.select_local(checked.servers, role=chosen.get("role")))
+        check_deployment(deployment, chosen.get("role"))
         deployment = _check_for_servers(deployment, chosen.keys(), files)
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
     return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})

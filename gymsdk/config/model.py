@@ -54,8 +54,14 @@ MAX_WORKERS = 255
 
 ROOT_PATH_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
 
+TURN_AGENT = "gymnasium_agent"
+"""The agent that plays a resources server turn by turn, through `/reset` and `/step`."""
+
+DEFAULT_TURNS = {TURN_AGENT: 10}
+"""NeMo Gym's default limit of turns, where it differs from that of a budget."""
+
 IMPLEMENTATIONS: dict[ServerKind, tuple[str, ...]] = {
-    AGENTS: ("simple_agent", "gymnasium_agent"),
+    AGENTS: ("simple_agent", TURN_AGENT),
     MODELS: ("gymsdk_model", "openai_model", "vllm_model"),
     ENVIRONMENTS: ("single_agent_turn", "single_agent_turn_legacy", "legacy_agent"),
 }

@@ -174,13 +174,21 @@ def _suggest_server(name: str, kind: str, candidates: Collection[str]) -> str:
 def fill_references(servers: Iterable[ServerConfig]) -> tuple[ServerConfig, ...]:
     """Return *servers* with missing references added, where there is only one server that they can mean."""
     known = tuple(servers)
-    return tuple(
-        server.model_copy(update={"refers": {**dict(_infer_references(server, known)), **server.refers}})
-        for server in known
-    )
+    filled = tuple(server.model_copy(update={"refers": dict(_infer_references(server, known))}) for server in known)
+    agents = {server.name: server.refers for server in filled if server.kind == AGENTS}
+    return tuple(_use_resources_of_agent(server, agents) for server in filled)
+
+
+def _use_resources_of_agent(server: ServerConfig, agents: Mapping[str, Mapping[str, str]]) -> ServerConfig:
+    """Return an environment server that names no resources server with that of its agent; others as they are."""
+    resources = agents.get(server.refers.get("agent_server", ""), {}).get("resources_server")
+    if server.kind != ENVIRONMENTS or resources is None:
+        return server
+    return server.model_copy(update={"refers": {"resources_server": resources, **server.refers}})
 
 
 def _infer_references(server: ServerConfig, servers: Collection[ServerConfig]) -> Iterator[tuple[str, str]]:
+    yield from server.refers.items()
     for key, kind in REQUIRED_REFERENCES.get(server.kind, ()):
         excluded = find_judge_servers(servers) - {POLICY_SERVER}
         names = [each.name for each in servers if each.kind == kind and each.name not in excluded]

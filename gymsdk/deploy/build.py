@@ -14,9 +14,11 @@ from pydantic import SecretStr, ValidationError
 from gymsdk import credentials
 from gymsdk.config.model import (
     AGENTS,
+    DEFAULT_TURNS,
     ENVIRONMENTS,
     MODELS,
     RESOURCES,
+    TURN_AGENT,
     AgentServerConfig,
     Deployment,
     ModelServerConfig,
@@ -112,7 +114,7 @@ class ServerBuilder:
             if self._needs_model(each, existing_models)
         }
         self._token_folder = _open_token_folder(deployment, local_servers)
-        self._load_balancers: dict[str, LoadBalancer] = {}
+        self._load_balancers: dict[tuple[str, bool], LoadBalancer] = {}
         self._incomplete: set[str] = set()
 
     def build_specs(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
@@ -266,7 +268,7 @@ class ServerBuilder:
             else None
         )
         return agent.create_app(
-            self._get_load_balancer(resources_name),
+            self._get_load_balancer(resources_name, by_turns=block.implementation == TURN_AGENT),
             self._get_model_for(block),
             resources=tools,
             name=block.name,
@@ -277,8 +279,9 @@ class ServerBuilder:
         )
 
     def _build_environment_app(self, block: ServerConfig, _: Urls) -> App:
+        by_turns = self._find_agent(block).implementation == TURN_AGENT
         return environment_server.create_app(
-            self._get_load_balancer(_get_reference(block, RESOURCES_REF)),
+            self._get_load_balancer(_get_reference(block, RESOURCES_REF), by_turns=by_turns),
             self._get_model_for(block),
             name=block.name,
             budget=self._get_budget(block),
@@ -301,20 +304,21 @@ class ServerBuilder:
         model = self._get_capturing_model(name)
         return model if self._token_folder is None else TokenCapturingModel(model, self._token_folder)
 
-    def _get_load_balancer(self, name: str) -> LoadBalancer:
-        if name not in self._load_balancers:
+    def _get_load_balancer(self, name: str, *, by_turns: bool) -> LoadBalancer:
+        if (name, by_turns) not in self._load_balancers:
             own = (
                 LocalInstance(self._services[name].id, self.environments[name]) if name in self._local_servers else None
             )
-            self._load_balancers[name] = LoadBalancer(
+            self._load_balancers[name, by_turns] = LoadBalancer(
                 name,
                 self._instances,
                 local=own,
                 # What spreads the requests over the replicas or workers has chosen this one.
                 prefers_local=self._deployment.role == "replica" or self._worker is not None,
                 token=self._token,
+                by_turns=by_turns,
             )
-        return self._load_balancers[name]
+        return self._load_balancers[name, by_turns]
 
     def _get_model_for(self, block: ServerConfig) -> Model:
         """Return the model that the server *block* asks."""
@@ -342,13 +346,20 @@ class ServerBuilder:
         return float(block.part.options.get("timeout", DEFAULT_TIMEOUT_SECONDS)) + TIMEOUT_MARGIN_SECONDS
 
     def _get_budget(self, block: ServerConfig) -> Budget:
-        """Return the budget of an agent: its own limits, and the general ones for the rest."""
-        part = block.part
-        assert isinstance(part, AgentServerConfig), "the part of what plays"
-        limits = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
-        return self._deployment.budget.model_copy(
-            update={key: value for key, value in limits.items() if value is not None}
-        )
+        """Return the budget of what plays: its own limits, those of its agent, and the general ones for the rest."""
+        limits = {**_list_limits(self._find_agent(block)), **_list_limits(block)}
+        return self._deployment.budget.model_copy(update=limits)
+
+    def _find_agent(self, block: ServerConfig) -> ServerConfig:
+        """Return the agent of an environment server; *block* itself if it is an agent, or its agent is not known."""
+        return self._blocks.get(block.refers.get(AGENT_REF, ""), block)
+
+
+def _list_limits(block: ServerConfig) -> dict[str, int | float]:
+    assert isinstance(block.part, AgentServerConfig), "the part of what plays"
+    turns = block.part.turns or DEFAULT_TURNS.get(block.implementation)
+    limits = {"turns": turns, "tools": block.part.tool_calls, "seconds": block.part.seconds}
+    return {key: value for key, value in limits.items() if value is not None}
 
 
 def get_row_fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:

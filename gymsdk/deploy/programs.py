@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.config.model import RESOURCES, Deployment, ServerConfig
+from gymsdk.config.model import RESOURCES, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
@@ -100,6 +100,17 @@ def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, .
     agents = [each for each in plan.complete_servers(deployment) if names & {*each.refers.values()}]
     others = [each for each in deployment.servers if each.name not in {*names, *(agent.name for agent in agents)}]
     return deployment.model_copy(update={"servers": (*others, *agents)}), tuple(programs)
+
+
+def check_deployment(deployment: Deployment, role: Role | None = None) -> None:
+    """Check the servers of *deployment* that run on a node of this *role*, without those that are programs.
+
+    Raises:
+        BadConfig: Something is wrong; the message has a line for each error.
+        BrokenEnvironment: An installed environment cannot be loaded.
+    """
+    checked, _ = split_programs(deployment)
+    plan.check_deployment(checked, plan.select_local(checked.servers, role=role))
 
 
 def find_program(block: ServerConfig) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import SecretStr
 
 from gymsdk.environment import Environment
+from gymsdk.episode import TurnResult
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.router import Replica, Router
@@ -27,6 +28,7 @@ from gymsdk.servers.instances import (
     wait_while_alive,
 )
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState
+from gymsdk.servers.remote_turns import TurnEnvironment
 from gymsdk.servers.reports import Instance
 from gymsdk.servers.tool_calls import SessionConnection
 from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
@@ -76,6 +78,7 @@ class LoadBalancer:
         token: The token for the instances; the process's own by default.
         wait_seconds: Seconds to wait for an instance if there is none.
         watch: Seconds between two checks that an instance is alive.
+        by_turns: Whether the other instances are played turn by turn, through `/reset` and `/step`.
     """
 
     def __init__(  # noqa: PLR0913 - keyword arguments, each named by its caller
@@ -90,9 +93,11 @@ class LoadBalancer:
         token: SecretStr | str | None = None,
         wait_seconds: float = RECONNECT_SECONDS,
         watch: float = WATCH_SECONDS,
+        by_turns: bool = False,
     ) -> None:
         self.name = name
         self.instances = instances
+        self._by_turns = by_turns
         self._local = local
         self._prefers_local = prefers_local and local is not None
         self._local_episodes = 0
@@ -258,12 +263,12 @@ class LoadBalancer:
 
     def _remote_episode(self, instance: Instance) -> RemoteEpisode:
         remote, replica = self._remote(instance), self._router[instance.id]
-        return RemoteEpisode(self.name, instance, remote, self.instances, replica, self._retry, self._watch)
+        kind = RemoteTurnEpisode if self._by_turns else RemoteEpisode
+        return kind(self.name, instance, remote, self.instances, replica, self._retry, self._watch)
 
     def _remote(self, instance: Instance) -> RemoteEnvironment:
-        return RemoteEnvironment(
-            instance.url, self.name, seconds=self._seconds, retry=client.NO_RETRY, token=self._token
-        )
+        kind = TurnEnvironment if self._by_turns else RemoteEnvironment
+        return kind(instance.url, self.name, seconds=self._seconds, retry=client.NO_RETRY, token=self._token)
 
     def _no_instance_error(self) -> Failed:
         start = f"start one with `gymsdk serve {self.name} --role resources --head URL`"
@@ -347,3 +352,12 @@ class RemoteEpisode:
     def _gone_error(self, stage: str) -> Failed:
         message = f"{self.name!r} at {self.instance.url} is gone, and the episode with it; play the row again"
         return Failed(message, kind=UNREACHABLE_KIND, stage=stage, retryable=True)
+
+
+class RemoteTurnEpisode(RemoteEpisode):
+    """An environment at one instance that is played turn by turn."""
+
+    async def play_turn(self, episode: Episode, response: Item) -> TurnResult:
+        """Send a turn of the policy, and return what follows it."""
+        assert isinstance(self.remote, TurnEnvironment), "the load balancer builds both"
+        return await self._while_alive(self.remote.play_turn(episode, response), "step")

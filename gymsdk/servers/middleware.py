@@ -216,6 +216,10 @@ class RoutingMiddleware:
             self._metrics.start_request()
         try:
             await self._app(scope, receive, send_counted)
+        except asyncio.CancelledError:
+            # Only the stop of the server cancels a request, and answers it with `STOPPED_ERROR`.
+            status = STOPPED_ERROR.status if status == SERVER_ERROR else status
+            raise
         except Exception as error:
             tracing.add_log_fields(error=type(error).__name__)
             raise

@@ -101,12 +101,12 @@ class RemoteEnvironment:
             BadRow: The row does not fit the environment.
             EpisodeError: The server failed or did not answer.
         """
-        task, raw = _read_row(row)
+        task, raw = read_row(row)
         connection = self.open_connection()
         body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
         answer = await connection.post("/seed_session", body, stage="reset", deadline=deadline)
         if not answer.ok:
-            raise _open_failure(answer, self.name)
+            raise open_failure(answer, self.name)
         extras = _read_extras(parse_object(answer, "reset"))
         # Only gymsdk's servers return the opening; others may echo the request's `gymsdk` field.
         connection.is_gymsdk = "opening" in extras
@@ -118,7 +118,7 @@ class RemoteEnvironment:
             environment=self,
             state=RemoteState(connection=connection),
             transcript=Transcript(opening=extras.get("opening", deepcopy(task.input))),
-            tools=extras.get("tools", _read_tools(task.responses_create_params.get("tools"))),
+            tools=extras.get("tools", read_tools(task.responses_create_params.get("tools"))),
             repeat=repeat,
             deadline=deadline,
         )
@@ -186,14 +186,16 @@ def _is_same_server(url: str, other: str) -> bool:
     return is_same_path and all(is_local_host(str(address)) for address in addresses)
 
 
-def _read_row(row: Row | Task) -> tuple[Task, Row]:
+def read_row(row: Row | Task) -> tuple[Task, Row]:
+    """Return a row or task as both; raises `BadRow` if it is invalid."""
     try:
         return (row, row.row()) if isinstance(row, Task) else (Task.model_validate(row), row)
     except ValidationError as error:
         raise BadRow(f"the row is invalid: {errors.format_validation_error(error)}") from None
 
 
-def _open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
+def open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
+    """Return the error for an episode that the server of environment *name* did not open."""
     if answer.status == 422 and parse_failure(answer) is None:  # noqa: PLR2004 - an invalid row
         return BadRow(
             f"the row does not fit environment {name!r} at {answer.host}: {answer.text[: client.MAX_EXCERPT_CHARS]}"
@@ -206,7 +208,8 @@ def _read_extras(body: Item) -> Item:
     return extras if isinstance(extras, dict) else {}
 
 
-def _read_tools(tools: Any) -> list[Item]:
+def read_tools(tools: Any) -> list[Item]:
+    """Return the tools of a row that have a name."""
     return [tool for tool in tools or [] if isinstance(tool.get("name"), str)]
 
 

@@ -107,6 +107,27 @@ def test_an_agent_refers_to_the_only_servers_of_each_kind(write: Write) -> None:
     assert load_config(["a.yaml"]).servers[2].refers == {"resources_server": "math", "model_server": "one"}
 
 
+def test_an_environment_server_uses_the_resources_server_of_its_agent(write: Write) -> None:
+    block = """\
+{name}:
+  resources_servers: {{{name}: {{entrypoint: app.py}}}}
+{name}_agent:
+  responses_api_agents:
+    simple_agent:
+      resources_server: {{type: resources_servers, name: {name}}}
+{name}_environment:
+  environment_servers:
+    legacy_agent:
+      agent_server: {{type: responses_api_agents, name: {name}_agent}}
+"""
+    for name in ("first", "second"):
+        write(f"{name}.yaml", block.format(name=name))
+    for files in (["first.yaml"], ["first.yaml", "second.yaml"]):
+        used = {server.name: server.refers.get("resources_server") for server in load_config(files).servers}
+        for name in (Path(file).stem for file in files):
+            assert used[f"{name}_environment"] == used[f"{name}_agent"] == name
+
+
 def test_datasets_are_found_by_name(write: Write, folder: Path) -> None:
     datasets = "[{name: train, type: train, jsonl_fpath: data/t.jsonl, num_repeats: 4, license: MIT}]"
     write("a.yaml", f"{MATH}      datasets: {datasets}\n")

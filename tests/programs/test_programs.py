@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 from deployed import run_command, serving, start_command
+from nemo_compat.conftest import find_free_port, parse
 
 from gymsdk.config import load_config
 from gymsdk.deploy import programs
 from gymsdk.errors import UsageError
+from nemo_gym.cli import RunHelper
+from nemo_gym.server_utils import HEAD_SERVER_KEY_NAME, BaseServerConfig, ServerClient
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -103,6 +106,24 @@ async def test_a_program_is_played_as_any_resources_server(folder: Path, options
         assert code == 0, output
         assert "counter" in output
         assert list_programs()
+    assert not list_programs()
+
+
+async def test_a_trainer_starts_programs_too(folder: Path) -> None:
+    config = {
+        "config_paths": [str(get_config(folder))],
+        "default_host": "127.0.0.1",
+        HEAD_SERVER_KEY_NAME: {"host": "127.0.0.1", "port": find_free_port()},
+    }
+    helper = RunHelper()
+    await asyncio.to_thread(helper.start, parse(config))
+    try:
+        rows = read(folder / "rows.jsonl")
+        client = ServerClient.load_from_global_config(BaseServerConfig(**config[HEAD_SERVER_KEY_NAME]))
+        answers = [await (await client.post(AGENT, "/run", json=row)).json() for row in rows]
+    finally:
+        await asyncio.to_thread(helper.shutdown)
+    assert [answer["reward"] for answer in answers] == [1.0, 0.0]
     assert not list_programs()
 
 

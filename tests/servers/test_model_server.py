@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from http import HTTPStatus
 from typing import Any
@@ -134,8 +135,9 @@ async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None
     ],
 )
 async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
-    path: str, prefix: str, is_anthropic: bool
+    path: str, prefix: str, is_anthropic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "gymsdk.requests")
     arrived = asyncio.Event()
 
     class Hanging:
@@ -155,6 +157,8 @@ async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
         found = await answer
     assert (found.status_code, found.headers["retry-after"]) == (503, "5")
     assert ("type" in found.json(), "has been stopped" in found.json()["error"]["message"]) == (is_anthropic, True)
+    logged = [record.fields["status"] for record in caplog.records if hasattr(record, "fields")]
+    assert logged == [503], "the status that the client got"
 
 
 async def test_a_path_outside_of_all_apis_is_not_found() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gymsdk.config.read import load_config_mapping
-from gymsdk.deploy import plan
+from gymsdk.deploy import programs
 from gymsdk.errors import UsageError
 from gymsdk_nemo_compat.running import ServerRun, find_own_cluster
 from nemo_gym.global_config import GlobalConfigDictParserConfig
@@ -45,7 +45,7 @@ class RunHelper:
             env_file=parser.dotenv_path,
             reads_env=not parser.skip_load_from_dotenv,
         )
-        plan.check_deployment(deployment)
+        programs.check_deployment(deployment)
         if not deployment.servers:
             raise UsageError("the configuration names no server; name the files of the environments in config_paths")
         if deployment.ray_address is None:

@@ -1,0 +1,174 @@
+"""Clients of NeMo Gym's Gymnasium-style servers, which answer and reward each turn of the policy as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, TypeVar, get_args
+from uuid import uuid4
+
+from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
+
+from gymsdk import errors
+from gymsdk.client import build_bad_answer_error, build_failure, parse_object
+from gymsdk.episode import TurnResult
+from gymsdk.http.client import HttpResponse
+from gymsdk.responses import build_function_call_output
+from gymsdk.rollouts.folder import StoredVerdict
+from gymsdk.servers.gymnasium import REQUEST_ID_FIELD
+from gymsdk.servers.remote import RemoteEnvironment, RemoteState, open_failure, read_row, read_tools
+from gymsdk.types import Content, EndReason, Episode, Item, Message, Row, Task, ToolRun, Transcript, Verdict
+
+
+class ToolOutput(BaseModel):
+    """The output of one tool call of a turn."""
+
+    call_id: str
+    output: Content
+
+
+TOOL_OUTPUTS: TypeAdapter[list[ToolOutput]] = TypeAdapter(list[ToolOutput])
+
+
+class Observation(BaseModel):
+    """The answer of `/reset`; that of `/step` has more fields.
+
+    Attributes:
+        observation: What the policy reads next, as a message of the user.
+        info: What the server tells its clients: its capabilities, and the outputs of tool calls.
+    """
+
+    observation: str | None = None
+    info: dict[str, Any] = {}
+
+
+T = TypeVar("T", bound=Observation)
+
+
+class TurnAnswer(Observation):
+    """The answer of `/step`.
+
+    Attributes:
+        reward: The reward of the turn.
+        terminated: Whether the turn ended the episode.
+        truncated: Whether the server cut the episode off.
+    """
+
+    reward: FiniteFloat = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+class TurnState(RemoteState):
+    """The local state of an episode that is played by turns.
+
+    Attributes:
+        capabilities: The `info` of `/reset`.
+        last: The answer to the last turn.
+    """
+
+    capabilities: Mapping[str, Any]
+    last: TurnAnswer = TurnAnswer(truncated=True)
+
+
+class TurnEnvironment(RemoteEnvironment):
+    """An environment at a Gymnasium-style server, played as `gymnasium_agent` of NeMo Gym plays it.
+
+    The reward of an episode is the sum of the rewards of its turns: such a server has no `/verify`.
+    """
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open a session of `row`; see `RemoteEnvironment.reset`."""
+        task, raw = read_row(row)
+        connection = self.open_connection()
+        body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
+        answer = await connection.post("/reset", body, stage="reset", deadline=deadline)
+        if not answer.ok:
+            raise open_failure(answer, self.name)
+        opened = _parse(Observation, answer, "reset")
+        return Episode(
+            id=id,
+            seed=seed,
+            task=task,
+            row=raw,
+            environment=self,
+            state=TurnState(connection=connection, capabilities=opened.info),
+            transcript=Transcript(opening=[*deepcopy(task.input), *_build_message(opened.observation)]),
+            tools=opened.info.get("tools") or read_tools(task.responses_create_params.get("tools")),
+            repeat=repeat,
+            deadline=deadline,
+        )
+
+    async def play_turn(self, episode: Episode, response: Item) -> TurnResult:
+        """Send a turn of the policy, also one that its token limit cut off, and return what follows it.
+
+        Raises:
+            EpisodeError: The server failed or did not answer.
+        """
+        state = _get_state(episode)
+        body = {**episode.row, "response": response}
+        if state.capabilities.get("supports_step_idempotency") is True:
+            body[REQUEST_ID_FIELD] = uuid4().hex
+        started, started_clock = time.time(), time.perf_counter()
+        answer = await state.connection.post("/step", body, stage="step", deadline=episode.deadline)
+        if not answer.ok:
+            raise build_failure(answer, "step")
+        state.last = turn = _parse(TurnAnswer, answer, "step")
+        milliseconds = round((time.perf_counter() - started_clock) * 1e3, 3)
+        calls = [item for item in response["output"] if item.get("type") == "function_call"]
+        runs = [ToolRun(str(call.get("call_id")), str(call.get("name")), started, milliseconds) for call in calls]
+        ended = _get_end_reason(turn)
+        # After the end, NeMo Gym's agent adds nothing to the conversation.
+        items = [] if ended else [*_build_outputs(turn.info), *_build_message(turn.observation)]
+        return TurnResult(items, turn.reward, len(calls), ended, runs)
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Return a verdict without a reward of its own, with the fields of the last turn."""
+        state = _get_state(episode)
+        truncated = state.last.truncated or episode.transcript.ended != "done"
+        fields = {"terminated": state.last.terminated, "truncated": truncated, "info": state.last.info}
+        return StoredVerdict.model_validate({"reward": 0.0, **fields})
+
+    async def close(self, episode: Episode) -> None:
+        """Close the session, if the server has an endpoint for it."""
+        state = _get_state(episode)
+        if state.capabilities.get("supports_explicit_close") is not True:
+            return
+        answer = await state.connection.post("/close", {}, stage="close")
+        if not answer.ok:
+            raise build_failure(answer, "close")
+
+
+def _parse(kind: type[T], answer: HttpResponse, stage: str) -> T:
+    try:
+        parsed = kind.model_validate(parse_object(answer, stage))
+        TOOL_OUTPUTS.validate_python(parsed.info.get("tool_outputs") or [])
+    except ValidationError as error:
+        message = f"the answer of {answer.host} is invalid: {errors.format_validation_error(error)}"
+        raise build_bad_answer_error(message, stage) from None
+    return parsed
+
+
+def _get_state(episode: Episode) -> TurnState:
+    assert isinstance(episode.state, TurnState), "this environment opened the episode"
+    return episode.state
+
+
+def _build_message(observation: str | None) -> list[Item]:
+    return [Message(role="user", content=observation).item()] if observation else []
+
+
+def _build_outputs(info: Mapping[str, Any]) -> list[Item]:
+    outputs = TOOL_OUTPUTS.validate_python(info.get("tool_outputs") or [])
+    return [build_function_call_output(output.call_id, output.output) for output in outputs]
+
+
+def _get_end_reason(turn: TurnAnswer) -> EndReason | None:
+    """Return why the turn ended the episode; gymsdk's servers name the reason."""
+    if not (turn.terminated or turn.truncated):
+        return None
+    named: Any = turn.info.get("ended")
+    return named if named in get_args(EndReason) else "done" if turn.terminated else "turns"
