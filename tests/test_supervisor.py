@@ -194,7 +194,7 @@ async def test_nobody_waits_for_who_does_not_read() -> None:
         running.cancel()
         async with asyncio.timeout(20):
             await asyncio.wait({running})
-        # Whoever writes is let go.
+        # The writers go on.
         os.close(read)
     talker.sock.close()
 
@@ -230,7 +230,7 @@ async def killable(
 
 
 async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
-    """A process that a supervisor started, which has been killed since, and all that this had started."""
+    """A process that a supervisor started, which has been killed since, and the children of the process."""
     async with killable(tmp_path, source, seconds) as (process, pid):
         started = children(process.pid)
     return pid, started
@@ -436,7 +436,7 @@ async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     python, away = tmp_path / "python", tmp_path / "away"
-    # No link to the interpreter: it would not find what is installed for it.
+    # A link to the interpreter would not find the packages that are installed for it.
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     other = charge("one")

@@ -110,7 +110,7 @@ def build_line(spec: Spec, number: int) -> Line:
 
 
 def list_expected(run_specs: Sequence[Spec]) -> list[Spec]:
-    """Return what the index is to hold of each rollout, in its order: the scored rollouts, then the failed ones."""
+    """Return the row of the index for each rollout, in its order: the scored rollouts, then the failed ones."""
     numbered = list(enumerate(run_specs))
     ordered = [one for one in numbered if one[1]["reward"] is not None] + [
         one for one in numbered if one[1]["reward"] is None

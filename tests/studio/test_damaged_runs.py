@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "socket": lambda path: bind_socket(path.name),
     "device": lambda path: path.symlink_to("/dev/zero"),
 }
-"""What is not a regular file. A reader would wait for a writer of a FIFO, and never reach the end of the device."""
+"""Kinds of files that are not regular. A reader would wait for a writer of a FIFO, and never reach the end of the device."""
 
 LINES = {
     "not-json": b"{",
@@ -115,7 +115,7 @@ def write_run(folder: Path) -> Path:
 
 
 def make(kind: str, path: Path) -> None:
-    """Create what is not a regular file at *path*, from its folder, as the path of a socket must be short."""
+    """Create a file that is not regular at *path*, from its folder, as the path of a socket must be short."""
     before = Path.cwd()
     os.chdir(path.parent)
     try:
