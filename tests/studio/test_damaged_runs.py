@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "socket": lambda path: bind_socket(path.name),
     "device": lambda path: path.symlink_to("/dev/zero"),
 }
-"""Kinds of files that are not regular. A reader would wait for a writer of a FIFO, and never reach the end of the device."""
+"""Files that are not regular. A reader would wait for a writer of a FIFO, and never reach the end of the device."""
 
 LINES = {
     "not-json": b"{",
