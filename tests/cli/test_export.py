@@ -56,6 +56,7 @@ def read_report(gymsdk: Command, *arguments: object, code: int = 0) -> dict[str,
     return report
 
 
+@pytest.mark.slow
 def test_the_best_conversation_of_each_task_is_written(gymsdk: Command, run: Path, tmp_path: Path) -> None:
     report = read_report(gymsdk, run, "--sft", tmp_path / "sft.jsonl")[str(tmp_path / "sft.jsonl")]
     rollouts, lines = read(run / "rollouts.jsonl"), read(tmp_path / "sft.jsonl")

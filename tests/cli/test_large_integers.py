@@ -105,6 +105,7 @@ def test_a_run_in_process_is_written_resumed_and_verified_again(gymsdk: Command,
 
 
 @pytest.mark.usefixtures("large")
+@pytest.mark.slow
 def test_served_rows_have_the_rewards_of_rows_in_process(gymsdk: Command, start: Start, workdir: Path) -> None:
     gymsdk("tasks", "large", "-o", "rows.jsonl")
     process = start("serve", "large", "--port", 0, "--json")

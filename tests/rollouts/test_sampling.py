@@ -101,6 +101,7 @@ def test_a_scripted_policy_has_no_sampling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("through_servers", [False, True])
+@pytest.mark.slow
 def test_a_run_begun_before_keeps_its_sampling_at_each_resume(tmp_path: Path, through_servers: bool) -> None:
     out = tmp_path / "out"
     play(out, through_servers=through_servers)

@@ -28,6 +28,7 @@ def strong(play: Play) -> Path:
     return play(*OPTIONS, "--limit", "50", "--model", "scripted/oracle:0.8", "--temperature", "0.5", name="strong")
 
 
+@pytest.mark.slow
 def test_a_better_run_has_a_positive_difference_whose_interval_excludes_0(weak: Path, strong: Path) -> None:
     comparison = read(weak).compare(read(strong))
     assert comparison.overall is not None

@@ -372,6 +372,7 @@ def test_the_viewer_listens_on_loopback_only(shared_viewer: Viewer) -> None:
             assert attempt.connect_ex((address, port)) != 0 or address.startswith("127.")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_viewer_although_a_page_follows_a_run(viewer: Viewer, own_client: httpx.Client) -> None:
     with own_client.stream("GET", "/api/events", params={"run": "run"}) as stream:
         next(stream.iter_lines())
@@ -436,6 +437,7 @@ def test_a_rollout_is_played_again(playing_viewer: Viewer, weak: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_rollout_is_continued_differently(playing_viewer: Viewer, weak: Path, tmp_path: Path) -> None:
     line = find_tool_line(weak)
     with playing_viewer.client() as client:

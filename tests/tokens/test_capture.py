@@ -264,6 +264,7 @@ async def test_replicas_find_each_others_calls(tmp_path: Path) -> None:
     check_chain(read_entries(tmp_path, "r"))
 
 
+@pytest.mark.slow
 async def test_rollouts_in_parallel_keep_their_own_tokens(tmp_path: Path) -> None:
     class Threads(TurnPolicy):
         async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
@@ -368,6 +369,7 @@ def test_the_digest_of_no_tokens() -> None:
     assert compute_token_digest([]) == hashlib.sha256(b"nemo-gym-tokens").hexdigest()
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_a_call_without_an_entry(tmp_path: Path) -> None:
     policy = [sys.executable, "-m", "gymsdk", "policy", "serve", "echo", "--latency", "60", "--port", "0", "--json"]
     with subprocess.Popen(policy, stdout=subprocess.PIPE, text=True) as engine:
