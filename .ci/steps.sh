@@ -3,8 +3,10 @@
 
 set -uo pipefail
 export PY_COLORS=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
-# Without cached bytecode, each of the many processes that the tests start would compile the package again.
+# Without cached bytecode, each of the many processes that the tests start would compile the package again. Python writes
+# that of the modules which a process imports; pip would compile all modules of all packages.
 unset PYTHONDONTWRITEBYTECODE
+export PIP_COMPILE=0
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
 scratch=$(mktemp -d)

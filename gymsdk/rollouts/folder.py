@@ -380,6 +380,9 @@ class RunFolder:
         Raises:
             BadOutput: A line does not; the message names its file and number.
         """
+        for path in (self.inputs, self.rollouts, self.failures):
+            if path.exists() and not path.is_file():
+                raise BadOutput(f"{shorten_path(path)} is not a regular file; choose another --output")
         left = Counter(self._iter_sent_keys(repeats))
         known, has_all_inputs = frozenset(left), self.has_all_inputs
         for path in (self.rollouts, self.failures):
@@ -393,11 +396,16 @@ class RunFolder:
                 left[key] -= 1
 
     def _iter_sent_keys(self, repeats: int) -> Iterator[Key]:
+        sent: set[Key] = set()
         for number, row in _iter_complete_rows(self.inputs):
             indices = [row.get(ROLLOUT_INDEX)] if ROLLOUT_INDEX in row else range(repeats)
             for key in (_read_key(row | {ROLLOUT_INDEX: index}) for index in indices):
                 if key is None:
                     raise _build_line_error(self.inputs, number, "belongs to no task of the run")
+                if key in sent and ROLLOUT_INDEX in row:
+                    problem = f"repeats task {key[0]}, repeat {key[1]}, which an earlier line holds"
+                    raise _build_line_error(self.inputs, number, problem)
+                sent.add(key)
                 yield key
 
     def _number_repeats(self, repeats: int) -> None:

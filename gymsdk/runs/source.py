@@ -53,6 +53,10 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
+COPY_SECONDS = 2.0
+"""How much later than its metrics the rollouts of a run may be written, by a program that copies the run."""
+
+
 @dataclass(frozen=True)
 class RunSource:
     """The files of a run.
@@ -97,6 +101,15 @@ class RunSource:
         Values with another type than readers expect are left out, and `list_bad_files` names them.
         """
         return self._read_metrics()[0]
+
+    def are_metrics_current(self) -> bool:
+        """Return whether the metrics, if there are any, were written after the lines of the rollouts."""
+        try:
+            written = (self.path / "metrics.json").stat().st_ctime
+        except OSError:
+            return True
+        # No program can set this time back. The files of a copy are written one after the other.
+        return all(_get_change_time(path) <= written + COPY_SECONDS for path in self.files)
 
     def count_inputs(self) -> int | None:
         """Return the number of rollouts that the run asked for, or `None` if the run has no readable rows as sent."""
@@ -211,6 +224,13 @@ def find_read_error(path: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def _get_change_time(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return 0.0
 
 
 def _get_time(path: Path) -> float:

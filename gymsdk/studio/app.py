@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -346,17 +346,11 @@ def _dump_state(run: OpenRun) -> bytes:
 
 
 def describe_run(run: OpenRun) -> Row:
-    """Describe a run without an index of its lines."""
+    """Describe a run, without an index of its lines unless they were changed after its metrics were written."""
     about = run.source.read_about()
     settings = about.get("settings") or {}
     metrics = run.source.read_metrics()
-    counts: list[tuple[int, float]] = []
-    for each in metrics:
-        count = (each.get("outcomes") or {}).get("scored")
-        mean = (each.get("agent_metrics") or {}).get("mean/reward")
-        if jsonl.is_finite_number(mean) and jsonl.is_finite_number(count) and isinstance(count, int) and count > 0:
-            counts.append((count, mean))
-    scored = sum(count for count, _ in counts)
+    scored, mean = _sum_metrics(metrics) if run.source.are_metrics_current() else run.count_rewards()
     return {
         "run": run.key,
         "name": run.source.name,
@@ -366,11 +360,23 @@ def describe_run(run: OpenRun) -> Row:
         "started": about.get("started"),
         "asked": run.source.count_inputs(),
         "scored": scored or None,
-        "mean": sum(count * mean for count, mean in counts) / scored if scored else None,
+        "mean": mean,
         "accuracy": [shown for entry in metrics for shown in _list_accuracy(entry)],
         "is_finished": bool(metrics),
         "bad_files": _list_bad_files(run),
     }
+
+
+def _sum_metrics(metrics: Sequence[Row]) -> tuple[int, float | None]:
+    """Return the number and the mean of the rewards of all environments."""
+    counts: list[tuple[int, float]] = []
+    for entry in metrics:
+        count = (entry.get("outcomes") or {}).get("scored")
+        mean = (entry.get("agent_metrics") or {}).get("mean/reward")
+        if jsonl.is_finite_number(mean) and jsonl.is_finite_number(count) and isinstance(count, int) and count > 0:
+            counts.append((count, mean))
+    scored = sum(count for count, _ in counts)
+    return scored, sum(count * mean for count, mean in counts) / scored if scored else None
 
 
 def _list_accuracy(metrics: Row) -> Iterator[Row]:

@@ -131,6 +131,12 @@ class OpenRun:
         self._verify_at = time.monotonic() + self._verify_seconds * (1 / VERIFY_SHARE - 1)
         self._verify_seconds = 0.0
 
+    def count_rewards(self) -> tuple[int, float | None]:
+        """Return the number and the mean of the rewards on the lines of the run."""
+        with self.use() as queries:
+            _, scored, mean = queries.count_rewards()
+        return scored, mean
+
     def build_state(self) -> Row:
         """Return the state that pages show of a growing run: the number of rollouts, and the searchable share."""
         with self.use() as queries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -297,11 +298,21 @@ def test_an_incomplete_last_line_is_no_line(tmp_path: Path) -> None:
     write_run(tmp_path / "other", rollouts=line + line.rstrip("\n")).check_lines()
 
 
-def test_a_row_that_the_task_file_names_twice_has_two_lines(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", rollouts=LINE % (1, 0) * 2)
+def test_a_row_that_was_sent_twice_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rollouts=LINE % (1, 0))
     with folder.inputs.open("a") as file:
         file.write(ROW % (1, 0))
-    folder.check_lines()
+    with pytest.raises(BadOutput, match=rf"inputs\.jsonl:7: the line {TWICE}"):
+        folder.check_lines()
+
+
+@pytest.mark.parametrize("name", ["inputs.jsonl", "rollouts.jsonl", "failures.jsonl"])
+def test_a_file_that_is_not_regular_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run", rollouts="")
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(BadOutput, match=f"{name} is not a regular file"):
+        folder.check_lines()
 
 
 def test_rows_that_were_written_once_per_task_stand_for_every_repeat(tmp_path: Path) -> None:

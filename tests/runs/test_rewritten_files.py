@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from gymsdk.runs import Run, read
+from gymsdk.runs import Run, read, source
 from gymsdk.runs.compare import compare
 from gymsdk.runs.index import RunIndex, get_default_path
 from gymsdk.runs.queries import RunQueries
 from gymsdk.runs.source import find_run
+from gymsdk.studio.app import describe_run
 from gymsdk.studio.library import Library, OpenRun
 
 COUNT = 30
@@ -394,3 +395,22 @@ def test_a_library_whose_index_was_removed_builds_it_again(path: Path) -> None:
         assert run.compute("summary", RunQueries.summarize)["mean"] == pytest.approx(fmean(NEW))
     finally:
         library.stop()
+
+
+def test_the_list_of_runs_has_the_rewards_that_were_written_after_the_metrics(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The changes of a test are too close to each other to be told from those of a copy.
+    monkeypatch.setattr(source, "COPY_SECONDS", 0.0)
+    rewards = [0.0, 1.0, 1.0, 1.0]
+    path.write_bytes(dump_lines(rewards))
+    metrics = [{"environment": "e", "outcomes": {"scored": 4}, "agent_metrics": {"mean/reward": 0.5}}]
+    (path.parent / "metrics.json").write_text(json.dumps(metrics))
+    run = OpenRun("run", find_run(path.parent))
+    try:
+        assert (describe_run(run)["scored"], describe_run(run)["mean"]) == (4, 0.5), "the metrics are current"
+        time.sleep(0.02)
+        write_in_place_with_old_times(path, dump_lines([*rewards, 1.0]))
+        assert (describe_run(run)["scored"], describe_run(run)["mean"]) == (5, fmean([*rewards, 1.0]))
+    finally:
+        run.close()
