@@ -144,6 +144,7 @@ def test_an_engine_without_token_ids_is_refused() -> None:
         (("--tokenizer", "x", "--policy", "vllm/x"), "a scripted policy plays, as in scripted/oracle"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_options_are_named(arguments: tuple[str, ...], message: str) -> None:
     result = run(*arguments)
     assert result.returncode == 2

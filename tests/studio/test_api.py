@@ -461,6 +461,7 @@ def test_a_rollout_is_continued_differently(playing_viewer: Viewer, weak: Path, 
     assert (tmp_path / answer["folder"] / "rollouts.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_another_model_plays_on(playing_viewer: Viewer, weak: Path) -> None:
     lines = (line for _, line in read_rows(weak / "rollouts.jsonl"))
     line = next(line for line in lines if line["reward"] == 0)
@@ -502,6 +503,7 @@ def test_the_texts_of_tokens_are_shown_on_demand(sampled: Path, tmp_path: Path) 
     assert rollout["has_tokenizer"] is True
 
 
+@pytest.mark.slow
 def test_a_tokenizer_file_gives_the_texts_of_tokens(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="pip install 'gymsdk[tokenizers]'")
     from gymsdk.tokens.tokenizer import load_token_decoder

@@ -213,6 +213,7 @@ def test_columns_are_chosen(browser: Browser, run: Path) -> None:
     assert [(each["id"], each["nodes"][0]["html"]) for each in results.response["violations"]] == []
     page.reload()
     page.get_by_role("columnheader", name="calls_needed").wait_for()
+    page.locator(".grid-row").first.wait_for()
     needed = sorted(line["calls_needed"] for _, line in read_rows(run / "rollouts.jsonl") if "calls_needed" in line)
     names = page.get_by_role("columnheader").all_inner_texts()
     column = [name.split()[0] for name in names].index("calls_needed")
@@ -245,6 +246,7 @@ def test_a_saved_filter_finds_groups_without_variance(browser: Browser, run: Pat
     assert count_shown(page) == sum(map(len, alike)) + failed
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_browser_can_lay_out_are_on_further_pages(browser: Browser) -> None:
     def answer(route: Any) -> None:
         offset = int(parse_qs(urlsplit(route.request.url).query).get("offset", ["0"])[0])
@@ -558,6 +560,7 @@ def test_nothing_is_played_without_the_option(browser: Browser, run: Path) -> No
     assert page.get_by_role("button", name="branch").count() == 0
 
 
+@pytest.mark.slow
 def test_tokens_are_shown_with_their_texts(sampled: Path, tmp_path: Path, open_viewer: Callable[..., Browser]) -> None:
     with start_viewer(sampled, cache=tmp_path / "cache", options=["--tokenizer", "bytes"]) as viewer:
         browser = open_viewer(viewer)
@@ -608,6 +611,7 @@ def test_a_wrong_token_is_explained(viewer: Viewer, open_viewer: Callable[..., B
     browser.problems.clear()
 
 
+@pytest.mark.slow
 def test_a_page_follows_the_run_again_after_the_viewer_was_started_again(
     run: Path, tmp_path: Path, open_viewer: Callable[..., Browser]
 ) -> None:

@@ -239,6 +239,7 @@ async def test_a_killed_worker_costs_the_one_call_it_runs(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("single")
+@pytest.mark.slow
 async def test_a_worker_killed_while_idle_costs_no_call() -> None:
     for _ in range(5):
         os.kill(await process_id(), signal.SIGKILL)
