@@ -254,10 +254,18 @@ async def play_turn(
     episode.done = result.ended is not None
 
 
-async def _play_whole_turn(player: TurnPlayer, episode: Episode, response: Item) -> TurnResult:
+async def _play_whole_turn(
+    player: TurnPlayer, episode: Episode, response: Item, calls_left: int, max_output_chars: int
+) -> TurnResult:
+    """Play a turn that the environment answers as a whole; the arguments are those of `play_turn`."""
     episode.transcript.items.extend(response["output"])
     result = await player.play_turn(episode, response)
-    if result.ended is None and not response["output"] and is_incomplete_response(response):
+    for item in result.items:
+        if item.get("type") == "function_call_output":
+            item["output"] = truncate_output(item["output"], max_output_chars)
+    if result.ended is None and result.calls > calls_left:
+        result.ended = "tools"
+    elif result.ended is None and not response["output"] and is_incomplete_response(response):
         # The prompt fills the context: the next response would be empty, too.
         result.ended = "tokens"
     episode.transcript.items.extend(result.items)
@@ -523,7 +531,8 @@ class EpisodeRunner:
         """Play one turn; a step that times out because little time was left ends the episode with `deadline`."""
         output: list[Item] = response["output"]
         if isinstance(episode.environment, TurnPlayer):
-            return await _play_whole_turn(episode.environment, episode, response)
+            left = self.budget.tools - self._tool_calls
+            return await _play_whole_turn(episode.environment, episode, response, left, self.budget.output)
         if is_incomplete_response(response):
             episode.transcript.items.extend(output)
             return TurnResult(ended="tokens")

@@ -13,7 +13,7 @@ from itertools import accumulate
 from operator import mul
 from statistics import fmean, median
 
-from gymsdk.lines import read_index, read_reward
+from gymsdk.lines import read_index
 from gymsdk.types import Item, Row
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
@@ -54,26 +54,20 @@ class ScoredRollout:
         return None if value is None else float(value)
 
 
-def parse_scored_rollout(row: Row, *, answer_key: str | None = None, number: int = 0) -> ScoredRollout | None:
-    """Return the numbers of an output row and of its token usage, or `None` if the row has no reward.
+def build_scored_rollout(row: Row, reward: float, *, answer_key: str | None = None) -> ScoredRollout:
+    """Return the numbers of an output row and of its token usage.
 
     Args:
-        row: The output row.
+        row: The output row. A missing index of the task or the repeat is 0.
+        reward: Its reward, see `gymsdk.lines.read_reward`.
         answer_key: The field with the answer for votes.
-        number: The number of the row in its file, from 0; it stands for a missing index of the task.
     """
-    reward = read_reward(row)
-    return None if reward is None else build_scored_rollout(row, reward, answer_key=answer_key, number=number)
-
-
-def build_scored_rollout(row: Row, reward: float, *, answer_key: str | None = None, number: int = 0) -> ScoredRollout:
-    """Return the numbers of an output row as `parse_scored_rollout` does, with a *reward* that is known."""
     usage = (row.get("response") or {}).get("usage") or {}
     own = {
         name: value for name, value in select_numbers(row).items() if not name.startswith("_ng_") and name != "reward"
     }
     return ScoredRollout(
-        task=read_index(row, TASK_INDEX, number),
+        task=read_index(row, TASK_INDEX, 0),
         repeat=read_index(row, ROLLOUT_INDEX, 0),
         reward=reward,
         fields=own | select_numbers(usage),

@@ -372,13 +372,13 @@ class RunFolder:
         _replace_rows(self.failures, terminal)
 
     def check_lines(self, *, repeats: int = 1) -> None:
-        """Check that each line of a rollout belongs to a row that was sent, and that no rollout has two lines.
+        """Check that the files are regular, that no row was sent twice, and that no rollout has two lines or no row.
 
         Args:
             repeats: How many rollouts each row stands for if an older version wrote the rows once per task.
 
         Raises:
-            BadOutput: A line does not; the message names its file and number.
+            BadOutput: A file or a line is wrong; the message names it.
         """
         for path in (self.inputs, self.rollouts, self.failures):
             if path.exists() and not path.is_file():

@@ -209,8 +209,9 @@ def _read_extras(body: Item) -> Item:
 
 
 def read_tools(tools: Any) -> list[Item]:
-    """Return the tools of a row that have a name."""
-    return [tool for tool in tools or [] if isinstance(tool.get("name"), str)]
+    """Return those of *tools*, the list of a row or of a server, that are objects with a name."""
+    listed = tools if isinstance(tools, list) else []
+    return [tool for tool in listed if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
 
 
 def _connection_of(episode: Episode) -> SessionConnection:

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any, TypeVar, get_args
 from uuid import uuid4
 
-from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from gymsdk import errors
 from gymsdk.client import build_bad_answer_error, build_failure, parse_object
@@ -28,36 +28,51 @@ class ToolOutput(BaseModel):
     output: Content
 
 
-TOOL_OUTPUTS: TypeAdapter[list[ToolOutput]] = TypeAdapter(list[ToolOutput])
-
-
-class Observation(BaseModel):
-    """The answer of `/reset`; that of `/step` has more fields.
+class TurnInfo(BaseModel):
+    """What a server tells its clients about a turn; its other fields belong to the verdict.
 
     Attributes:
-        observation: What the policy reads next, as a message of the user.
-        info: What the server tells its clients: its capabilities, and the outputs of tool calls.
+        tool_outputs: The outputs of the turn's calls.
+        ended: Why the episode is over, from gymsdk's servers.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    tool_outputs: list[ToolOutput] | None = None
+    ended: Any = None
+
+
+class Opening(BaseModel):
+    """The answer of `/reset`.
+
+    Attributes:
+        observation: The text that the policy reads next, as a message of the user.
+        info: The capabilities of the server, and the tools of an episode at gymsdk's servers.
     """
 
     observation: str | None = None
     info: dict[str, Any] = {}
 
 
-T = TypeVar("T", bound=Observation)
-
-
-class TurnAnswer(Observation):
+class TurnAnswer(BaseModel):
     """The answer of `/step`.
 
     Attributes:
+        observation: The text that the policy reads next, as a message of the user.
         reward: The reward of the turn.
         terminated: Whether the turn ended the episode.
         truncated: Whether the server cut the episode off.
+        info: More about the turn.
     """
 
+    observation: str | None = None
     reward: FiniteFloat = 0.0
     terminated: bool = False
     truncated: bool = False
+    info: TurnInfo = TurnInfo()
+
+
+T = TypeVar("T", bound=BaseModel)
 
 
 class TurnState(RemoteState):
@@ -88,7 +103,7 @@ class TurnEnvironment(RemoteEnvironment):
         answer = await connection.post("/reset", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise open_failure(answer, self.name)
-        opened = _parse(Observation, answer, "reset")
+        opened = _parse(Opening, answer, "reset")
         return Episode(
             id=id,
             seed=seed,
@@ -97,7 +112,7 @@ class TurnEnvironment(RemoteEnvironment):
             environment=self,
             state=TurnState(connection=connection, capabilities=opened.info),
             transcript=Transcript(opening=[*deepcopy(task.input), *_build_message(opened.observation)]),
-            tools=opened.info.get("tools") or read_tools(task.responses_create_params.get("tools")),
+            tools=read_tools(opened.info.get("tools")) or read_tools(task.responses_create_params.get("tools")),
             repeat=repeat,
             deadline=deadline,
         )
@@ -122,14 +137,15 @@ class TurnEnvironment(RemoteEnvironment):
         runs = [ToolRun(str(call.get("call_id")), str(call.get("name")), started, milliseconds) for call in calls]
         ended = _get_end_reason(turn)
         # After the end, NeMo Gym's agent adds nothing to the conversation.
-        items = [] if ended else [*_build_outputs(turn.info), *_build_message(turn.observation)]
+        items = [] if ended else [*_build_outputs(turn), *_build_message(turn.observation)]
         return TurnResult(items, turn.reward, len(calls), ended, runs)
 
     async def verify(self, episode: Episode) -> Verdict:
         """Return a verdict without a reward of its own, with the fields of the last turn."""
         state = _get_state(episode)
         truncated = state.last.truncated or episode.transcript.ended != "done"
-        fields = {"terminated": state.last.terminated, "truncated": truncated, "info": state.last.info}
+        info = state.last.info.model_dump(exclude_unset=True)
+        fields = {"terminated": state.last.terminated, "truncated": truncated, "info": info}
         return StoredVerdict.model_validate({"reward": 0.0, **fields})
 
     async def close(self, episode: Episode) -> None:
@@ -144,12 +160,10 @@ class TurnEnvironment(RemoteEnvironment):
 
 def _parse(kind: type[T], answer: HttpResponse, stage: str) -> T:
     try:
-        parsed = kind.model_validate(parse_object(answer, stage))
-        TOOL_OUTPUTS.validate_python(parsed.info.get("tool_outputs") or [])
+        return kind.model_validate(parse_object(answer, stage))
     except ValidationError as error:
         message = f"the answer of {answer.host} is invalid: {errors.format_validation_error(error)}"
         raise build_bad_answer_error(message, stage) from None
-    return parsed
 
 
 def _get_state(episode: Episode) -> TurnState:
@@ -161,14 +175,13 @@ def _build_message(observation: str | None) -> list[Item]:
     return [Message(role="user", content=observation).item()] if observation else []
 
 
-def _build_outputs(info: Mapping[str, Any]) -> list[Item]:
-    outputs = TOOL_OUTPUTS.validate_python(info.get("tool_outputs") or [])
-    return [build_function_call_output(output.call_id, output.output) for output in outputs]
+def _build_outputs(turn: TurnAnswer) -> list[Item]:
+    return [build_function_call_output(output.call_id, output.output) for output in turn.info.tool_outputs or ()]
 
 
 def _get_end_reason(turn: TurnAnswer) -> EndReason | None:
     """Return why the turn ended the episode; gymsdk's servers name the reason."""
     if not (turn.terminated or turn.truncated):
         return None
-    named: Any = turn.info.get("ended")
+    named = turn.info.ended
     return named if named in get_args(EndReason) else "done" if turn.terminated else "turns"

@@ -13,7 +13,7 @@ import pytest
 
 from gymsdk import UsageError
 from gymsdk.jsonl import dump_row, read_rows
-from gymsdk.metrics import parse_scored_rollout, stderr
+from gymsdk.metrics import build_scored_rollout, stderr
 from gymsdk.runs import Run, read
 from gymsdk.runs.filters import Filter, parse_condition
 from gymsdk.runs.queries import RunQueries
@@ -110,7 +110,7 @@ def test_an_unknown_sort_field_is_rejected(run: Run) -> None:
 def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None:
     summary = run.queries.summarize()
     assert summary["mean"] == pytest.approx(fmean(line["reward"] for line in lines))
-    assert summary["stderr"] == pytest.approx(stderr(map(parse_scored_rollout, lines)))
+    assert summary["stderr"] == pytest.approx(stderr(build_scored_rollout(line, line["reward"]) for line in lines))
     assert (summary["rollouts"], summary["scored"]) == (80, 80)
     best: dict[tuple[str, int], float] = {}
     for line in lines:

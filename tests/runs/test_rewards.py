@@ -20,7 +20,6 @@ from gymsdk import client
 from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import dump_row, parse_json, read_rows
 from gymsdk.lines import read_reward
-from gymsdk.metrics import parse_scored_rollout
 from gymsdk.rollouts.export import ExportReport, Selection, export_sft
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.profile import build_profile
@@ -107,13 +106,12 @@ def test_a_reward_that_is_missing_or_that_json_cannot_hold_is_none(absent: dict[
 @pytest.mark.parametrize(("changes", "expected"), CHANGES)
 def test_the_readers_of_one_line_agree(changes: dict[str, Any], expected: float | None, own: bool) -> None:
     line = build_line(changes, own=own)
-    record, scored = parse_record(line, number=6), parse_scored_rollout(line, number=6)
+    record = parse_record(line, number=6)
     profile = build_profile("sums", "m", [line | {"_ng_task_index": 6, "_ng_rollout_index": 0}], []) if own else None
     found = {
         "record": record.reward,
         "reverify": Case(7, line, "sums").reward,
         "verdict": read_verdict(line),
-        "metrics": None if scored is None else scored.reward,
         "export": read_exported(line),
         "profile": expected if profile is None else (profile.reward.value if profile.reward else None),
     }

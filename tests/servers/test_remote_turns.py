@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -119,6 +120,30 @@ async def test_the_limit_of_turns_truncates_an_episode(policy: Callable[..., Scr
     assert (rollout.reward, rollout.ended) == (pytest.approx(-0.2), "turns")
     assert rollout.verdict is not None
     assert rollout.verdict.model_dump()["truncated"]
+
+
+async def test_the_limit_of_tool_calls_holds(policy: Callable[..., ScriptedModel]) -> None:
+    calls = [("parity", {}), ("parity", {})]
+    async with serve_guessing(Guessing()) as environment:
+        rollout = await play(environment, policy(calls, calls, "7"), ROW, budget=Budget(tools=3))
+    assert (rollout.ended, rollout.turns, rollout.reward) == ("tools", 2, 0.0)
+
+
+async def test_the_limit_of_a_tool_output_holds(policy: Callable[..., ScriptedModel]) -> None:
+    server = Guessing(answer={"info": {"tool_outputs": [{"call_id": "c", "output": "x" * 5000}]}})
+    async with serve_guessing(server) as environment:
+        rollout = await play(environment, policy([("parity", {})]), ROW, budget=Budget(turns=1, output=1000))
+    assert rollout.response is not None
+    assert 1000 <= len(rollout.response["output"][-1]["output"]) < 2000
+
+
+@pytest.mark.parametrize("offered", [3, ["a"], [{"type": "function"}], {"name": "x"}])
+async def test_tools_in_another_form_are_those_of_the_row(policy: Callable[..., ScriptedModel], offered: Any) -> None:
+    tool = {"type": "function", "name": "parity", "parameters": {}}
+    row = {**ROW, "responses_create_params": {**ROW["responses_create_params"], "tools": [tool]}}
+    async with serve_guessing(Guessing({"tools": offered})) as environment:
+        rollout = await play(environment, policy("7"), row)
+    assert (rollout.tools, rollout.reward) == ([tool], 1.0)
 
 
 @pytest.mark.parametrize("text", ["7", ""])

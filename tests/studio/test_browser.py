@@ -20,6 +20,7 @@ from gymsdk.jsonl import dump_row, read_rows
 from .conftest import Viewer, start_viewer
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'gymsdk[browser]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'gymsdk[browser]'")
 
 pytestmark = pytest.mark.browser
 
@@ -191,12 +192,10 @@ def test_columns_sort_in_both_directions(browser: Browser) -> None:
     header = page.get_by_role("columnheader", name="reward")
     header.get_by_role("button").click()
     page.wait_for_function("() => document.querySelector('[aria-sort=ascending]')")
-    page.wait_for_timeout(300)
-    assert page.locator(".grid-row .cell:nth-child(2)").first.inner_text() == "0"
+    playwright.expect(page.locator(".grid-row .cell:nth-child(2)").first).to_have_text("0", timeout=30_000)
     header.get_by_role("button").click()
     page.wait_for_function("() => document.querySelector('[aria-sort=descending]')")
-    page.wait_for_timeout(300)
-    assert page.locator(".grid-row .cell:nth-child(2)").first.inner_text() == "1"
+    playwright.expect(page.locator(".grid-row .cell:nth-child(2)").first).to_have_text("1", timeout=30_000)
 
 
 def test_columns_are_chosen(browser: Browser, run: Path) -> None:
