@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 MAX_WARNINGS = 64
-"""The number of different warnings of a `OnceLogger`. Their texts can contain what a policy or a client wrote."""
+"""The number of different warnings of a `OnceLogger`. Their texts can contain words of a policy or a client."""
 
 
 class OnceLogger:

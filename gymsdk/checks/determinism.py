@@ -50,7 +50,7 @@ report.write(result.encode())
 report.flush()
 os._exit(0)
 """
-"""It writes the result to a descriptor that only it knows: what the environment prints goes to standard error."""
+"""It writes the result to a descriptor that only it knows: the environment's own output goes to standard error."""
 
 MAX_ROWS = 6
 """The maximum number of tasks of a split to compare."""

@@ -50,7 +50,7 @@ class RecordedModel:
 
 
 def record_models(environment: Environment, log: AnswerLog) -> Environment:
-    """Record in *log* what the models in the settings of *environment* answer, and return the environment."""
+    """Record in *log* the answers of the models in the settings of *environment*, and return the environment."""
     for _, value in environment.config:
         if isinstance(value, MeteredModel):
             model = value.model.model if isinstance(value.model, RecordedModel) else value.model

@@ -76,7 +76,7 @@ CONTROL_ATTACKS = (
     build_text_attack("says something", "xyzzy"),
     build_text_attack("says something in form", format_answer("xyzzy")),
 )
-"""Replies without content. What they earn is not a leak."""
+"""Replies without content; their rewards are not a leak."""
 
 FIX_LEAK = "keep the answer in fields of the row or in the state; write prompts, schemas and errors without it"
 

@@ -177,7 +177,7 @@ def _write_files(runs: list[Path], files: dict[str, Path | None], selection: Sel
 
 
 def _send(runs: list[Path], service: str, chosen: ExportOptions, *, follow: bool, beside: bool) -> Iterator[Row]:
-    """Send *runs*, and yield for each its name, the number of its rollouts and where it is to be seen."""
+    """Send *runs*, and yield for each its name, the number of its rollouts and its address."""
     from gymsdk.exporters import build_exporter, export_run
     from gymsdk.runs import read
 

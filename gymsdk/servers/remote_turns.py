@@ -29,7 +29,7 @@ class ToolOutput(BaseModel):
 
 
 class TurnInfo(BaseModel):
-    """What a server tells its clients about a turn; its other fields belong to the verdict.
+    """The information of a server about a turn; further fields belong to the verdict.
 
     Attributes:
         tool_outputs: The outputs of the turn's calls.
