@@ -89,7 +89,8 @@ def _find_part(packed: bytes, part: bytes, end: int, own: list[int] | None, *, i
     """Return the position of *part* after *end*, at which the part before ends; -1 if it is not there."""
     if is_first:
         return 0 if packed.startswith(part) else -1
-    if own is not None and packed.startswith(part, end + len(own) * ID_BYTES):
+    # A turn that the template writes in other ids can be as long as other messages up to a copy of the part.
+    if own is not None and packed.startswith(array("q", own).tobytes() + part, end):
         return end + len(own) * ID_BYTES
     if own is None or len(own) <= MAX_PROMPT_END:
         # If the template leaves out an empty turn, the parts before and after it share the end of a turn.

@@ -100,7 +100,6 @@ async def play(
 
 TEMPLATES = ["qwen", "gemma", "strip", "mistral", "drop-empty"]
 ROLLOUTS = 40
-MAX_MARKED = 2
 
 
 def draw_turns(seed: int) -> list[Turn]:
@@ -109,25 +108,16 @@ def draw_turns(seed: int) -> list[Turn]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-async def test_only_marked_rollouts_of_an_agent_without_token_ids_are_masked(
-    capture: Any, tmp_path: Path, template: str
-) -> None:
-    marked = 0
+async def test_no_rollout_of_an_agent_without_token_ids_is_masked(capture: Any, tmp_path: Path, template: str) -> None:
     for seed in range(ROLLOUTS):
         harness = await play(tmp_path, f"{seed}-0", draw_turns(seed), template)
         built = await build(capture, tmp_path, f"{seed}-0")
-        if any(harness.marked):
-            # If equal messages surround an empty turn, the rendering does not show which of them was read before it.
-            marked += 1
-            assert built["mask_sample"]
-            continue
         assert (built["mask_sample"], built.get("error")) == (False, None), built
         assert (built["metrics"]["chains"], built["metrics"]["delivered_fraction"]) == (1, 1.0)
         delivered = [item for item in built["rebuilt_response"]["output"] if item.get("generation_token_ids")]
         assert [item["generation_token_ids"] for item in delivered] == [
             carrier["generation_token_ids"] for carrier in harness.carriers
         ]
-    assert marked <= MAX_MARKED
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -67,6 +67,16 @@ def test_a_missing_part_is_noticed() -> None:
     assert find_read(parts, [*say(11), *TURN, *say(10), 21, END], PROMPTS) is None
 
 
+def test_a_turn_without_its_reasoning_is_as_long_as_other_messages_up_to_a_copy_of_the_part() -> None:
+    rendering = [*say(10), 20, END, *say(11), END, *say(11)]
+    second = len(rendering) - len(say(11))
+    own = [*[90] * (second - len(say(10)) - 2), 20, END]
+    assert rendering[len(say(10)) + len(own) :] == say(11), "the copy is where the turn would end with its reasoning"
+    last = find_read([say(10), own, say(11)], rendering, PROMPTS)
+    assert last is not None
+    assert last.start == len([*say(10), 20, END])
+
+
 def test_the_first_part_begins_the_rendering() -> None:
     assert find_read([say(10)], [*say(11), *say(10), 20, END], PROMPTS) is None
 
