@@ -187,6 +187,10 @@ def convert_error(
     )
 
 
+SUGGESTION_SIMILARITY = 0.65
+"""The similarity, from 0 to 1, from which on a known name is suggested in place of an unknown one."""
+
+
 def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
     """Return the end of a message about an unknown name.
 
@@ -198,7 +202,7 @@ def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
     Returns:
         `; did you mean 'x'? Then …` if a known name is similar to *name*, else `; then …`; empty without either.
     """
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=SUGGESTION_SIMILARITY)
     if nearest:
         return " ".join(filter(None, [f"; did you mean {nearest[0]!r}?", then[:1].upper() + then[1:]]))
     return f"; {then}" if then else ""

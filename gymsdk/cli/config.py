@@ -67,7 +67,7 @@ def _check_name_is_alone(names: list[str], overrides: list[str], files: list[str
     plan.check_names(names)
     if overrides:
         # Validate the settings first: a mistyped setting gets its own error message.
-        configuration.load_config(files, overrides)
+        configuration.load_config(files, overrides, environments=names)
     if len(names) > 1:
         raise UsageError(
             f"a file serves one environment, and settings are KEY=VALUE; {' '.join(map(format_name, names))} is neither"

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from gymsdk.cli.serve import Announcer
-from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig
+from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import child, plan
 from gymsdk.deploy.programs import Program, check_deployment, run_programs, split_programs
 from gymsdk.errors import UsageError, format_name
@@ -89,11 +89,36 @@ def build_deployment(
     if files or overrides or any(Path(file).exists() for file in ENV_FILES):
         from gymsdk.config.read import load_config
 
-        deployment = load_config(files, overrides, played="model" in chosen)
+        # Overrides reach an environment of the command line as they reach a server of the files.
+        named = chosen.get("environments", {}) if overrides else {}
+        deployment = load_config(files, overrides, played="model" in chosen, environments=named)
+        deployment = _add_settings(deployment, named)
         check_deployment(deployment, chosen.get("role"))
         deployment = _check_for_servers(deployment, chosen.keys(), files)
+        read = {server.name for server in deployment.servers if not server.is_in_files}
+        chosen["environments"] = {
+            name: each for name, each in chosen.get("environments", {}).items() if name not in read
+        }
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
     return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})
+
+
+def _add_settings(deployment: Deployment, settings: Mapping[str, Mapping[str, Any]]) -> Deployment:
+    """Return *deployment* with the *settings* of `--set` added to its servers of the environments by that name.
+
+    Raises:
+        UsageError: An override sets one of them, too.
+    """
+
+    def add(server: ServerConfig) -> ServerConfig:
+        if server.is_in_files:
+            return server
+        if twice := server.settings.keys() & settings[server.name].keys():
+            key = f"{server.name}.{min(twice)}"
+            raise UsageError(f"{format_name(key)} is set twice, as KEY=VALUE and with --set; leave one of them out")
+        return server.model_copy(update={"settings": {**server.settings, **settings[server.name]}})
+
+    return deployment.model_copy(update={"servers": tuple(map(add, deployment.servers))})
 
 
 def _check_for_servers(deployment: Deployment, given: Collection[str], files: Sequence[str]) -> Deployment:

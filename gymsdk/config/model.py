@@ -297,6 +297,11 @@ class ServerConfig(FrozenModel):
     place: Place = DEFAULT_PLACE
     places: Mapping[KeyPath, Place] = Field(default={}, repr=False, exclude=True)
 
+    @property
+    def is_in_files(self) -> bool:
+        """Whether the configuration has the server, and not only the name of its environment on the command line."""
+        return self.place != DEFAULT_PLACE
+
     def place_of(self, path: KeyPath) -> Place:
         """Return the place of the setting at *path*, or of its nearest ancestor that exists."""
         ancestors = (path[:end] for end in range(len(path), 0, -1))

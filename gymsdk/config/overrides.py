@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gymsdk.config import yaml
+from gymsdk.config import fields, yaml
 from gymsdk.config.model import SERVER_KINDS, find_kind, normalize_keys
+from gymsdk.config.resolve import apply_inheritance
 from gymsdk.config.yaml import COMMAND_LINE, HANDED_OVER, KeyPath, Node, Place, Problems, format_key_path, merge_nodes
 from gymsdk.errors import BadConfig, format_name, format_suggestion
 from gymsdk.models.options import ENVIRONMENT_VARIABLES
@@ -85,20 +86,40 @@ def _move_to_command_line(node: Node) -> Node:
 def apply_overrides(root: Node, overrides: Iterable[Override], problems: Problems) -> Node:
     """Return *root* with *overrides* applied in order; errors go to *problems*."""
     for override in overrides:
-        path = _add_kind(root, override.path)
+        path = _complete_path(root, override.path)
         root = _delete(root, path, problems) if override.value is None else _set_value(root, path, override.value)
     return root
 
 
-def _add_kind(root: Node, path: KeyPath) -> KeyPath:
-    """Return *path* with the kind of server inserted, if it has a server's name and implementation only."""
+def _complete_path(root: Node, path: KeyPath) -> KeyPath:
+    """Return *path* with the kind and the implementation of a server inserted where it leaves them out."""
     if len(path) < 2 or path[1] in SERVER_KINDS:  # noqa: PLR2004 - a server's name and its implementation
         return path
     server, implementation = root.get(path[0]), path[1]
     kind = next((kind for kind in SERVER_KINDS if server and server.get(kind, implementation) is not None), None)
     if kind is None and not (server and server.get(implementation)):
         kind = find_kind(implementation)
-    return path if kind is None else (path[0], kind, *path[1:])
+    if kind is not None:
+        return (path[0], kind, *path[1:])
+    return (path[0], *_find_server_body(root, path[0], implementation), *path[1:])
+
+
+def _find_server_body(root: Node, name: str, key: str) -> KeyPath:
+    """Return the kind and the implementation of the server *name*, empty if it has not one of each.
+
+    A *key* that resembles a kind of server is a misspelled kind, and no setting.
+    """
+    if fields.is_misspelling(key, SERVER_KINDS):
+        return ()
+    # A server may inherit both from another.
+    server = root.get(name)
+    if server is not None and not any(kind in server.children for kind in SERVER_KINDS):
+        server = apply_inheritance(root, Problems()).get(name)
+    kinds = [kind for kind in SERVER_KINDS if server is not None and kind in server.children]
+    if server is None or len(kinds) != 1:
+        return ()
+    implementations = [*server.children[kinds[0]].children]
+    return (kinds[0], *implementations) if len(implementations) == 1 else ()
 
 
 def _set_value(root: Node, path: KeyPath, value: Node) -> Node:

@@ -68,6 +68,7 @@ def load_config(
     *,
     folder: Path | None = None,
     played: bool = False,
+    environments: Iterable[str] = (),
 ) -> Deployment:
     """Read the deployment in configuration files, with overrides applied.
 
@@ -80,6 +81,7 @@ def load_config(
         folder: The folder in which files are looked up, by default the current one.
         played: Whether the caller provides the policy. The policy's model server may then be missing or invalid: a
             scripted policy stands in for it.
+        environments: The names of environments that are served, too. The overrides reach them as servers of the files.
 
     Raises:
         BadConfig: The configuration is invalid. The message has one line per error.
@@ -87,7 +89,8 @@ def load_config(
     problems, home = Problems(), folder or get_working_folder()
     parsed = parse_overrides(overrides, problems)
     entries = [*((str(path), COMMAND_LINE) for path in paths), *_list_included_files(parsed, problems)]
-    root = _apply(parsed, _load_files(entries, home, problems), problems)
+    files = _add_environments(_load_files(entries, home, problems), environments)
+    root = _apply(parsed, files, problems)
     deployment = _build_deployment(root, home, problems, played=played)
     return deployment.model_copy(update={"notes": (*deployment.notes, *_warn_of_exposed_secrets(parsed))})
 
@@ -130,7 +133,8 @@ def check_environments(deployment: Deployment, installed: Collection[str]) -> No
     problems = Problems()
     for server in deployment.get_servers(RESOURCES):
         name = getattr(server.part, "environment", server.implementation)
-        if name not in installed:
+        # A name on the command line has its own error when the environment is loaded.
+        if name not in installed and server.is_in_files:
             hint = format_suggestion(
                 name, installed, "`gymsdk list` shows the installed ones; environments are packages"
             )
@@ -259,6 +263,14 @@ def _list_included_files(overrides: Iterable[Override], problems: Problems) -> l
     """Return the files that *overrides* of `config_paths` name."""
     values = [each.value for each in overrides if each.path == (INCLUDE_KEY,) and each.value is not None]
     return [entry for each in values for entry in read_includes(Node({INCLUDE_KEY: each}, COMMAND_LINE), problems)]
+
+
+def _add_environments(root: Node, names: Iterable[str]) -> Node:
+    """Return *root* with a resources server for each environment in *names* that has none of its name."""
+    for name in names:
+        if root.get(name) is None:
+            root = root.with_key(name, build_node({RESOURCES: {name: {}}}, DEFAULT_PLACE))
+    return root
 
 
 def _apply(overrides: Iterable[Override], root: Node, problems: Problems) -> Node:

@@ -26,7 +26,6 @@ from gymsdk.config.model import (
     ServerKind,
 )
 from gymsdk.config.read import find_judge_servers
-from gymsdk.config.yaml import DEFAULT_PLACE
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
 from gymsdk.http.tls import is_loopback
@@ -108,7 +107,7 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
     their own model.
     """
     listed = list(blocks)
-    asking = [each for each in listed if each.place != DEFAULT_PLACE] or listed
+    asking = [each for each in listed if each.is_in_files] or listed
     return list(
         dict.fromkeys(
             [

@@ -246,7 +246,8 @@ def _choose_policy(deployment: Deployment) -> ModelServerConfig | None:
     """Return the policy's model, or `None` if the files or another node decide which model there is."""
     if deployment.model is not None:
         return deployment.model
-    decided_elsewhere = deployment.servers or deployment.head_host or deployment.head_url or deployment.role
+    is_in_files = any(server.is_in_files for server in deployment.servers)
+    decided_elsewhere = is_in_files or deployment.head_host or deployment.head_url or deployment.role
     return None if decided_elsewhere else ModelServerConfig(name=DEFAULT)
 
 

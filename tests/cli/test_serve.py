@@ -128,8 +128,9 @@ def test_a_file_without_a_model_is_served_with_the_model_option(
 
 
 @pytest.mark.slow
-def test_a_secret_setting_is_redacted(serve: Serve) -> None:
-    _, output = serve("sums", "--set", "key=s3cr3t")
+@pytest.mark.parametrize("arguments", [("--set", "key=s3cr3t"), ("sums.key=s3cr3t",)])
+def test_a_secret_setting_is_redacted(serve: Serve, arguments: tuple[str, ...]) -> None:
+    _, output = serve("sums", *arguments)
     responses = [httpx.get(f"{output['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
     assert "s3cr3t" not in "".join([json.dumps(output), *responses])
 
@@ -206,6 +207,18 @@ def test_after_a_kill_its_ports_are_free_at_once(serve: Serve, start: Start) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(), ("--separate",)])
+def test_an_override_reaches_the_setting_of_an_environment(
+    serve: Serve, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    notes = tmp_path / "notes.txt"
+    _, output = serve("sums", f"sums.notes={notes}", "--set", "pause=0", *arguments)
+    assert (output["model"], "sums_simple_agent" in output["servers"]) == ("scripted/oracle", True)
+    httpx.post(f"{get_agent_url(output)}/run", json=row(), timeout=60)
+    assert notes.read_text().startswith("opened")
+
+
+@pytest.mark.slow
 def test_a_port_in_use_is_reported(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -224,6 +237,10 @@ def test_a_port_in_use_is_reported(start: Start) -> None:
         (["nosuch"], "no environment named 'nosuch'"),
         (["sums", "--model", "nosuch/x"], "no model named 'nosuch/x'"),
         (["sums", "--set", "digit=1"], "has no setting 'digit'; did you mean 'digits'?"),
+        (["sums", "sums.digit=1"], "sums.resources_servers.sums.digit: no setting of environment 'sums'; did you mean"),
+        (["sums", "sums.digits=1", "--set", "digits=2"], "sums.digits is set twice, as KEY=VALUE and with --set"),
+        (["sums", "sum.digits=1"], "there is no setting 'sum'; did you mean 'sums'?"),
+        (["smus", "smus.digits=1"], "no environment named 'smus'; did you mean 'sums'? (installed:"),
         (["sums", "--host", "0.0.0.0"], "every client that reaches '0.0.0.0' could use these servers"),
         (["sums", "--server-port", "sums"], "--server-port sums: write it as SERVER=N"),
         (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
