@@ -21,7 +21,9 @@ from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
 
-RETRYABLE_PATHS = frozenset({"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/completions"})
+RETRYABLE_PATHS = frozenset(
+    {"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/completions", "/v1/completions"}
+)
 """The paths to which a POST may be repeated, because a repeated request has no further effect."""
 
 VERSION_KEY = "gymsdk_version"

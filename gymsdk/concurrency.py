@@ -391,6 +391,17 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
     await asyncio.wait({task}, timeout=CANCEL_GRACE_SECONDS)
 
 
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of *coroutines*, which run at the same time; if one fails, cancel the others and raise."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _log_late_failure(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
         log.warning("abandoned code failed after its deadline: %r", error)

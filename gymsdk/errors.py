@@ -138,7 +138,13 @@ class EpisodeError(GymsdkError):
 
 
 class Failed(EpisodeError):
-    """The model, a tool or the environment broke."""
+    """The model, a tool or the environment broke.
+
+    Attributes:
+        param: The parameter of a model's request that is to blame, if any.
+    """
+
+    param: str | None = None
 
 
 class Unscorable(EpisodeError):

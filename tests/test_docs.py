@@ -281,7 +281,7 @@ async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:
     assert sorted(found - documented) == []
 
 
-NOT_OF_RUNS = {"person_left", "model_cannot_count"}
+NOT_OF_RUNS = {"person_left", "model_cannot_complete", "model_cannot_count"}
 """Failure kinds that cannot occur in a run."""
 
 FAILURES = {"Failed", "Unscorable", "BudgetSpent", "WorkerLost", "Failure", "_lost"}

@@ -97,7 +97,7 @@ def build_deployment(
         deployment = _check_for_servers(deployment, chosen.keys(), files)
         read = {server.name for server in deployment.servers if not server.is_in_files}
         chosen["environments"] = {
-            name: each for name, each in chosen.get("environments", {}).items() if name not in read
+            name: settings for name, settings in chosen.get("environments", {}).items() if name not in read
         }
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
     return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -374,3 +375,5 @@ MESSAGES_API = InboundApi(
     refuses_overflow=True,
     continues_last_turn=True,
 )
+
+COUNT_TOKENS_API = replace(MESSAGES_API, path="messages/count_tokens")

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from gymsdk.errors import Failed
@@ -73,6 +74,8 @@ class InboundApi:
         refuses_overflow: Whether a prompt that is too long is an error unless the server is configured otherwise. The
             programs that use Messages summarize the conversation after this error only.
         continues_last_turn: Whether a turn of the policy at the end of a conversation is the beginning of the answer.
+        count_answers: Returns for how many answers the body of a request asks. Raises `InvalidRequest`.
+        join_answers: Returns one answer for those of several calls.
         echoes_token_ids: Whether a captured call returns its token ids without being asked. Our own agents need them;
             other programs send them back with each later request.
     """
@@ -88,6 +91,8 @@ class InboundApi:
     refuses_overflow: bool = False
     continues_last_turn: bool = False
     echoes_token_ids: bool = False
+    count_answers: Callable[[Item], int] = lambda _: 1
+    join_answers: Callable[[list[Item]], Item] = itemgetter(0)
 
 
 def build_error(error: ApiError) -> Item:
@@ -232,6 +237,11 @@ def dump_line(value: object) -> bytes:
 def build_frame(data: bytes, event: str = "") -> bytes:
     """Return the frame of an event with one line of *data*, and the name of the *event* if it has one."""
     return b"event: %s\ndata: %s\n\n" % (event.encode(), data) if event else b"data: %s\n\n" % data
+
+
+def build_error_frames(error: ApiError) -> bytes:
+    """Return the last frames of a stream of chunks that fails."""
+    return build_frame(dump_line(build_error(error))) + DONE_FRAME
 
 
 def splice_json(body: Item, encoded: dict[str, bytes]) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from gymsdk.convert import anthropic, chat, chat_inbound, responses
+from gymsdk.convert import anthropic, chat, chat_inbound, completions, responses
 from gymsdk.convert.api import InboundApi
 from gymsdk.convert.request_keys import TRANSLATED_KEYS
 from gymsdk.responses import Api, ReasoningFormat
@@ -16,6 +16,27 @@ from gymsdk.types import Item
 INBOUND_APIS: dict[str, InboundApi] = {
     api.path: api for api in (responses.RESPONSES_API, chat_inbound.CHAT_API, anthropic.MESSAGES_API)
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CountingApi:
+    """An API that counts the tokens of a prompt.
+
+    Attributes:
+        inbound: Its requests and errors.
+        method: The method of a model that counts the tokens of its requests.
+        format_count: Returns the answer for a number of tokens.
+    """
+
+    inbound: InboundApi
+    method: Literal["count", "count_input"]
+    format_count: Callable[[int], Item]
+
+
+COUNTING_APIS = (
+    CountingApi(responses.INPUT_TOKENS_API, "count_input", responses.format_input_tokens),
+    CountingApi(anthropic.COUNT_TOKENS_API, "count", anthropic.format_token_count),
+)
 
 
 class ParseAnswer(Protocol):
@@ -33,12 +54,20 @@ class OutboundApi:
         build_body: Returns the body for a Responses request.
         parse_answer: Returns the Response for an answer.
         translated_fields: The fields of a Responses request that the body has under another name or in another form.
+        is_forwarded: Whether the server gets the request without the additions for conversations: the variables of the
+            chat template, and the fields for token ids.
     """
 
     path: str
     build_body: Callable[[Item], Item]
     parse_answer: ParseAnswer
     translated_fields: frozenset[str]
+    is_forwarded: bool = False
+
+
+COMPLETIONS = OutboundApi(
+    completions.COMPLETIONS_PATH, completions.build_body, completions.parse_answer, TRANSLATED_KEYS, is_forwarded=True
+)
 
 
 def get_outbound_api(

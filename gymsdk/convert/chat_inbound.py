@@ -13,10 +13,10 @@ from gymsdk.convert import content as parts
 from gymsdk.convert.api import (
     DONE_FRAME,
     HEARTBEAT_FRAME,
-    ApiError,
     InboundApi,
     InvalidRequest,
     build_error,
+    build_error_frames,
     build_frame,
     dump_line,
 )
@@ -51,6 +51,9 @@ TRANSLATED_FIELDS = frozenset(
 SHARED_FIELDS = frozenset({"metadata", "parallel_tool_calls"})
 """The fields with the same name and form in both APIs that a chat engine does not get as they are."""
 
+MAX_CHOICES = 128
+"""The largest number of choices in one completion, as at OpenAI."""
+
 FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish reason for each reason why a Response is incomplete."""
 
@@ -65,21 +68,57 @@ def parse_request(body: Item) -> Item:
     """Return the Responses request for the *body* of a Chat Completions request.
 
     Raises:
-        InvalidRequest: The body is invalid, asks for several answers, or uses removed fields.
+        InvalidRequest: The body is invalid, or uses removed fields.
     """
     messages = body.get("messages")
     if not is_object_list(messages):
         raise InvalidRequest("'messages' must be a list of messages, each with a role", "messages")
     for key in ("metadata", "response_format", "stream_options"):
         api.get_object(body, key)
-    if body.get("n") not in (None, 1):
-        raise InvalidRequest("this server returns one answer per request; leave 'n' out", "n")
+    count_choices(body)
     if removed := [key for key in REMOVED_FIELDS if body.get(key)]:
         raise InvalidRequest(f"{removed[0]!r} is not supported; send 'tools' and 'tool_choice'", removed[0])
     own = drop_foreign_keys(body, TRANSLATED_FIELDS | SHARED_FIELDS, where="Chat Completions")
     kept = {key: value for key, value in own.items() if value is not None and key not in TRANSLATED_FIELDS}
     translated = {key: value for key, value in _translate_fields(body).items() if value is not None}
     return kept | translated | {"input": [item for message in messages for item in parse_message(message)]}
+
+
+def count_choices(body: Item) -> int:
+    """Return the number of choices for which the *body* of a request asks.
+
+    Raises:
+        InvalidRequest: It is not an integer in the range that OpenAI accepts.
+    """
+    number = api.get_integer(body, "n")
+    if number is not None and not 1 <= number <= MAX_CHOICES:
+        raise InvalidRequest(f"'n' must be an integer from 1 to {MAX_CHOICES}, got {number}", "n")
+    return 1 if number is None else number
+
+
+def join_completions(completions: list[Item]) -> Item:
+    """Return one completion with the choices of several *completions* of the same prompt.
+
+    As in OpenAI's usage, the prompt counts once.
+    """
+    first = completions[0]
+    choices = [completion["choices"][0] | {"index": index} for index, completion in enumerate(completions)]
+    return first | {"choices": choices, "usage": _join_usage([completion["usage"] for completion in completions])}
+
+
+def _join_usage(usages: list[Item | None]) -> Item | None:
+    known = [usage for usage in usages if usage]
+    if len(known) < len(usages):
+        return None
+    details = [usage.get("completion_tokens_details") or {} for usage in known]
+    names = dict.fromkeys(chain.from_iterable(details))
+    summed = {name: sum(counts.get(name) or 0 for counts in details) for name in names}
+    generated = sum(usage["completion_tokens"] for usage in known)
+    return known[0] | {
+        "completion_tokens": generated,
+        "total_tokens": known[0]["prompt_tokens"] + generated,
+        "completion_tokens_details": summed or known[0].get("completion_tokens_details"),
+    }
 
 
 def parse_tools(tools: object) -> list[Item]:
@@ -175,17 +214,13 @@ def stream_chunks(answer: Item, body: Item) -> Iterator[bytes]:
         head["usage"] = None
     # The ids and log-probabilities of the prompt are sent once, with the first chunk.
     prompt = {key: answer[key] for key in ("prompt_token_ids", "prompt_logprobs") if key in answer}
-    for choice in _iter_choices(answer["choices"][0]):
-        yield build_frame(dump_line(head | prompt | {"choices": [choice]}))
-        prompt = {}
+    for choice in answer["choices"]:
+        for delta in _iter_deltas(choice):
+            yield build_frame(dump_line(head | prompt | {"choices": [delta | {"index": choice["index"]}]}))
+            prompt = {}
     if with_usage:
         yield build_frame(dump_line(head | {"choices": [], "usage": answer["usage"]}))
     yield DONE_FRAME
-
-
-def build_error_frames(error: ApiError) -> bytes:
-    """Return the last frames of a stream that fails."""
-    return build_frame(dump_line(build_error(error))) + DONE_FRAME
 
 
 def _translate_fields(body: Item) -> Item:
@@ -326,7 +361,7 @@ def _get_finish_reason(response: Item) -> str:
     return "tool_calls" if any(_get_type(item) == "function_call" for item in response["output"]) else "stop"
 
 
-def _iter_choices(choice: Item) -> Iterator[Item]:
+def _iter_deltas(choice: Item) -> Iterator[Item]:
     message, logprobs = choice["message"], choice.get("logprobs")
     content = None if message["content"] is None else ""
     yield _build_choice({"role": "assistant", "content": content, "refusal": None})
@@ -364,4 +399,6 @@ CHAT_API = InboundApi(
     build_error=build_error,
     build_error_frames=build_error_frames,
     heartbeat=HEARTBEAT_FRAME,
+    count_answers=count_choices,
+    join_answers=join_completions,
 )

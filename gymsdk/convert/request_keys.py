@@ -388,7 +388,7 @@ def select_keys(request: Item, api_keys: AbstractSet[str], *, passes_unknown: bo
 def _build_refusal(key: RequestKey) -> Failed:
     in_responses = ", or use a server that supports the Responses API (--api responses)"
     advice = f"leave it out{in_responses if key.name in RESPONSES_KEYS else ''}"
-    return Failed(f"the engine has no {key.name!r}: {key.reason}; {advice}", kind="model_bad_request")
+    return build_bad_key_error(key.name, f"the engine has no {key.name!r}: {key.reason}; {advice}")
 
 
 def check_configuration_key(name: str) -> None:
@@ -399,10 +399,15 @@ def check_configuration_key(name: str) -> None:
             if name == "extra_body"
             else "leave it out of the request, and set it in the extra_body of the model"
         )
-        raise Failed(
-            f"{name!r} comes only from the configuration of the model, because it reaches into the engine; {advice}",
-            kind="model_bad_request",
-        )
+        message = f"{name!r} comes only from the configuration of the model, because it reaches into the engine"
+        raise build_bad_key_error(name, f"{message}; {advice}")
+
+
+def build_bad_key_error(name: str, message: str) -> Failed:
+    """Return the failure of a request whose key *name* cannot be served."""
+    error = Failed(message, kind="model_bad_request")
+    error.param = name
+    return error
 
 
 def drop_foreign_keys(body: Item, keys: AbstractSet[str], *, where: str) -> Item:

@@ -7,6 +7,7 @@ validates the requests of clients and completes Responses for them.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gymsdk import responses
@@ -160,6 +161,25 @@ def _build_text_events(
 
 
 RESPONSES_PATH = "responses"
+INPUT_TOKENS_PATH = "responses/input_tokens"
+
+INPUT_TOKENS_KEYS = frozenset(
+    {
+        "conversation",
+        "input",
+        "instructions",
+        "model",
+        "parallel_tool_calls",
+        "personality",
+        "previous_response_id",
+        "reasoning",
+        "text",
+        "tool_choice",
+        "tools",
+        "truncation",
+    }
+)
+"""The keys of a request that counts input tokens; servers refuse others."""
 
 USAGE_DETAIL_FIELDS = ("input_tokens_details", "output_tokens_details")
 
@@ -332,6 +352,22 @@ def parse_request(body: Item) -> Item:
     return {key: value for key, value in body.items() if key not in STREAM_FIELDS}
 
 
+def parse_count_request(body: Item) -> Item:
+    """Validate the *body* of a client that counts input tokens, and return it as a Responses request.
+
+    Raises:
+        InvalidRequest: The body is invalid, or has neither an input nor instructions.
+    """
+    if body.get("input") is None and body.get("instructions"):
+        body = body | {"input": []}
+    return parse_request(body)
+
+
+def format_input_tokens(tokens: int) -> Item:
+    """Return the answer of `/v1/responses/input_tokens` for an input of so many *tokens*."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
 def build_answer(response: Item, body: Item) -> Item:
     """Return *response* with all fields that OpenAI's types require: ids, types, and counts.
 
@@ -364,3 +400,5 @@ RESPONSES_API = InboundApi(
     heartbeat=HEARTBEAT_FRAME,
     echoes_token_ids=True,
 )
+
+INPUT_TOKENS_API = replace(RESPONSES_API, path=INPUT_TOKENS_PATH, parse_request=parse_count_request)

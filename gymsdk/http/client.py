@@ -61,13 +61,7 @@ class NotSent(Failed):
 
 
 class RequestRefused(Failed):
-    """A server rejected the request.
-
-    Attributes:
-        param: The parameter of the request that the server blames, if any.
-    """
-
-    param: str | None = None
+    """A server rejected the request; `param` is the parameter that the server blames."""
 
 
 class Retry(Backoff):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from pydantic import SecretStr
@@ -13,17 +13,19 @@ from pydantic import SecretStr
 from gymsdk import responses
 from gymsdk.convert import api, chat
 from gymsdk.convert import tokens as token_fields
-from gymsdk.convert.apis import OutboundApi, get_outbound_api
+from gymsdk.convert.apis import COMPLETIONS, OutboundApi, get_outbound_api
 from gymsdk.convert.chat import CHAT_TEMPLATE_KEY
 from gymsdk.convert.late_system import has_late_system, is_role_refusal, move_late_system
-from gymsdk.convert.request_keys import RESPONSES_KEYS
-from gymsdk.convert.token_limits import LimitRefusal, find_limit_refusal
+from gymsdk.convert.request_keys import RESPONSES_KEYS, build_bad_key_error
+from gymsdk.convert.responses import INPUT_TOKENS_KEYS, INPUT_TOKENS_PATH, RESPONSES_PATH
+from gymsdk.convert.token_limits import find_limit_refusal
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.tls import redact_url
 from gymsdk.models import token_settings
 from gymsdk.models.disguised import reveal_error
+from gymsdk.models.engine_calls import OUTPUT_LIMITS, Call, OutputLimitRefused, build_limit_error, refuses_role
 from gymsdk.models.exact_tokens import ExactTokens
 from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
@@ -37,14 +39,8 @@ log = logging.getLogger("gymsdk")
 STREAM_FIELDS = ("stream", "stream_options")
 """Fields that are never sent: answers are read as a whole."""
 
-OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""The fields of the APIs that limit the tokens of an answer."""
-
 CHAT_COMPLETIONS = get_outbound_api("chat")
 """The API for requests to `/tokenize`, even if the model is queried with Responses."""
-
-TEMPLATE_STATUSES = frozenset({400, 422, 500})
-"""The statuses with which engines answer if their chat template refuses a message; llama.cpp answers 500."""
 
 NOT_FOUND = 404
 UNAUTHORIZED_STATUSES = frozenset({401, 403})
@@ -95,9 +91,17 @@ class Endpoint:
         """Return the Response to *request*; if the prompt exceeds the context, an incomplete one."""
         return await self._upstream.respond(request, episode=episode)
 
+    async def complete(self, body: Item) -> Item:
+        """Return the server's answer to the *body* of a Completions request, or a Response if it is too long."""
+        return await self._upstream.complete(body)
+
     async def count(self, request: Item) -> int | None:
         """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""
         return await self._upstream.count(request)
+
+    async def count_input(self, request: Item) -> int | None:
+        """Return what `count` returns, also with the server's own count of a Responses request."""
+        return await self._upstream.count_input(request)
 
     async def count_running(self) -> int | None:
         """Return the number of calls at the engine, `None` if the engine does not tell."""
@@ -181,7 +185,12 @@ class Upstream:
         self._adds_fields = bool(defaults or options.extra_body or options.tokens or options.pinned)
         self._replicas = _build_client(options)
         self._post = post or self._replicas.post
-        self._is_counted = post is None
+        # A server that an SDK queries has only the paths of that SDK.
+        self._has_tokenizer = post is None
+        is_native = outbound_api.path == RESPONSES_PATH
+        thoughts = options.thoughts or ("field" if post is None else "drop")
+        responses_api = outbound_api if is_native else get_outbound_api("responses", thoughts=thoughts)
+        self._count_api = replace(responses_api, path=INPUT_TOKENS_PATH, is_forwarded=True)
         self._once = OnceLogger(log)
         self._moves_system = False
         self._retry = client.Retry(times=options.retries, first=options.wait)
@@ -198,11 +207,23 @@ class Upstream:
         Raises:
             Failed: There is no valid answer within the timeout.
         """
-        call = self._prepare_call(request, self._api, episode)
+        return await self._respond(self._prepare_call(request, self._api, episode))
+
+    async def complete(self, body: Item) -> Item:
+        """Return the server's answer to the *body* of a Completions request.
+
+        If the prompt exceeds the context, return an incomplete Response.
+
+        Raises:
+            Failed: There is no valid answer within the timeout; `model_cannot_complete` if the server lacks this API.
+        """
+        return await self._respond(self._prepare_call(body, COMPLETIONS))
+
+    async def _respond(self, call: Call) -> Item:
         while True:
             try:
                 response = await self._query(call)
-            except _OutputLimitRefused as refused:
+            except OutputLimitRefused as refused:
                 # Each time with a smaller limit, or at last without one.
                 call = self._clamp(call, refused)
             except Failed as error:
@@ -214,30 +235,30 @@ class Upstream:
                 self._moves_system = self._moves_system or call.moves_system
                 return response
 
-    async def _query(self, call: _Call) -> Item:
+    async def _query(self, call: Call) -> Item:
         """Return the Response to *call*.
 
         Raises:
             Failed: There is no valid answer.
-            _OutputLimitRefused: The output limit does not fit beside the prompt, and another one may.
+            OutputLimitRefused: The output limit does not fit beside the prompt, and another one may.
         """
-        if self._exact_tokens is not None:
+        if self._exact_tokens is not None and not call.api.is_forwarded:
             return await self._respond_with_exact_tokens(call, self._exact_tokens)
-        answer = await self._send(self._api.path, call.body, call)
+        answer = await self._send(call.api.path, call.body, call)
         return await self._parse_answer(answer, call)
 
-    def _is_late_system_refusal(self, call: _Call, error: Failed) -> bool:
+    def _is_late_system_refusal(self, call: Call, error: Failed) -> bool:
         if call.moves_system or not has_late_system(call.body):
             return False
         # With a tokenizer, the template is in this process.
         return call.refuses_role or (error.kind == "model_bad_request" and is_role_refusal(str(error)))
 
-    def _move_late_system(self, call: _Call, reason: str) -> _Call:
+    def _move_late_system(self, call: Call, reason: str) -> Call:
         """Return *call* with its late system messages as user messages; later calls are prepared so if it succeeds."""
         self._once.warn("%s; gymsdk sends the system messages after the first messages as user messages", reason)
         return replace(call, body=move_late_system(call.body), moves_system=True)
 
-    def _clamp(self, call: _Call, refused: _OutputLimitRefused) -> _Call:
+    def _clamp(self, call: Call, refused: OutputLimitRefused) -> Call:
         """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
         room = refused.refusal.room
         self._once.warn(
@@ -251,7 +272,7 @@ class Upstream:
         body = others if room is None else others | dict.fromkeys(limits, room)
         return replace(call, body=body)
 
-    async def _respond_with_exact_tokens(self, call: _Call, exact_tokens: ExactTokens) -> Item:
+    async def _respond_with_exact_tokens(self, call: Call, exact_tokens: ExactTokens) -> Item:
         token_call = self._build_token_call(call)
         try:
             completion, prompt = await exact_tokens.respond(token_call)
@@ -264,7 +285,7 @@ class Upstream:
         api.check_unparsed_calls(response, call.request, host=self.name)
         return response
 
-    def _build_token_call(self, call: _Call) -> TokenCall:
+    def _build_token_call(self, call: Call) -> TokenCall:
         async def send(path: str, body: Item) -> client.HttpResponse:
             return await self._send(path, body, call)
 
@@ -273,7 +294,7 @@ class Upstream:
 
     async def count_running(self) -> int | None:
         """Return the number of calls at the engine, `None` if the engine does not tell."""
-        return await self._replicas.count_running() if self._is_counted else None
+        return await self._replicas.count_running() if self._has_tokenizer else None
 
     async def count(self, request: Item) -> int | None:
         """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""
@@ -284,6 +305,29 @@ class Upstream:
             body = await answer.json_async()
             count = body.get("count") if isinstance(body, dict) else None
             return count if isinstance(count, int) else None
+
+    async def count_input(self, request: Item) -> int | None:
+        """Return the number of tokens in the input of *request*, `None` if the server cannot count them.
+
+        `/tokenize` counts the prompt of a chat, and a server with the Responses API counts the input as it gets it.
+        """
+        ways = [self.count, self._ask_for_count] if self._has_tokenizer else [self._ask_for_count]
+        for count in ways if self._api.path == chat.CHAT_PATH else reversed(ways):
+            if (tokens := await count(request)) is not None:
+                return tokens
+        return None
+
+    async def _ask_for_count(self, request: Item) -> int | None:
+        """Return the number of tokens that the server's own count of a Responses request gives, if it has one."""
+        call = self._prepare_call(request, self._count_api)
+        body = {key: value for key, value in call.body.items() if key in INPUT_TOKENS_KEYS}
+        answer = await self._send(INPUT_TOKENS_PATH, body, call)
+        if answer.status in UNSUPPORTED_STATUSES:
+            return None
+        with redact_failures(*answer.secrets):
+            counted = await answer.json_async()
+            tokens = counted.get("input_tokens") if isinstance(counted, dict) else None
+            return tokens if isinstance(tokens, int) else None
 
     async def tokenize(self, request: Item) -> list[int]:
         """Return the token ids of the prompt of *request*, all of which the server's chat template renders.
@@ -341,7 +385,7 @@ class Upstream:
         """Return a call with which checks send their own requests to the servers."""
         return self._build_token_call(self._prepare_call({"input": "probe"}, self._api))
 
-    def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> _Call:
+    def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> Call:
         effective = request | self._effective_fields
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         body = self._build_body(effective, outbound_api)
@@ -350,36 +394,39 @@ class Upstream:
             body = move_late_system(body)
         # The Response repeats the fields of its request, defaults included.
         defaults = {key: body[key] for key in self._defaults if key in body}
-        return _Call(effective | defaults, body, get_sticky_key(request, episode), deadline, moves_system=moves_system)
+        sticky_key = get_sticky_key(request, episode)
+        return Call(effective | defaults, body, sticky_key, deadline, outbound_api, moves_system=moves_system)
 
     def _build_body(self, request: Item, outbound_api: OutboundApi) -> Item:
         options, body = self.options, outbound_api.build_body(request)
-        requested_template = body.get(CHAT_TEMPLATE_KEY, {})
-        if not isinstance(requested_template, dict):
-            raise Failed(f"{CHAT_TEMPLATE_KEY!r} must be a JSON object", kind="model_bad_request")
-        template = {
-            **options.extra_body.get(CHAT_TEMPLATE_KEY, {}),
-            **options.chat_template_kwargs,
-            **requested_template,
-        }
-        complete = body | {CHAT_TEMPLATE_KEY: template} if template else body
+        complete = body if outbound_api.is_forwarded else self._add_template(body)
         # Most models have no such options, and then a copy of the body is not needed.
         if self._adds_fields:
-            tokens = token_fields.TOKEN_REQUEST_FIELDS if options.tokens else {}
+            has_tokens = options.tokens and not outbound_api.is_forwarded
+            tokens = token_fields.TOKEN_REQUEST_FIELDS if has_tokens else {}
             pinned = {key: value for key, value in options.pinned.items() if key not in outbound_api.translated_fields}
             complete = {**self._defaults, **options.extra_body, **complete}
-            if options.tokens:
+            if has_tokens:
                 token_settings.check_fields({**complete, **pinned})
             complete = {**complete, **tokens, **pinned}
-        if complete.get("n") not in {None, 1}:
-            raise Failed("'n' must be 1: a model returns one answer; leave 'n' out", kind="model_bad_request")
+        if not outbound_api.is_forwarded and complete.get("n") not in (None, 1):
+            raise build_bad_key_error("n", "'n' must be 1: a model returns one answer; leave 'n' out")
         for limit in OUTPUT_LIMITS & complete.keys():
             # vLLM gives the same message for such a request as for a prompt that fills the context.
-            if complete[limit] == 0:
-                raise Failed(f"{limit!r} must be at least 1", kind="model_bad_request")
+            # A completion without tokens, as with `echo`, is up to the engine.
+            if complete[limit] == 0 and not outbound_api.is_forwarded:
+                raise build_bad_key_error(limit, f"{limit!r} must be at least 1")
         return {key: value for key, value in complete.items() if value is not None and key not in STREAM_FIELDS}
 
-    async def _send(self, path: str, body: Item, call: _Call) -> client.HttpResponse:
+    def _add_template(self, body: Item) -> Item:
+        """Return *body* with the variables of the chat template; those of the request override those of the model."""
+        options, requested = self.options, body.get(CHAT_TEMPLATE_KEY, {})
+        if not isinstance(requested, dict):
+            raise build_bad_key_error(CHAT_TEMPLATE_KEY, f"{CHAT_TEMPLATE_KEY!r} must be a JSON object")
+        template = {**options.extra_body.get(CHAT_TEMPLATE_KEY, {}), **options.chat_template_kwargs, **requested}
+        return body | {CHAT_TEMPLATE_KEY: template} if template else body
+
+    async def _send(self, path: str, body: Item, call: Call) -> client.HttpResponse:
         """Return the answer to *body* at *path*; an error, a page or a broken body with status 200 is tried again."""
         while True:
             call.is_answered = call.refuses_role = False
@@ -388,12 +435,12 @@ class Upstream:
             )
             call.is_answered = answer.ok
             revealed, is_faulty = reveal_error(answer)
-            call.refuses_role = _refuses_role(revealed)
+            call.refuses_role = refuses_role(revealed)
             reason = f"{answer.host} answered {answer.status} with {answer.text[:MAX_EXCERPT_CHARS]!r}"
             if not (is_faulty and await self._wait_to_retry(call, reason)):
                 return revealed
 
-    async def _wait_to_retry(self, call: _Call, reason: str) -> bool:
+    async def _wait_to_retry(self, call: Call, reason: str) -> bool:
         """Wait before another try of a *call* with an answer that cannot be used; return whether there is one.
 
         Requests without an answer are repeated by the client of the replicas, or by the SDK.
@@ -406,17 +453,17 @@ class Upstream:
         await asyncio.sleep(wait)
         return True
 
-    async def _parse_answer(self, answer: client.HttpResponse, call: _Call) -> Item:
+    async def _parse_answer(self, answer: client.HttpResponse, call: Call) -> Item:
         request = call.request
         if (refusal := find_limit_refusal(answer.status, answer.body)) is not None:
             message, _ = errors.parse_refusal(answer.text)
             # Some servers take -1 for "no limit". Others give the message of a prompt that fills the context.
             negative = [name for name in OUTPUT_LIMITS if isinstance(limit := call.body.get(name), int) and limit < 0]
             if negative:
-                raise Failed(f"{negative[0]!r} must be at least 1: {message}", kind="model_bad_request")
+                raise build_bad_key_error(negative[0], f"{negative[0]!r} must be at least 1: {message}")
             refusal = replace(refusal, message=message)
             if not refusal.is_prompt:
-                raise _build_limit_error(answer, call, refusal)
+                raise build_limit_error(answer, call, refusal)
             self._once.warn(
                 "%s: a prompt exceeds the context of the model: %s; such turns end at once, truncated by tokens;"
                 " serve the model with a longer context",
@@ -425,10 +472,12 @@ class Upstream:
             )
             return responses.build_overflow_response(message, model=request["model"], request=request)
         with redact_failures(*answer.secrets):
-            self._check_status(answer, request)
+            self._check_status(answer, call)
             # A model's answer has no integers beyond 64 bits, and may have 100,000 log-probabilities.
             body = await answer.json_async(exact=False)
-            response = self._api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
+            response = call.api.parse_answer(body, request, strict=token_fields.wants_tokens(call.body))
+            if call.api.is_forwarded:
+                return response
             if self.options.tokens:
                 _check_has_tokens(response, self.name)
                 response["output"][-1].update(token_settings.get_marks(call.body))
@@ -436,18 +485,22 @@ class Upstream:
             api.check_unparsed_calls(response, request, host=answer.host)
             return response
 
-    def _check_status(self, answer: client.HttpResponse, request: Item) -> None:
+    def _check_status(self, answer: client.HttpResponse, call: Call) -> None:
         """Raise a specific error for statuses with a known cause; the general ones are raised on reading the body."""
         if answer.ok:
             return
-        message = f"{answer.host} answered {answer.status}: {errors.parse_refusal(answer.text)[0]}"
-        if request.get("tools") and (advice := api.suggest_tool_fix(answer.text)):
+        reason, param = errors.parse_refusal(answer.text)
+        message = f"{answer.host} answered {answer.status}: {reason}"
+        if call.request.get("tools") and (advice := api.suggest_tool_fix(answer.text)):
             raise Failed(f"{message}; {advice}", kind="model_misconfigured")
         without_v1 = [url for url in self.options.base_url or () if not _ends_in_v1(url)]
         if answer.status == NOT_FOUND and without_v1:
             raise Failed(f"{message}; {_suggest_v1(without_v1[0])}", kind="model_not_found")
+        if call.api.is_forwarded and answer.status in UNSUPPORTED_STATUSES and param != "model":
+            advice = f"the engine has no /v1/{call.api.path}; send a chat completion"
+            raise Failed(f"{message}; {advice}", kind="model_cannot_complete")
 
-    async def _tokenize(self, call: _Call) -> client.HttpResponse:
+    async def _tokenize(self, call: Call) -> client.HttpResponse:
         # With token ids, the engine gets the same prompt as from the calls.
         body = relax_tools(call.body) if self.options.tokens else call.body
         prompt = {key: body[key] for key in token_fields.PROMPT_FIELDS if key in body}
@@ -471,61 +524,6 @@ class Upstream:
         if answer.status in UNAVAILABLE_STATUSES:
             return f"{server} does not answer yet: it answered {answer.status}"
         return None
-
-
-class _OutputLimitRefused(Exception):
-    """The server at *host* refused a call because its output limit does not fit beside the prompt."""
-
-    def __init__(self, host: str, refusal: LimitRefusal) -> None:
-        super().__init__(refusal.message)
-        self.host = host
-        self.refusal = refusal
-
-
-def _build_limit_error(answer: client.HttpResponse, call: _Call, refusal: LimitRefusal) -> Exception:
-    """Return the error for an output limit that does not fit, final if the call has none."""
-    sent = [call.body[key] for key in OUTPUT_LIMITS & call.body.keys()]
-    if sent:
-        # A server may refuse the very limit that it named.
-        is_smaller = refusal.room is not None and refusal.room < min(sent)
-        return _OutputLimitRefused(answer.host, refusal if is_smaller else replace(refusal, room=None))
-    return Failed(
-        f"{answer.host} answered {answer.status}: {refusal.message}; the server refuses the request without an output"
-        " limit, too; serve the model with a longer context",
-        kind="model_bad_request",
-    )
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call in progress: the request, the body to send, the key for choosing a replica, and the deadline.
-
-    `failures` counts the answers that could not be used, `is_answered` says whether the last request has an answer,
-    `refuses_role` whether this answer may refuse the role of a message, and `moves_system` whether the late system
-    messages of the body are user messages.
-    """
-
-    request: Item
-    body: Item
-    sticky_key: str
-    deadline: float
-    failures: int = 0
-    is_answered: bool = False
-    refuses_role: bool = False
-    moves_system: bool = False
-
-    def is_final(self, answer: client.HttpResponse) -> bool:
-        """Whether a retry of *answer* cannot help, even if its status usually deserves one."""
-        if find_limit_refusal(answer.status, answer.body) is not None:
-            return True
-        if _refuses_role(answer) and not self.moves_system and has_late_system(self.body):
-            return True
-        return bool(self.request.get("tools") and api.suggest_tool_fix(answer.text))
-
-
-def _refuses_role(answer: client.HttpResponse) -> bool:
-    """Whether the chat template of an engine may have refused the role of a message; pages come from proxies."""
-    return answer.status in TEMPLATE_STATUSES and answer.body.lstrip()[:1] != b"<" and is_role_refusal(answer.text)
 
 
 def _ends_in_v1(url: str) -> bool:

@@ -76,6 +76,14 @@ class HostedModel:
         """Return the Response to *request*; it is incomplete if the prompt exceeds the context length."""
         return await self._upstream.respond(request, episode=episode)
 
+    async def complete(self, body: Item) -> Item:
+        """Return the provider's answer to the *body* of a Completions request, or a Response if it is too long."""
+        return await self._upstream.complete(body)
+
+    async def count_input(self, request: Item) -> int | None:
+        """Return the number of tokens in the input of *request*, `None` if the provider cannot count them."""
+        return await self._upstream.count_input(request)
+
     def get_sampling(self, requested: Item) -> Item:
         """Return the sampling parameters that the provider gets for a request with the parameters *requested*."""
         return self._upstream.get_sampling(requested)

@@ -120,6 +120,17 @@ CHAT_REQUEST_SCHEMA: Item = {
 }
 """Body of a Chat Completions request or an Anthropic Messages request."""
 
+COMPLETION_REQUEST_SCHEMA: Item = {
+    "type": "object",
+    "required": ["prompt"],
+    "properties": {
+        "prompt": {"anyOf": [{"type": "string"}, {"type": "array"}]},
+        "n": {"type": "integer"},
+        "stream": {"type": "boolean"},
+    },
+}
+"""Body of a Completions request."""
+
 RESPONSE_SCHEMA: Item = {
     "type": "object",
     "required": ["output"],

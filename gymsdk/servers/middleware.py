@@ -390,7 +390,7 @@ def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> 
 
 
 def _is_openai_path(path: str) -> bool:
-    return path.startswith(("/v1/chat/", "/v1/responses"))
+    return path.startswith(("/v1/chat/", "/v1/completions", "/v1/responses"))
 
 
 def describe_missing_route(path: str, method: str, allowed: str | None) -> str:
@@ -402,4 +402,6 @@ def describe_missing_route(path: str, method: str, allowed: str | None) -> str:
             f"{path} does not exist; write /ng-rollout/ID/v1 or /ng-rollout/ID/training-token-capture/v1, where ID has"
             " at most 200 letters, digits and . _ -, and begins with a letter or digit"
         )
-    return f"{path} does not exist; this server has /v1/responses, /v1/chat/completions and /v1/messages"
+    return (
+        f"{path} does not exist; this server has /v1/responses, /v1/chat/completions, /v1/completions and /v1/messages"
+    )

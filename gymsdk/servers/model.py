@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -12,13 +14,14 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from gymsdk import responses, tracing
+from gymsdk.concurrency import gather_or_cancel
 from gymsdk.convert import anthropic, api
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
-from gymsdk.convert.apis import INBOUND_APIS
-from gymsdk.convert.request_keys import NO_PREFILL
+from gymsdk.convert.apis import COUNTING_APIS, INBOUND_APIS, CountingApi
+from gymsdk.convert.completions import COMPLETIONS_API
+from gymsdk.convert.request_keys import NO_PREFILL, build_bad_key_error
 from gymsdk.convert.tokens import drop_token_fields
 from gymsdk.errors import EpisodeError, Failed
-from gymsdk.http.client import RequestRefused
 from gymsdk.jsonl import NestingError, measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
@@ -27,6 +30,7 @@ from gymsdk.router import STICKY_KEY
 from gymsdk.servers import middleware
 from gymsdk.servers.app import (
     CHAT_REQUEST_SCHEMA,
+    COMPLETION_REQUEST_SCHEMA,
     HEARTBEAT_SECONDS,
     RESPONSES_REQUEST_SCHEMA,
     SERVICE_UNAVAILABLE,
@@ -60,6 +64,7 @@ STATUS_BY_KIND = MappingProxyType(
         "model_bad_request": BAD_REQUEST,
         "model_bad_tokens": BAD_GATEWAY,
         "model_no_token_ids": BAD_GATEWAY,
+        "model_cannot_complete": NOT_IMPLEMENTED,
         "model_cannot_count": NOT_IMPLEMENTED,
         "model_misconfigured": BAD_GATEWAY,
         "model_not_found": BAD_GATEWAY,
@@ -93,8 +98,11 @@ DEFAULT_NAME = "policy_model"
 
 REQUEST_SCHEMAS = {
     "responses": RESPONSES_REQUEST_SCHEMA,
+    "responses/input_tokens": RESPONSES_REQUEST_SCHEMA,
     "chat/completions": CHAT_REQUEST_SCHEMA,
+    "completions": COMPLETION_REQUEST_SCHEMA,
     "messages": CHAT_REQUEST_SCHEMA,
+    "messages/count_tokens": CHAT_REQUEST_SCHEMA,
 }
 """JSON schemas of the request bodies, by path."""
 
@@ -103,6 +111,7 @@ ERROR_RESPONSES = {
     TOO_MANY_REQUESTS: "Too many requests: send the request again after `retry-after` seconds.",
     BAD_GATEWAY: "The model's server is misconfigured, or returned an invalid response.",
     GATEWAY_TIMEOUT: "The model did not answer in time.",
+    NOT_IMPLEMENTED: "The engine does not offer what the route needs.",
 }
 """Descriptions of the error statuses beside those of all servers."""
 
@@ -115,7 +124,7 @@ TokenCounter: TypeAlias = Callable[[Item], Awaitable[int | None]]
 def failure_to_api_error(error: EpisodeError) -> ApiError:
     """Convert a failed model call to an API error."""
     default_status = SERVICE_UNAVAILABLE if error.retryable else UNPROCESSABLE
-    param = error.param if isinstance(error, RequestRefused) else None
+    param = error.param if isinstance(error, Failed) else None
     return ApiError(STATUS_BY_KIND.get(error.kind, default_status), str(error), code=error.kind, param=param)
 
 
@@ -208,17 +217,12 @@ def create_app(
     )
     model_name = str(getattr(model, "name", name))
     has_retries = bool(get_option(model, "retries"))
-    for path, inbound_api in INBOUND_APIS.items():
-        responder = ModelResponder(model, inbound_api)
-        endpoint = ApiEndpoint(inbound_api, responder.say, every=every, has_retries=has_retries)
-        docs = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
-        docs["responses"][200] = STREAM_RESPONSE
-        app.add_post(f"/v1/{path}", endpoint.answer, **docs)
-    counter = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every, has_retries=has_retries)
-    docs = document_endpoint(
-        CHAT_REQUEST_SCHEMA, more=ERROR_RESPONSES | {NOT_IMPLEMENTED: "The engine cannot count tokens."}
-    )
-    app.add_post("/v1/messages/count_tokens", counter.answer, **docs)
+    for route in build_routes(model, pausable):
+        endpoint = ApiEndpoint(route.api, route.say, every=every, has_retries=has_retries, can_stream=route.can_stream)
+        docs = document_endpoint(REQUEST_SCHEMAS[route.api.path], more=ERROR_RESPONSES)
+        if route.can_stream:
+            docs["responses"][200] = STREAM_RESPONSE
+        app.add_post(f"/v1/{route.api.path}", endpoint.answer, **docs)
     models = ModelListEndpoints(dict.fromkeys((serves or model_name, model_name)))
     app.add_api_route("/v1/models", models.list_models, methods=["GET"])
     unknown: dict[int | str, dict[str, Any]] = {NOT_FOUND: {"description": "No model has this name."}}
@@ -244,6 +248,33 @@ async def _handle_not_found(request: Request, error: Exception) -> Response:
     return json_response(content, status=status, headers=headers)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """A route of the model server for POST requests.
+
+    Attributes:
+        api: The API; its path is that of the route below `/v1/`.
+        say: Computes the response.
+        can_stream: Whether a request can ask for a stream.
+    """
+
+    api: InboundApi
+    say: Responder
+    can_stream: bool = True
+
+
+def build_routes(model: Model, pausable: PausableModel) -> tuple[ModelRoute, ...]:
+    """Return the routes at which clients query *model*; *pausable* is this model without captures of its calls."""
+    return (
+        *(ModelRoute(inbound_api, ModelResponder(model, inbound_api).say) for inbound_api in INBOUND_APIS.values()),
+        ModelRoute(COMPLETIONS_API, CompletionResponder(pausable).say),
+        *(
+            ModelRoute(counting.inbound, TokenCountResponder(model, counting).say, can_stream=False)
+            for counting in COUNTING_APIS
+        ),
+    )
+
+
 def get_option(model: Model, name: str) -> Any:
     """Return the option *name* of *model*, `None` if the model has no `ModelOptions`, as a scripted one."""
     return getattr(getattr(model, "options", None), name, None)
@@ -261,13 +292,17 @@ class ApiEndpoint:
         say: Computes the response.
         every: Seconds between two heartbeats of a stream.
         has_retries: Whether the model tries failed calls again by itself.
+        can_stream: Whether a request can ask for a stream.
     """
 
-    def __init__(self, inbound_api: InboundApi, say: Responder, *, every: float, has_retries: bool) -> None:
+    def __init__(
+        self, inbound_api: InboundApi, say: Responder, *, every: float, has_retries: bool, can_stream: bool
+    ) -> None:
         self._api = inbound_api
         self._say = say
         self._every = every
         self._has_retries = has_retries
+        self._can_stream = can_stream
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
@@ -282,7 +317,9 @@ class ApiEndpoint:
             self._build_result, content, model_request, affinity if isinstance(affinity, str) else None
         )
         return StreamedResponse(
-            build_result, beat=self._api.heartbeat if content.get("stream") else None, every=self._every
+            build_result,
+            beat=self._api.heartbeat if self._can_stream and content.get("stream") else None,
+            every=self._every,
         )
 
     async def _build_result(self, content: Item, model_request: Item, affinity: str | None) -> StreamResult:
@@ -331,6 +368,18 @@ class ModelResponder:
             NestingError: The response, which repeats parts of the request, is nested too deeply.
         """
         self._check_prefill(model_request)
+        count = self._api.count_answers(content)
+        if count == 1:
+            answers = [await self._say_once(content, model_request)]
+        else:
+            self._check_token_ids()
+            answers = await gather_or_cancel(
+                self._say_once(content, vary_seed(model_request, number)) for number in range(count)
+            )
+        return format_answer(self._api, self._api.join_answers(answers), content)
+
+    async def _say_once(self, content: Item, model_request: Item) -> Item:
+        """Return one answer of the model in the form of the API."""
         # A response stopped by a content filter is returned too: each API has its own form for it.
         response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
         if (message := responses.get_overflow_message(response)) and self._refuses_overflow(content):
@@ -342,14 +391,14 @@ class ModelResponder:
                 )
             elif not (self._api.echoes_token_ids or content.get("return_token_ids")):
                 response = response | {"output": drop_token_fields(response["output"])}
-        try:
-            result = self._api.build_answer(response, content)
-            return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
-        except NestingError:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
-            raise Failed(message, kind="model_bad_answer", retryable=True) from error
+        with report_inexpressible(self._api):
+            return self._api.build_answer(response, content)
+
+    def _check_token_ids(self) -> None:
+        """Raise `Failed` if the server returns or captures token ids: these belong to one answer per call."""
+        if get_option(self._model, "tokens") or tracing.get_captured_rollout():
+            message = "'n' must be 1 with token ids, because a conversation continues one answer; send several requests"
+            raise build_bad_key_error("n", message)
 
     def _check_prefill(self, request: Item) -> None:
         """Raise `Failed` if *request* begins the policy's answer, which is not possible with token ids."""
@@ -371,11 +420,65 @@ class ModelResponder:
         return self._api.refuses_overflow if chosen is None else bool(chosen)
 
 
+class CompletionResponder:
+    """Forwards a legacy completion to the engine of the model."""
+
+    def __init__(self, model: PausableModel) -> None:
+        self._model = model
+
+    async def say(self, content: Item, body: Item) -> Item | bytes:
+        """Return the engine's completion: a body, or all frames of a stream if `content` wants one.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the context.
+            Failed: The engine failed or has no completions, or the rollout captures the token ids of its calls.
+        """
+        if tracing.get_captured_rollout():
+            reason = "completions have no token capture; send a chat completion, or leave the capture out of the path"
+            raise Failed(reason, kind="model_bad_request")
+        answer = await self._model.complete(body)
+        if overflow := responses.get_overflow_message(answer):
+            raise ContextOverflow(overflow)
+        with report_inexpressible(COMPLETIONS_API):
+            completion = COMPLETIONS_API.build_answer(answer, content)
+        return format_answer(COMPLETIONS_API, completion, content)
+
+
+@contextmanager
+def report_inexpressible(inbound_api: InboundApi) -> Iterator[None]:
+    """Raise `Failed` if a response of the model has not the form that an API needs."""
+    try:
+        yield
+    except NestingError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        message = f"the model's response cannot be expressed at {inbound_api.path}: {error!r}"
+        raise Failed(message, kind="model_bad_answer", retryable=True) from error
+
+
+def format_answer(inbound_api: InboundApi, answer: Item, content: Item) -> Item | bytes:
+    """Return *answer*, or all frames of a stream if the body *content* of the request wants one."""
+    if not content.get("stream"):
+        return answer
+    with report_inexpressible(inbound_api):
+        return b"".join(inbound_api.stream_events(answer, content))
+
+
+def vary_seed(request: Item, number: int) -> Item:
+    """Return *request* for the answer with this *number*: with one seed, all answers would be the same.
+
+    vLLM derives the seeds of several choices in the same way.
+    """
+    seed = request.get("seed")
+    return request | {"seed": seed + number} if isinstance(seed, int) else request
+
+
 class TokenCountResponder:
     """Counts the tokens of a prompt with the model's engine."""
 
-    def __init__(self, model: Model) -> None:
-        self._count: TokenCounter | None = getattr(model, "count", None)
+    def __init__(self, model: Model, counting: CountingApi) -> None:
+        self._format = counting.format_count
+        self._count: TokenCounter | None = getattr(model, counting.method, None)
 
     async def say(self, _: Item, model_request: Item) -> Item:
         """Return the number of tokens in the prompt.
@@ -387,7 +490,7 @@ class TokenCountResponder:
         if tokens is None:
             message = "the engine behind this server cannot count tokens; read the usage of a response instead"
             raise Failed(message, kind="model_cannot_count")
-        return anthropic.format_token_count(tokens)
+        return self._format(tokens)
 
 
 class ModelListEndpoints:

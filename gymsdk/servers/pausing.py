@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
@@ -49,6 +50,9 @@ MAX_PAUSE_SECONDS = 3600.0
 
 log = logging.getLogger("gymsdk")
 
+
+Query: TypeAlias = Callable[..., Awaitable[Item]]
+"""A call of the model."""
 
 CountCalls: TypeAlias = Callable[[], Awaitable[int | None]]
 """Returns the number of calls at the engine, or `None` if the engine does not tell."""
@@ -150,11 +154,26 @@ class PausableModel:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Return the model's response, after the end of a pause. A call that a pause cuts starts again."""
+        return await self._run(partial(self._model.respond, request, episode=episode))
+
+    async def complete(self, body: Item) -> Item:
+        """Return the model's answer to a Completions request, likewise.
+
+        Raises:
+            Failed: The model has no completions (`model_cannot_complete`).
+        """
+        complete: Query | None = getattr(self._model, "complete", None)
+        if complete is None:
+            message = f"{self._model!r} has no completions; send a chat completion, or serve the model of an engine"
+            raise Failed(message, kind="model_cannot_complete")
+        return await self._run(partial(complete, body))
+
+    async def _run(self, query: Query) -> Item:
         while True:
             call = self._try_to_begin() or await self._wait_to_begin()
             try:
                 with call.timeout:
-                    return await self._model.respond(request, episode=episode)
+                    return await query()
             except TimeoutError:
                 if not call.timeout.is_expired:
                     raise

@@ -17,9 +17,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
-from gymsdk.convert import anthropic, chat_inbound
+from gymsdk.convert import chat_inbound
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
-from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.convert.apis import COUNTING_APIS, INBOUND_APIS, CountingApi
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import bodies
 from gymsdk.http.pages import PageCheck, allowed_hosts
@@ -177,7 +177,8 @@ def build_app(
         answer = partial(_handle_tokens, answer_tokens=answer_tokens, drawn=drawn)
         generates = path in token_api.GENERATING_PATHS
         served.router.add_post(path, partial(_count_running, answer, engine) if generates else answer)
-    served.router.add_post("/v1/messages/count_tokens", partial(_count_message_tokens, engine=engine))
+    for counting in COUNTING_APIS:
+        served.router.add_post(f"/v1/{counting.inbound.path}", partial(_count_tokens, counting=counting, engine=engine))
     entry = build_model_entry(name) | {"root": name, "max_model_len": faults.context}
     served.router.add_get("/v1/models", partial(_models, {name: entry}))
     served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
@@ -349,22 +350,25 @@ async def _handle_tokens(
     if fate.status:
         return build_error_response(chat_inbound.CHAT_API, ApiError(fate.status, "this policy fails on purpose"))
     try:
-        answer = await answer_tokens(await _read_object(request), fate)
+        body = await _read_object(request)
+        answer = await answer_tokens(body, fate)
     except InvalidRequest as error:
         return build_error_response(chat_inbound.CHAT_API, ApiError(400, str(error), param=error.param))
     except Failed as error:
         return build_error_response(chat_inbound.CHAT_API, ApiError(_get_status(error), str(error), code=error.kind))
+    if (face := token_api.STREAMED_APIS.get(request.path)) is not None:
+        return await send_answer(request, face, body, answer, fate)
     return await _send(request, dump_json(answer), JSON, fate)
 
 
-async def _count_message_tokens(request: web.Request, *, engine: Engine) -> web.Response:
+async def _count_tokens(request: web.Request, *, counting: CountingApi, engine: Engine) -> web.Response:
     try:
         body = await _read_object(request)
-        parsed = anthropic.MESSAGES_API.parse_request(body)
-        _, size = build_prompt(anthropic.MESSAGES_API, body, parsed, engine.tokenizer)
-        return build_json_response(anthropic.format_token_count(size))
+        parsed = counting.inbound.parse_request(body)
+        _, size = build_prompt(counting.inbound, body, parsed, engine.tokenizer)
+        return build_json_response(counting.format_count(size))
     except InvalidRequest as error:
-        return build_error_response(anthropic.MESSAGES_API, ApiError(400, str(error), param=error.param))
+        return build_error_response(counting.inbound, ApiError(400, str(error), param=error.param))
 
 
 async def _models(models: dict[str, Item], _: web.Request) -> web.Response:

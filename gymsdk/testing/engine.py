@@ -370,6 +370,9 @@ class Engine:
 
     async def answer(self, api: InboundApi, body: Item, fate: Fate) -> Item:
         """Return the answer to *body* in the format *api*; raises `InvalidRequest` or `Failed`."""
+        return api.join_answers([await self._answer_once(api, body, fate) for _ in range(api.count_answers(body))])
+
+    async def _answer_once(self, api: InboundApi, body: Item, fate: Fate) -> Item:
         request = api.parse_request(body)
         options = body | self._reasoning_fields
         prompt, prompt_size = build_prompt(api, body, request, self.tokenizer)

@@ -1,19 +1,21 @@
 """The token interfaces of inference engines: requests that contain or return token ids instead of messages and text.
 
-The fields are those of vLLM 0.32: `/tokenize`, `/detokenize`, `/v1/completions` with a token prompt, and the three
-steps of a chat completion, `/v1/chat/completions/render`, `/inference/v1/generate` and
-`/v1/chat/completions/derender`.
+The fields are those of vLLM 0.32: `/tokenize`, `/detokenize`, `/v1/completions`, and the three steps of a chat
+completion, `/v1/chat/completions/render`, `/inference/v1/generate` and `/v1/chat/completions/derender`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeAlias
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from gymsdk import responses
-from gymsdk.convert import api, chat_inbound, content
-from gymsdk.convert.api import InvalidRequest
+from gymsdk.convert import api, chat_inbound, completions, content
+from gymsdk.convert.api import InboundApi, InvalidRequest
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX
 from gymsdk.errors import UsageError
 from gymsdk.testing.engine import (
@@ -40,6 +42,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 """The number of tokens of a completion whose request sets no maximum."""
 
 
+STREAMED_APIS: MappingProxyType[str, InboundApi] = MappingProxyType({"/v1/completions": completions.COMPLETIONS_API})
+"""The APIs whose answers a client may stream, by path."""
+
 GENERATING_PATHS = frozenset({"/v1/completions", "/inference/v1/generate"})
 """The paths at which the policy generates."""
 
@@ -50,15 +55,15 @@ def build_endpoints(engine: Engine) -> dict[str, TokenEndpoint]:
         "/tokenize": partial(_tokenize, engine),
         "/detokenize": partial(_detokenize, engine),
     }
-    completions: dict[str, TokenEndpoint] = {"/v1/completions": partial(_complete, engine)}
+    completing: dict[str, TokenEndpoint] = {"/v1/completions": partial(_complete, engine)}
     scale_out: dict[str, TokenEndpoint] = {
         "/v1/chat/completions/render": partial(_render, engine),
         "/inference/v1/generate": partial(_generate, engine),
         "/v1/chat/completions/derender": partial(_derender, engine),
     }
     by_kind: dict[EngineKind, dict[str, TokenEndpoint]] = {
-        "vllm": endpoints | completions | scale_out,
-        "vllm-completions": endpoints | completions,
+        "vllm": endpoints | completing | scale_out,
+        "vllm-completions": endpoints | completing,
         "nemo-rl": endpoints,
         "sglang": {"/generate": partial(_score, engine)},
         "plain": {},
@@ -84,14 +89,48 @@ async def _detokenize(engine: Engine, body: Item, _: Fate) -> Item:
 
 
 async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
-    """Return the completion of a token prompt."""
-    ids = _check_ids(body.get("prompt"), "prompt")
+    """Return the completion of a prompt, or of several: texts, or lists of token ids."""
+    completions.parse_request(body)
+    if body.get("suffix"):
+        raise InvalidRequest("suffix is not currently supported", "suffix")
     limit = get_max_tokens(body, LIMIT_FIELDS["completions"]) or DEFAULT_COMPLETION_TOKENS
-    generated = await _continue_prompt(engine, ids, limit, fate, body)
+    choices: list[Item] = []
+    prompt_tokens = completion_tokens = 0
+    for prompt in _list_prompts(body.get("prompt")):
+        ids = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        prompt_tokens += len(ids)
+        for _ in range(body.get("n") or 1):
+            generated = await _continue_prompt(engine, ids, limit, fate, body)
+            completion_tokens += len(generated.get_token_ids())
+            choices.append({"index": len(choices), **_build_choice(engine, prompt, ids, generated, body)})
+    return {
+        "id": responses.generate_id("cmpl"),
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": engine.name,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+    }
+
+
+def _list_prompts(prompt: Any) -> list[str | list[int]]:
+    """Return the prompts in a valid *prompt* of a request."""
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        return prompt
+    return [prompt]
+
+
+def _build_choice(engine: Engine, prompt: str | list[int], ids: list[int], generated: Generation, body: Item) -> Item:
     token_ids = generated.get_token_ids()
+    text = engine.tokenizer.decode(token_ids, skip_special_tokens=True)
+    if body.get("echo"):
+        text = (prompt if isinstance(prompt, str) else _decode(engine, ids)) + text
     choice: Item = {
-        "index": 0,
-        "text": engine.tokenizer.decode(token_ids, skip_special_tokens=True),
+        "text": text,
         "finish_reason": _get_finish_reason(generated),
         "stop_reason": None,
         "logprobs": None,
@@ -99,19 +138,27 @@ async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
     if body.get("return_token_ids"):
         choice |= {"token_ids": token_ids, "prompt_token_ids": ids}
     if body.get("logprobs") is not None:
-        as_ids = body.get("return_tokens_as_token_ids")
-        spelled = [f"{TOKEN_ID_PREFIX}{token}" if as_ids else engine.tokenizer.decode([token]) for token in token_ids]
-        choice["logprobs"] = {"tokens": spelled, "token_logprobs": _compute_logprobs(engine, ids, token_ids)}
+        choice["logprobs"] = _build_logprobs(engine, ids, token_ids, body)
     if body.get("prompt_logprobs") is not None:
         pairs = zip(ids[1:], _compute_logprobs(engine, ids[:1], ids[1:]), strict=True)
         choice["prompt_logprobs"] = [None, *({str(token): {"logprob": logprob}} for token, logprob in pairs)]
-    return {
-        "id": responses.generate_id("cmpl"),
-        "object": "text_completion",
-        "model": engine.name,
-        "choices": [choice],
-        "usage": _build_usage(ids, token_ids),
-    }
+    return choice
+
+
+def _build_logprobs(engine: Engine, ids: list[int], token_ids: list[int], body: Item) -> Item:
+    """Return the log-probabilities of *token_ids* after the prompt *ids*, with `echo` also those of the prompt."""
+    shown, logprobs = token_ids, [*_compute_logprobs(engine, ids, token_ids)]
+    values: list[float | None] = [*logprobs]
+    if body.get("echo"):
+        shown, values = [*ids, *token_ids], [None, *_compute_logprobs(engine, ids[:1], ids[1:]), *logprobs]
+    texts = [engine.tokenizer.decode([token]) for token in shown]
+    spelled = [f"{TOKEN_ID_PREFIX}{token}" for token in shown] if body.get("return_tokens_as_token_ids") else texts
+    has_top = bool(body["logprobs"])
+    top = [
+        {name: value} if has_top and value is not None else None for name, value in zip(spelled, values, strict=True)
+    ]
+    offsets = [*accumulate(map(len, texts), initial=0)][:-1]
+    return {"tokens": spelled, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
 
 async def _score(engine: Engine, body: Item, _: Fate) -> Item:
@@ -220,6 +267,9 @@ async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fa
         messages, tools = engine.tokenizer.parse_conversation(ids)
     except (UsageError, ValueError) as error:
         raise InvalidRequest(str(error), "prompt") from error
+    if not messages:
+        # A text without a conversation.
+        messages = [{"role": "user", "content": _decode(engine, ids)}]
     request = chat_inbound.CHAT_API.parse_request({"model": engine.name, "messages": messages, "tools": tools})
     request |= {key: settings[key] for key in ("temperature", "allowed_token_ids") if settings.get(key) is not None}
     prompt = Prompt(messages, tools, engine.tokenizer, ids)

@@ -138,8 +138,8 @@ def clients_at(url: str, both: Sdks, *, retries: int = 0) -> Sdks:
 def build_model(upstream: str, base: str, **options: Any) -> Model:
     """Return the model behind *base*, called through the API that *upstream* names."""
     provider, _, api = upstream.partition("-")
-    options = {"base_url": base, "api": api or None, "api_key": "key-of-the-proxy"}
-    built: Model = model(f"{provider}/{NAME}", **options)
+    endpoint = {"base_url": base, "api": api or None, "api_key": "key-of-the-proxy"}
+    built: Model = model(f"{provider}/{NAME}", **(endpoint | options))
     return built
 
 

@@ -156,6 +156,8 @@ async def test_the_token_may_be_in_either_header(servers: SecuredServers, header
         ("/v1/chat/completions", "openai"),
         ("/v1/responses", "openai"),
         ("/ng-rollout/r1/v1/responses", "openai"),
+        ("/v1/completions", "openai"),
+        ("/v1/responses/input_tokens", "openai"),
         ("/v1/messages", "anthropic"),
         ("/ng-rollout/r1/v1/messages/count_tokens", "anthropic"),
     ],

@@ -174,6 +174,13 @@ async def test_a_path_outside_of_all_apis_is_not_found() -> None:
     assert outside.json().keys() == {"detail"}
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses", "responses/input_tokens"])
+async def test_an_error_at_a_path_of_openai_has_its_form_for_every_client(path: str) -> None:
+    async with app_client(server.create_app(FixedModel())) as client:
+        wrong = await client.get(f"/v1/{path}", headers={"anthropic-version": "2023-06-01"})
+    assert (wrong.status_code, wrong.json().keys()) == (405, {"error"})
+
+
 @pytest.mark.parametrize("path", ["responses", "chat/completions", "messages"])
 @pytest.mark.parametrize(
     ("content", "headers", "status"),
@@ -238,7 +245,7 @@ async def test_an_unknown_key_is_not_an_error() -> None:
         ("chat/completions", {}, "messages"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages"),
         ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 200}, "n"),
     ],
 )
 async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, param: str) -> None:

@@ -81,7 +81,7 @@ async def test_the_policy_receives_items_and_tools() -> None:
         ("chat/completions", '{"messages": "hi"}', "messages"),
         ("chat/completions", '{"messages": [{"content": "hi"}]}', "messages"),
         ("chat/completions", '{"messages": [{"role": "assistant", "tool_calls": [7]}]}', "messages"),
-        ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "n": 2}', "n"),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "n": 0}', "n"),
         ("responses", "{}", "input"),
         ("responses", '{"input": ["x"]}', "input"),
     ],

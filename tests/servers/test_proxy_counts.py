@@ -1,21 +1,23 @@
-"""Token counts of prompts: Anthropic's SDK asks the model server, which asks the engine."""
+"""Token counts of prompts: the SDKs of Anthropic and OpenAI ask the model server, which asks the engine."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from anthropic import APIStatusError, AsyncAnthropic, BadRequestError
+from openai import APIStatusError as OpenAIStatusError
 
 from gymsdk import testing
 from gymsdk.servers import model as server
 from gymsdk.types import Model
 
 from .app_helpers import serve_app
-from .proxies import ADD, PreparedModel, ProxySetup, build_model, run_proxies, sdks
+from .proxies import ADD, NAME, PreparedModel, ProxySetup, build_model, run_proxies, sdks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -82,6 +84,92 @@ async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
         async with serve_app(server.create_app(counting_model)) as url, sdks(url) as (_, anthropic):
             await expect_rejection(anthropic.with_options(max_retries=2))
     assert paths == ["/tokenize"]
+
+
+INPUT: dict[str, Any] = {
+    "model": "any",
+    "instructions": "Be brief.",
+    "input": "40 + 2?",
+    "tools": [{"type": "function", "name": "add", "description": "Add.", "parameters": ADD, "strict": True}],
+}
+
+
+@pytest.mark.parametrize("upstream", [*COUNTING, "openai-chat"])
+async def test_openais_sdk_counts_the_input(setup: ProxySetup, upstream: str) -> None:
+    counted = await setup.openai[upstream].responses.input_tokens.count(**INPUT)
+    engine = setup.openai[upstream].with_options(base_url=setup.upstream)
+    assert counted.object == "response.input_tokens"
+    assert counted == await engine.responses.input_tokens.count(**INPUT)
+    items: Any = [{"role": "user", "content": "4"}]
+    shorter = await setup.openai[upstream].responses.input_tokens.count(model="any", input=items)
+    assert 0 < shorter.input_tokens < counted.input_tokens
+
+
+@pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
+async def test_the_input_is_counted_for_a_rollout_too(setup: ProxySetup, prefix: str) -> None:
+    openai = setup.openai["vllm"].with_options(base_url=f"{setup.urls['vllm']}{prefix}/v1")
+    assert (await openai.responses.input_tokens.count(**INPUT)).input_tokens
+
+
+async def test_instructions_alone_are_an_input(setup: ProxySetup) -> None:
+    assert (await setup.openai["vllm"].responses.input_tokens.count(instructions="Be brief.")).input_tokens
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": [7]}, "input"),
+        ({"input": "hi", "tools": 3}, "tools"),
+        ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "hi", "conversation": "conv_1"}, "conversation"),
+        ({"input": "hi", "stream": True, "tools": 3}, "tools"),
+    ],
+)
+async def test_an_invalid_count_is_rejected_in_openais_form(
+    setup: ProxySetup, body: dict[str, Any], param: str
+) -> None:
+    async with httpx.AsyncClient(base_url=setup.urls["vllm"]) as client:
+        response = await client.post("/v1/responses/input_tokens", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+async def test_a_pause_does_not_hold_a_count(setup: ProxySetup) -> None:
+    async with httpx.AsyncClient(base_url=setup.urls["vllm"]) as client:
+        await client.post("/pause", json={})
+        try:
+            assert (await setup.openai["vllm"].responses.input_tokens.count(**INPUT)).input_tokens
+        finally:
+            await client.post("/resume")
+
+
+@pytest.mark.parametrize("upstream", ["endpoint-chat", "endpoint-responses", "openai-responses"])
+@pytest.mark.parametrize("has_own", [False, True])
+async def test_an_engine_is_asked_for_its_own_count(upstream: str, has_own: bool) -> None:
+    bodies: dict[str, dict[str, Any]] = {}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        bodies[request.path] = await request.json()
+        if has_own and request.path == "/v1/responses/input_tokens":
+            return web.json_response({"object": "response.input_tokens", "input_tokens": 7})
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    engine = web.Application()
+    engine.router.add_post("/{path:.*}", answer)
+    async with testing.serve(engine) as base:
+        model: Model = build_model(upstream, base, extra_body={"top_k": 1}, pinned={"temperature": 1.0})
+        async with serve_app(server.create_app(model)) as url, sdks(url) as (openai, _):
+            if has_own:
+                assert (await openai.responses.input_tokens.count(**INPUT)).input_tokens == 7
+            else:
+                with pytest.raises(OpenAIStatusError, match="cannot count tokens; read the usage") as caught:
+                    await openai.with_options(max_retries=2).responses.input_tokens.count(**INPUT)
+                assert (caught.value.status_code, caught.value.code) == (501, "model_cannot_count")
+    asked = {"/v1/responses/input_tokens"} | (set() if upstream == "openai-responses" else {"/tokenize"})
+    assert bodies.keys() == (asked if not has_own or upstream == "endpoint-chat" else {"/v1/responses/input_tokens"})
+    assert bodies["/v1/responses/input_tokens"] == INPUT | {"model": NAME}
 
 
 async def expect_rejection(anthropic: AsyncAnthropic) -> None:

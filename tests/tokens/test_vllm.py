@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 from checks.lying_engine import LIES, TOKENIZES_AGAIN, serve_lying_proxy
+from openai import AsyncOpenAI, BadRequestError
+from servers.app_helpers import serve_app
 
 import gymsdk
 from gymsdk import responses, tracing
@@ -30,6 +32,7 @@ from gymsdk.http import client
 from gymsdk.models import endpoint
 from gymsdk.responses import CONSTRAINED_FIELD, TOKEN_FIELDS, TokenInterface
 from gymsdk.servers.capture import TokenCapturingModel
+from gymsdk.servers.model import create_app
 from gymsdk.tokens.capture import TokenCaptureFolder
 from gymsdk.tracing import LogContext
 from gymsdk.types import Episode, Item, Model
@@ -388,3 +391,37 @@ async def test_the_checks_of_an_engine_find_each_lie_of_vllm(precise: str, lie: 
     async with serve_lying_proxy(precise, lie) as url:
         results = await check_engine(gymsdk.model(f"vllm/tiny@{url}", tokens=True, token_interface="vllm-completions"))
     assert [result for result in results if result.outcome == "failed"], results
+
+
+async def test_openais_sdk_gets_from_the_model_server_what_vllm_answers(scaled_out: str) -> None:
+    app = create_app(gymsdk.model("vllm/tiny", base_url=scaled_out))
+    async with (
+        serve_app(app) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as openai,
+        AsyncOpenAI(base_url=scaled_out, api_key="x", max_retries=0) as engine,
+    ):
+        options: Any = {"model": "tiny", "max_tokens": 8, "temperature": 0.0, "echo": True, "logprobs": 1}
+        ids = (await client.post(scaled_out.replace("/v1", "/tokenize"), {"model": "tiny", "prompt": "Look"})).json()
+        for prompt in ("Look", ["Look", "at"], ids["tokens"], [ids["tokens"]]):
+            forwarded = await openai.completions.create(prompt=prompt, **options)
+            direct = await engine.completions.create(prompt=prompt, **options)
+            assert forwarded.choices == direct.choices
+            assert forwarded.usage == direct.usage
+        stream = await openai.completions.create(prompt=["Look", "at"], **options, stream=True)
+        streamed = {choice.index: choice.text async for chunk in stream for choice in chunk.choices}
+        whole = await engine.completions.create(prompt=["Look", "at"], **options)
+        assert streamed == {choice.index: choice.text for choice in whole.choices}
+        several = await openai.completions.create(prompt="Look", model="tiny", n=3, temperature=1.0)
+        assert [choice.index for choice in several.choices] == [0, 1, 2]
+        with pytest.raises(BadRequestError, match="suffix"):
+            await openai.completions.create(prompt="Look", suffix="x", **options)
+        with pytest.raises(BadRequestError, match="context") as caught:
+            await openai.completions.create(prompt="Look " * 6000, model="tiny")
+        assert caught.value.code == "context_length_exceeded"
+        conversation: Any = [{"role": "user", "content": "Look at it."}]
+        counted = await openai.responses.input_tokens.count(model="tiny", input=conversation)
+        chat = await openai.chat.completions.create(model="tiny", messages=conversation, n=3, max_tokens=12)
+        assert [choice.index for choice in chat.choices] == [0, 1, 2]
+        assert len({choice.message.content for choice in chat.choices}) == 3
+        assert chat.usage is not None
+        assert chat.usage.prompt_tokens == counted.input_tokens
