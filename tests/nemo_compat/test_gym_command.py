@@ -92,6 +92,16 @@ def test_configurations_are_checked_and_shown_without_servers(tmp_path: Path, en
     assert "tool_call_simple_agent" in resolved
 
 
+def test_an_override_reaches_a_setting_without_the_kind_of_its_server(tmp_path: Path, engine: str) -> None:
+    served = ["--environment", "tool_call", "--model-type", "vllm_model"]
+    served += ["+policy_model_name=policy", f"+policy_base_url={engine}"]
+    assert AGENT in gym(tmp_path, "env", "validate", *served, "tool_call.calls=[1, 2]", "policy_model.model=other")
+    wrong = gym(tmp_path, "env", "validate", *served, "+tool_call.cals=[1, 2]", code=2)
+    assert (
+        "tool_call.resources_servers.tool_call.cals: no setting of environment 'tool_call'; did you mean 'ca" in wrong
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
