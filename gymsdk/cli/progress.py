@@ -23,7 +23,7 @@ from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunFolder, RunProgress, create_dated_folder, remove_unused_folder
 from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
-from gymsdk.rollouts.run import Run, execute
+from gymsdk.rollouts.run import Run, check, execute
 from gymsdk.rollouts.token_limit import TokenLimitCounter
 from gymsdk.types import Rollout, Row
 from gymsdk.working_folder import shorten_path
@@ -82,6 +82,18 @@ def run_rollouts(
     if RunFolder(folder).holds_run:
         typer.echo(words, err=True)
     raise typer.Exit(code)
+
+
+def check_run(run: Run, replicas: Deployment | None) -> None:
+    """Check *run* before a Ray cluster and the *replicas* start for it; raises `UsageError` if it cannot be played."""
+    if replicas is not None:
+        from gymsdk.deploy import preflight
+
+        preflight.check_deployment(replicas)
+    try:
+        run_until_signal(check(run, is_served=replicas is not None))
+    except Stopped as stop:
+        raise typer.Exit(stop.code) from None
 
 
 async def _execute_on_replicas(run: Run, deployment: Deployment, watch: ProgressReporter) -> list[Row]:

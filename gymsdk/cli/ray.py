@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.workers.offload import get_worker_count
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment, Offload
@@ -102,6 +103,8 @@ def connect_ray(
         UsageError: Functions should run on Ray, and no cluster is named.
         GymsdkError: The cluster does not accept this process.
     """
+    if offload == "local" or (offload is None and address is None):
+        get_worker_count()
     if address is None:
         if offload == "ray":
             raise UsageError(

@@ -122,7 +122,7 @@ async def serve(
         blocks,
         local_servers,
         environments={each.name: each for each in listed if isinstance(each, Environment)},
-        existing_models=_choose_models(model, model_config, local_servers, deployment),
+        existing_models=choose_models(model, model_config, local_servers, deployment),
         deployment=deployment,
         token=security.token,
     )
@@ -250,7 +250,7 @@ def _choose_policy(deployment: Deployment) -> ModelServerConfig | None:
     return None if decided_elsewhere else ModelServerConfig(name=DEFAULT)
 
 
-def _choose_models(
+def choose_models(
     model: str | Model | None,
     config: ModelServerConfig | None,
     local_servers: Iterable[ServerConfig],
