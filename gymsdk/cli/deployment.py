@@ -162,7 +162,7 @@ def serve_until_stopped(
     """
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
-    from gymsdk.cli.ray import connect_ray
+    from gymsdk.cli.ray import check_local_room, connect_ray
     from gymsdk.deploy import preflight
     from gymsdk.observability.logging import log_to
     from gymsdk.tracing import profile_to_directory
@@ -178,6 +178,7 @@ def serve_until_stopped(
                 run_until_signal(work, quiet=True)
                 return
             preflight.check_deployment(deployment, bound=sockets)
+            check_local_room(deployment.model_copy(update={"offload": deployment.offload or "ray"}))
             with connect_ray(deployment.ray_address, deployment.offload, is_optional=ray_is_optional) as cluster:
                 if cluster is not None:
                     update = {"ray_address": cluster.address, "ray_dashboard": cluster.dashboard_url}
@@ -202,8 +203,10 @@ async def _serve_deployment(
     try:
         async with _start_vllm(deployment) as started:
             if deployment.replicas:
+                from gymsdk.ray.placement import check_room
                 from gymsdk.ray.replicas import check_reachable
 
+                check_room(deployment)
                 check_reachable(deployment)
             served, programs = split_programs(started)
             if started.is_child or started.role not in {None, "resources"}:

@@ -237,7 +237,7 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
     with choose_folder(output, names, resume=folder_options["resume"]) as folder:
         run = Run(plan, folder, limits=pace, model=model, **folder_options)
         if address is not None:
-            check_run(run, replicas)
+            check_run(run, replicas, address)
         with ray.connect_ray(address, ray_options["offload"]), beside.prepare(folder) as start:
             metrics = run_rollouts(run, replicas, start)
             _print(folder, metrics, plays_default=plays_default, json=json)

@@ -280,12 +280,14 @@ def _build_runner(
     security: Security,
     expected: Sequence[str],
 ) -> ServerRunner:
+    oracles = {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
     contexts: dict[str, AbstractAsyncContextManager[Any]] = {
         f"the lifespan of environment {name!r}": each
         for name, each in builder.environments.items()
-        if not deployment.replicas
+        # Fronts need no environment, but an oracle reads the rows and the solutions of those here.
+        if oracles or not deployment.replicas
     }
-    contexts |= {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
+    contexts |= oracles
     connection = HeadConnection(
         head_url=deployment.head_url,
         advertise=deployment.advertise_host,
