@@ -119,6 +119,11 @@ class ServerBuilder:
         self._load_balancers: dict[tuple[str, bool], LoadBalancer] = {}
         self._incomplete: set[str] = set()
 
+    @property
+    def has_oracle(self) -> bool:
+        """Whether a model of this process answers from the rows of the environments."""
+        return any(each.kind == MODELS and _needs_rows(each) for each in self._local_servers.values())
+
     def build_specs(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
         """Return the servers to start, with their *sockets* if these are bound already."""
         return [
@@ -164,9 +169,8 @@ class ServerBuilder:
 
     def _list_environment_blocks(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
-        modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._local_servers.values())
         for each in self._blocks.values():
-            if each.kind == RESOURCES and (modelled or each.name in self._local_servers):
+            if each.kind == RESOURCES and (self.has_oracle or each.name in self._local_servers):
                 yield each
 
     def _load_environment(self, block: ServerConfig, environments: Mapping[str, Environment]) -> Environment:

@@ -280,14 +280,13 @@ def _build_runner(
     security: Security,
     expected: Sequence[str],
 ) -> ServerRunner:
-    oracles = {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
     contexts: dict[str, AbstractAsyncContextManager[Any]] = {
         f"the lifespan of environment {name!r}": each
         for name, each in builder.environments.items()
-        # Fronts need no environment, but an oracle reads the rows and the solutions of those here.
-        if oracles or not deployment.replicas
+        # Fronts need no environment, but an oracle reads the rows and plays the solutions of those here.
+        if builder.has_oracle or not deployment.replicas
     }
-    contexts |= oracles
+    contexts |= {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
     connection = HeadConnection(
         head_url=deployment.head_url,
         advertise=deployment.advertise_host,

@@ -159,7 +159,7 @@ def can_grow() -> bool:
         return True
     written = _internal_kv_get(AUTOSCALER_REPORT)
     report = (json.loads(written) if written else {}).get("autoscaler_report") or {}
-    kinds = {kind for key in ("active_nodes", "idle_nodes") for kind in report.get(key) or {}}
+    kinds = {*(report.get("active_nodes") or ()), *(report.get("node_type_mapping") or {}).values()}
     return any(not FIXED_NODE.fullmatch(kind) for kind in kinds)
 
 
