@@ -38,6 +38,7 @@ from gymsdk.ray.placement import (
     ADVICE,
     Demand,
     can_grow,
+    check_demand,
     describe_nodes,
     get_free_room,
     has_free_room,
@@ -259,6 +260,7 @@ async def _wait_for_room(demand: Demand) -> None:
     """
     if can_grow():
         return
+    check_demand(demand, list_room())
     began = time.monotonic()
     while not await asyncio.to_thread(has_free_room, demand):
         waited = time.monotonic() - began
