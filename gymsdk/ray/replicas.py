@@ -108,7 +108,7 @@ class ReplicaActor:
 
     def list_waits(self) -> Sequence[ResourceWait]:
         """Return the offloaded calls of the replica that wait for resources."""
-        return resource_waits.list_waits(GRADINGS)
+        return _list_own_waits()
 
     def stop(self) -> None:
         """Stop the servers, and return when they have left the head."""
@@ -159,6 +159,11 @@ class ReplicaActor:
                     ended.result()
         finally:
             await client.aclose()
+
+
+def _list_own_waits() -> Sequence[ResourceWait]:
+    # A function: Ray copies the class of an actor with the objects that its methods name, but not this module.
+    return resource_waits.list_waits(GRADINGS)
 
 
 @asynccontextmanager
