@@ -37,7 +37,8 @@ class ResourceWait:
 
     def describe(self) -> str:
         """Return a sentence without a subject for the place."""
-        return f"{self.count} {self.work} have waited {self.seconds:.0f} s for {self.need}"
+        subject = f"1 {self.work.removesuffix('s')} has" if self.count == 1 else f"{self.count} {self.work} have"
+        return f"{subject} waited {self.seconds:.0f} s for {self.need}"
 
 
 class ResourceWaits:
