@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 MANIFEST = Path(__file__).resolve().parent.parent / "deploy" / "kuberay.yaml"
@@ -37,11 +38,13 @@ def test_the_servers_join_the_cluster_with_its_token() -> None:
     assert reference == {"name": CLUSTER["spec"]["authOptions"]["secretName"], "key": "auth_token"}
 
 
-def test_the_replicas_fit_on_the_workers() -> None:
+def test_the_replicas_and_their_gradings_fit_on_the_workers() -> None:
+    placement = pytest.importorskip("gymsdk.ray.placement", reason="needs Ray")
     [workers] = CLUSTER["spec"]["workerGroupSpecs"]
     [container] = workers["template"]["spec"]["containers"]
-    per_worker = int(container["resources"]["requests"]["cpu"]) // int(get_option("cpus-per-replica"))
-    assert workers["replicas"] * per_worker >= int(get_option("replicas"))
+    nodes = [placement.NodeRoom(float(container["resources"]["requests"]["cpu"]), 0.0)] * workers["replicas"]
+    demand = placement.Demand(int(get_option("replicas")), float(get_option("cpus-per-replica")), 0.0, True)
+    assert demand.fits(nodes), demand.describe(sum(node.cpus for node in nodes))
 
 
 def test_the_service_reaches_every_port() -> None:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from gymsdk import credentials
 from gymsdk.client import ServerClient
 from gymsdk.config.model import Deployment
-from gymsdk.deploy import process_guard
+from gymsdk.deploy import preflight, process_guard
 from gymsdk.deploy.supervisor import describe_exit
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
@@ -80,6 +80,7 @@ class ServerRun:
                 deployment = deployment.model_copy(update={"token_file": file})
             for note in filter(None, (*deployment.notes, deployment.ignored_keys_note)):
                 sys.stderr.write(f"{note}\n")
+            preflight.check_deployment(deployment)
             run = cls(deployment, token, stack)
             run._wait_until_ready()
             run._resources = stack.pop_all()

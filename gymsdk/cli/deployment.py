@@ -19,7 +19,6 @@ from gymsdk.config.model import DEFAULT_HEAD_PORT, POLICY_SERVER, Deployment, Mo
 from gymsdk.deploy import child, plan
 from gymsdk.deploy.programs import Program, check_deployment, run_programs, split_programs
 from gymsdk.errors import UsageError, format_name
-from gymsdk.models import registry
 from gymsdk.types import Model
 from gymsdk.workers.offload import get_worker_count
 
@@ -188,7 +187,8 @@ def serve_until_stopped(
     """
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
-    from gymsdk.cli.ray import connect_ray
+    from gymsdk.cli.ray import check_local_room, connect_ray
+    from gymsdk.deploy import preflight
     from gymsdk.observability.logging import log_to
     from gymsdk.tracing import profile_to_directory
 
@@ -202,6 +202,8 @@ def serve_until_stopped(
                 work = _serve_deployment(deployment, announce, separate=separate, sockets=sockets)
                 run_until_signal(work, quiet=True)
                 return
+            preflight.check_deployment(deployment, bound=sockets)
+            check_local_room(deployment.model_copy(update={"offload": deployment.offload or "ray"}))
             with connect_ray(deployment.ray_address, deployment.offload, is_optional=ray_is_optional) as cluster:
                 if cluster is not None:
                     update = {"ray_address": cluster.address, "ray_dashboard": cluster.dashboard_url}
@@ -225,12 +227,11 @@ async def _serve_deployment(
         process_guard.watch_parent()
     try:
         async with _start_vllm(deployment) as started:
-            if started.model is not None:
-                # Built here for separate servers too: a wrong option is reported once, before any process starts.
-                registry.model(started.model.name, **started.model.options)
             if deployment.replicas:
+                from gymsdk.ray.placement import check_room
                 from gymsdk.ray.replicas import check_reachable
 
+                check_room(deployment)
                 check_reachable(deployment)
             served, programs = split_programs(started)
             if started.is_child or started.role not in {None, "resources"}:
@@ -251,16 +252,9 @@ async def _start_vllm(deployment: Deployment) -> AsyncIterator[Deployment]:
         yield deployment
         return
     from gymsdk.deploy.vllm import launch_vllm
-    from gymsdk.deploy.vllm_command import Launch
+    from gymsdk.deploy.vllm_command import build_launch
 
-    launch = Launch(
-        name=model.name.removeprefix("vllm/"),
-        flags=deployment.vllm_flags,
-        insecure=deployment.insecure,
-        ending=5.0,
-        starting=deployment.readiness or 600.0,
-    )
-    async with launch_vllm(launch) as engine:
+    async with launch_vllm(build_launch(deployment)) as engine:
         key = {"api_key": engine.key.get_secret_value()} if engine.key else {}
         options = {**model.options, "base_url": engine.url, **key}
         update = {"model": model.model_copy(update={"options": options}), "vllm_flags": None}

@@ -23,7 +23,7 @@ from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunFolder, RunProgress, create_dated_folder, remove_unused_folder
 from gymsdk.rollouts.jobs import PlayedJob
 from gymsdk.rollouts.plan import describe_program
-from gymsdk.rollouts.run import Run, execute
+from gymsdk.rollouts.run import Run, check, execute
 from gymsdk.rollouts.token_limit import TokenLimitCounter
 from gymsdk.types import Rollout, Row
 from gymsdk.working_folder import shorten_path
@@ -84,11 +84,33 @@ def run_rollouts(
     raise typer.Exit(code)
 
 
+def check_run(run: Run, replicas: Deployment | None, address: str) -> None:
+    """Check *run* before a Ray cluster and the replicas start for it; raises `UsageError` if it cannot be played.
+
+    Args:
+        run: The run.
+        replicas: The deployment whose replicas play the run, if any do.
+        address: The address of the cluster.
+    """
+    if replicas is not None:
+        from gymsdk.cli.ray import check_local_room
+        from gymsdk.deploy import preflight
+
+        preflight.check_deployment(replicas)
+        check_local_room(replicas, address)
+    try:
+        run_until_signal(check(run, is_served=replicas is not None))
+    except Stopped as stop:
+        raise typer.Exit(stop.code) from None
+
+
 async def _execute_on_replicas(run: Run, deployment: Deployment, watch: ProgressReporter) -> list[Row]:
     """Play *run* on the replicas of *deployment*, which run as long."""
     from gymsdk.deploy.process import serve
+    from gymsdk.ray.placement import check_room
     from gymsdk.ray.replicas import make_reachable, run_replicas
 
+    check_room(deployment)
     with make_reachable(deployment) as reachable:
         async with serve(deployment=reachable) as running, run_replicas(reachable, running.head_url):
             plan = run.plan.model_copy(update={"head": running.head_url})

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.workers.offload import get_worker_count
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment, Offload
     from gymsdk.ray.cluster import RayCluster
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+LOCAL = "local"
+"""The address that starts a cluster."""
+
 NO_CLUSTER = "none"
 """The address that uses no cluster, even if the configuration names one."""
 
@@ -81,7 +85,7 @@ def choose_cluster(deployment: Deployment, flag: str | None = None, *, has_files
     address, note = find_address(flag, deployment.ray_address), ""
     if address is None and has_files and deployment.ray_address is None:
         if is_installed():
-            update = {"ray_address": "local", "offload": deployment.offload or "local"}
+            update = {"ray_address": LOCAL, "offload": deployment.offload or "local"}
             return ClusterChoice(deployment.model_copy(update=update), is_optional=True)
         note = f"none, because Ray is not installed ({INSTALL_HINT})"
     return ClusterChoice(deployment.model_copy(update={"ray_address": address}), note=note)
@@ -102,6 +106,8 @@ def connect_ray(
         UsageError: Functions should run on Ray, and no cluster is named.
         GymsdkError: The cluster does not accept this process.
     """
+    if offload == "local" or (offload is None and address is None):
+        get_worker_count()
     if address is None:
         if offload == "ray":
             raise UsageError(
@@ -110,7 +116,7 @@ def connect_ray(
         _use(offload)
         yield None
         return
-    from gymsdk.ray.cluster import LOCAL, connect
+    from gymsdk.ray.cluster import connect
 
     if address == LOCAL:
         typer.echo("Starting Ray cluster...", err=True)
@@ -127,6 +133,19 @@ def connect_ray(
         typer.echo(f"{'Started' if cluster.is_own else 'Using'} Ray cluster at {cluster.address}", err=True)
         _use(offload or "ray")
         yield cluster
+
+
+def check_local_room(deployment: Deployment, address: str | None = None) -> None:
+    """Raise `UsageError` if the replicas of *deployment* will not fit on the cluster that its address starts.
+
+    Args:
+        deployment: The deployment.
+        address: The address of the cluster, if it is not that of the deployment.
+    """
+    if deployment.replicas and (address or deployment.ray_address) == LOCAL:
+        from gymsdk.ray import placement
+
+        placement.check_local_room(deployment)
 
 
 def _use(offload: Offload | None) -> None:

@@ -227,19 +227,18 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
     json: bool,
 ) -> None:
     from gymsdk.cli import ray
-    from gymsdk.cli.progress import choose_folder, run_rollouts
+    from gymsdk.cli.progress import check_run, choose_folder, run_rollouts
     from gymsdk.rollouts.run import Run
 
     names = list(plan.environments) or [Path(plan.tasks or "").stem]
     address = ray.find_address(ray_options.pop("ray_address"))
     address = None if address == ray.NO_CLUSTER else address
-    with (
-        choose_folder(output, names, resume=folder_options["resume"]) as folder,
-        ray.connect_ray(address, ray_options["offload"]),
-    ):
+    replicas = _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None
+    with choose_folder(output, names, resume=folder_options["resume"]) as folder:
         run = Run(plan, folder, limits=pace, model=model, **folder_options)
-        replicas = _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None
-        with beside.prepare(folder) as start:
+        if address is not None:
+            check_run(run, replicas, address)
+        with ray.connect_ray(address, ray_options["offload"]), beside.prepare(folder) as start:
             metrics = run_rollouts(run, replicas, start)
             _print(folder, metrics, plays_default=plays_default, json=json)
     if any(each["failures"] or each["complaint"] for each in metrics):

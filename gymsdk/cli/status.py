@@ -117,7 +117,7 @@ def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
     yield "uptime", "" if row.uptime is None else _format_duration(row.uptime)
     yield "sessions", "" if row.sessions is None else f"{row.sessions:,}"
     yield "in flight", "" if row.in_flight is None else f"{row.in_flight:,}"
-    yield "waiting", "" if row.waiting is None else f"{row.waiting:,}"
+    yield "waiting", "" if row.waiting is None else _mark_problem(f"{row.waiting:,}", row.wrong, "resources")
     yield (
         "round trip",
         "" if row.round_trip is None else _mark_problem(f"{row.round_trip * 1e3:.1f} ms", row.wrong, "slow"),
@@ -141,6 +141,10 @@ def _describe_exit(row: ServerStatus) -> str:
     is_restarted = row.uptime is not None and row.exit_at is not None and time.time() - row.uptime > row.exit_at
     restarted = "; it was started again" if is_restarted else ""
     return f"! {row.process or row.name} ended unexpectedly ({_format_exit(row)}){restarted}"
+
+
+def _name_instance(row: ServerStatus) -> str:
+    return f"{row.name} of node {row.node[:8]}" if row.node else row.name
 
 
 def _mark_problem(cell: str, wrong: Sequence[str], *which: str) -> str:
@@ -168,7 +172,8 @@ def _list_problems(result: StatusReport) -> Iterator[str]:
     exits = {(row.process or row.name, row.exit_at): row for row in result.servers if "exit" in row.wrong}
     yield from map(_describe_exit, exits.values())
     for row in result.servers:
-        yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong if each != "exit")
+        yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong if each in PROBLEM_LABELS)
+        yield from (f"! {_name_instance(row)}: {each.describe()}" for each in row.resource_waits)
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
     for each in result.lost:

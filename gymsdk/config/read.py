@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gymsdk.config import fields, sections, show
 from gymsdk.config.files import (
@@ -60,6 +60,8 @@ REQUIRED_REFERENCES: dict[ServerKind, tuple[tuple[str, ServerKind], ...]] = {
 """The references that servers of a kind need: the key, and the kind of the other server."""
 
 EMPTY_NODE = Node({}, DEFAULT_PLACE)
+
+T = TypeVar("T")
 
 
 def load_config(
@@ -204,13 +206,24 @@ def _infer_references(server: ServerConfig, servers: Collection[ServerConfig]) -
 
 def check_ports(root: Node, deployment: Deployment, problems: Problems) -> None:
     """Report ports that two servers use, and ports that are disallowed."""
+    for place, sentence in find_port_errors(_list_ports(root, deployment), deployment.port_range.disallowed):
+        problems.add(place, sentence)
+
+
+def find_port_errors(ports: Iterable[tuple[str, str, int, T]], disallowed: Collection[int]) -> Iterator[tuple[T, str]]:
+    """Yield an error for each port that two servers use, and for each that is *disallowed*.
+
+    Args:
+        ports: The name, the host, the port and the place of each server with a port.
+        disallowed: The ports that no server may use.
+    """
     used: dict[int, list[tuple[str, str]]] = {}
-    for name, host, port, place in _list_ports(root, deployment):
-        if port in deployment.port_range.disallowed:
-            problems.add(place, f"{name} has port {port}, which disallowed_ports forbids; choose another")
+    for name, host, port, place in ports:
+        if port in disallowed:
+            yield place, f"{name} has port {port}, which disallowed_ports forbids; choose another"
         for other, other_host in used.setdefault(port, []):
             if host == other_host or {host, other_host} & WILDCARD_HOSTS:
-                problems.add(place, f"{name} and {other} both have port {port} of {host}; give one of them another")
+                yield place, f"{name} and {other} both have port {port} of {host}; give one of them another"
         used[port].append((name, host))
 
 

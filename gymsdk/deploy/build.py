@@ -49,7 +49,7 @@ from gymsdk.servers.middleware import App
 from gymsdk.servers.pausing import PausableModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
-from gymsdk.servers.shared_memory import MAX_PAUSES, SharedMemory, SharedPause
+from gymsdk.servers.shared_memory import SharedMemory, SharedPause
 from gymsdk.servers.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.testing import oracle
 from gymsdk.tokens.capture import TokenCaptureFolder
@@ -96,6 +96,8 @@ class ServerBuilder:
     ) -> None:
         self._blocks = {each.name: each for each in blocks}
         self._local_servers = {each.name: each for each in local_servers}
+        for block in local_servers:
+            _check_references(block, blocks)
         self._deployment = deployment
         self._token = token
         self._head = ""
@@ -116,6 +118,11 @@ class ServerBuilder:
         self._token_folder = _open_token_folder(deployment, local_servers)
         self._load_balancers: dict[tuple[str, bool], LoadBalancer] = {}
         self._incomplete: set[str] = set()
+
+    @property
+    def has_oracle(self) -> bool:
+        """Whether a model of this process answers from the rows of the environments."""
+        return any(each.kind == MODELS and _needs_rows(each) for each in self._local_servers.values())
 
     def build_specs(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
         """Return the servers to start, with their *sockets* if these are bound already."""
@@ -142,8 +149,7 @@ class ServerBuilder:
     def _build_supplied(self, block: ServerConfig, beside: Iterable[ServerConfig], place: Place) -> ServerSpec | None:
         """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""
         try:
-            _get_reference(block, RESOURCES_REF)
-            _get_model_name(block, beside)
+            _check_references(block, beside)
             service, at = self._build_service(block), place(block)
         except (GymsdkError, ValidationError) as error:
             if block.name not in self._incomplete:
@@ -163,9 +169,8 @@ class ServerBuilder:
 
     def _list_environment_blocks(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
-        modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._local_servers.values())
         for each in self._blocks.values():
-            if each.kind == RESOURCES and (modelled or each.name in self._local_servers):
+            if each.kind == RESOURCES and (self.has_oracle or each.name in self._local_servers):
                 yield each
 
     def _load_environment(self, block: ServerConfig, environments: Mapping[str, Environment]) -> Environment:
@@ -238,8 +243,6 @@ class ServerBuilder:
         if self._memory is None:
             return None
         names = [each.name for each in self._blocks.values() if each.kind == MODELS]
-        if len(names) > MAX_PAUSES:
-            raise UsageError(f"--workers can serve at most {MAX_PAUSES} models, and there are {len(names)}")
         return SharedPause(self._memory, names.index(block.name))
 
     def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:
@@ -401,6 +404,13 @@ def _needs_rows(block: ServerConfig) -> bool:
 
 def _get_model_server_name(block: ServerConfig) -> str:
     return block.part.name if isinstance(block.part, ModelServerConfig) else block.name
+
+
+def _check_references(block: ServerConfig, beside: Iterable[ServerConfig]) -> None:
+    """Raise `UsageError` if an agent or an environment server does not name the servers that it needs."""
+    if block.kind in {AGENTS, ENVIRONMENTS}:
+        _get_reference(block, RESOURCES_REF)
+        _get_model_name(block, beside)
 
 
 def _get_model_name(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:

@@ -122,7 +122,7 @@ async def serve(
         blocks,
         local_servers,
         environments={each.name: each for each in listed if isinstance(each, Environment)},
-        existing_models=_choose_models(model, model_config, local_servers, deployment),
+        existing_models=choose_models(model, model_config, local_servers, deployment),
         deployment=deployment,
         token=security.token,
     )
@@ -251,7 +251,7 @@ def _choose_policy(deployment: Deployment) -> ModelServerConfig | None:
     return None if decided_elsewhere else ModelServerConfig(name=DEFAULT)
 
 
-def _choose_models(
+def choose_models(
     model: str | Model | None,
     config: ModelServerConfig | None,
     local_servers: Iterable[ServerConfig],
@@ -284,7 +284,8 @@ def _build_runner(
     contexts: dict[str, AbstractAsyncContextManager[Any]] = {
         f"the lifespan of environment {name!r}": each
         for name, each in builder.environments.items()
-        if not deployment.replicas
+        # Fronts need no environment, but an oracle reads the rows and plays the solutions of those here.
+        if builder.has_oracle or not deployment.replicas
     }
     contexts |= {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
     connection = HeadConnection(

@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.config.model import Deployment
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import is_loopback
 from gymsdk.interpreter import get_python
@@ -176,6 +177,19 @@ def parse_flags(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
         elif name:
             values_by_flag[name] += (word,)
     return values_by_flag
+
+
+def build_launch(deployment: Deployment) -> Launch:
+    """Return the launch of the vLLM server with the policy's model of *deployment*."""
+    assert deployment.model is not None
+    assert deployment.vllm_flags is not None
+    return Launch(
+        name=deployment.model.name.removeprefix("vllm/"),
+        flags=deployment.vllm_flags,
+        insecure=deployment.insecure,
+        ending=5.0,
+        starting=deployment.readiness or 600.0,
+    )
 
 
 def check_launch(launch: Launch) -> None:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -19,11 +20,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from gymsdk.observability.loop_lag import LAG_BUCKET_SECONDS, LoopLagSampler
+from gymsdk.workers.resource_waits import resource_waits
 
 BUCKET_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 """Upper bounds of the histogram buckets for response times, in seconds."""
 
 METRIC_PREFIX = "gymsdk_"
+
+WAIT_METRICS = ("work_waiting_for_resources", "resource_wait_seconds")
+"""The names of the gauges for work that waits: how much there is, and for how long it has waited."""
 
 NVIDIA_SMI = "nvidia-smi"
 
@@ -215,6 +220,18 @@ def parse_samples(text: str) -> list[ParsedSample]:
         ]
     except ValueError:
         return []
+
+
+def add_wait_metrics(metrics: ServerMetrics, work: str) -> None:
+    """Add how much of this kind of *work* of the process waits for resources of a cluster, and for how long."""
+    counts, seconds = WAIT_METRICS
+    metrics.add_gauge(counts, "Work that waits for resources of a cluster.", partial(_sample_waits, work, "count"))
+    metrics.add_gauge(seconds, "Seconds for which such work has waited.", partial(_sample_waits, work, "seconds"))
+
+
+def _sample_waits(work: str, attribute: str) -> list[Sample]:
+    waits = resource_waits.list_waits(work)
+    return [Sample(getattr(each, attribute), {"work": each.work, "need": each.need}) for each in waits]
 
 
 def add_gpu_metrics(metrics: ServerMetrics) -> None:

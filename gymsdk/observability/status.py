@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
@@ -16,8 +17,9 @@ from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.client import Headers, HttpResponse
 from gymsdk.http.tls import redact_url
-from gymsdk.observability.metrics import ParsedSample, Sample, ServerMetrics, parse_samples
+from gymsdk.observability.metrics import WAIT_METRICS, ParsedSample, Sample, ServerMetrics, parse_samples
 from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance, RayStatus, Status
+from gymsdk.workers.resource_waits import WAIT_SECONDS, ResourceWait
 
 NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
 """Fetches the head's snapshot for a client that calls its machine by the given host."""
@@ -47,7 +49,7 @@ METRICS_BY_FIELD = {
 }
 """Metrics that are summed for each field of the status."""
 
-Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
+Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow", "resources"]
 
 
 def add_server_metrics(metrics: ServerMetrics, fetch: NodesFetcher) -> None:
@@ -140,6 +142,7 @@ class ServerStatus(BaseModel):
         in_flight: The number of running requests.
         waiting: The number of episodes and offloaded calls that wait.
         round_trip: Seconds of a round round_trip to it.
+        resource_waits: The work of the server that waits for resources of a cluster, such as gradings.
         gpus: The utilization of its machine's GPUs, from 0 to 1, by index.
         wrong: Its problems.
     """
@@ -160,6 +163,7 @@ class ServerStatus(BaseModel):
     in_flight: int | None = None
     waiting: int | None = None
     round_trip: float | None = None
+    resource_waits: list[ResourceWait] = []
     gpus: dict[str, float] = {}
     wrong: list[Problem] = []
 
@@ -364,9 +368,11 @@ async def _fetch_metrics(url: str, headers: Headers) -> _ServerReply:
 
 def _build_head_status(url: str, reply: _ServerReply, last_exit: Exit | None) -> ServerStatus:
     fields = {"name": "head", "kind": "head", "url": redact_url(url), "health": reply.health}
+    waits = _list_waits(reply)
     return ServerStatus(
         **fields,
-        wrong=[*_find_problems(reply.health, None, last_exit)],
+        resource_waits=waits,
+        wrong=[*_find_problems(reply.health, None, last_exit, waits)],
         **_exit_fields(last_exit),
         **_metric_fields(reply),
     )
@@ -374,7 +380,7 @@ def _build_head_status(url: str, reply: _ServerReply, last_exit: Exit | None) ->
 
 def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerReply, *, by_head: bool) -> ServerStatus:
     round_trip = instance.round_trip if by_head else reply.seconds
-    health = instance.status or reply.health
+    health, waits = instance.status or reply.health, _list_waits(reply)
     fields = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_metric_fields(reply)}
     if fields.get("uptime") is None and instance.started:
         fields["uptime"] = max(0.0, time.time() - instance.started)
@@ -386,7 +392,8 @@ def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerRepl
         url=instance.url,
         health="draining" if instance.draining and health == "success" else health,
         round_trip=round_trip,
-        wrong=[*_find_problems(health, round_trip, last_exit)],
+        resource_waits=waits,
+        wrong=[*_find_problems(health, round_trip, last_exit, waits)],
         **_exit_fields(last_exit),
         **fields,
     )
@@ -398,13 +405,17 @@ def _build_missing(name: str, last_exit: Exit | None) -> ServerStatus:
     )
 
 
-def _find_problems(health: str, round_trip: float | None, last_exit: Exit | None) -> Iterator[Problem]:
+def _find_problems(
+    health: str, round_trip: float | None, last_exit: Exit | None, waits: Sequence[ResourceWait]
+) -> Iterator[Problem]:
     if health != "success":
         yield "unhealthy"
     if _is_abnormal(last_exit):
         yield "exit"
     if round_trip is not None and round_trip > SLOW_SECONDS:
         yield "slow"
+    if any(each.seconds >= WAIT_SECONDS for each in waits):
+        yield "resources"
 
 
 def _is_abnormal(last_exit: Exit | None) -> bool:
@@ -426,6 +437,20 @@ def _metric_fields(reply: _ServerReply) -> dict[str, object]:
     sums = {field: _sum_samples(reply.samples, names) for field, names in METRICS_BY_FIELD.items()}
     gpus = {labels["gpu"]: value for name, labels, value in reply.samples if name == "gpu_utilization_ratio"}
     return {field: value for field, value in sums.items() if value is not None} | {"gpus": gpus}
+
+
+def _list_waits(reply: _ServerReply) -> list[ResourceWait]:
+    """Return the work that waits for resources, as the server's metrics report it."""
+    values: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for name, labels, value in reply.samples or ():
+        if name in WAIT_METRICS:
+            values[labels.get("work", ""), labels.get("need", "")][name] = value
+    counts, seconds = WAIT_METRICS
+    return [
+        ResourceWait(work, int(each[counts]), each[seconds], need)
+        for (work, need), each in values.items()
+        if counts in each and seconds in each
+    ]
 
 
 def _sum_samples(samples: list[ParsedSample], names: frozenset[str]) -> float | None:

@@ -15,6 +15,7 @@ from gymsdk.deploy.process import RunningServers, serve, use_offload
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.ray.placement import check_room
 from gymsdk.ray.replicas import make_reachable, run_replicas
 from gymsdk.rollouts.folder import build_failed_line, build_scored_line
 from gymsdk.rollouts.jobs import Job, get_environment_name
@@ -144,6 +145,7 @@ class Gym:
                 use_offload(self._deployment.offload)
                 deployment = self._deployment
                 if deployment.replicas:
+                    check_room(deployment)
                     deployment = self._stack.enter_context(make_reachable(deployment))
                 running = await self._stack.enter_async_context(serve(deployment=deployment))
                 if deployment.replicas:

@@ -158,7 +158,8 @@ def _initialize(address: str) -> str | None:
     for attempt in range(CLIENT_ATTEMPTS):
         try:
             context = ray.init(address=address, **options)
-        except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        except Exception as error:
+            # Ray raises a plain Exception, too, for example if its processes take too long to start.
             if CLIENT_SERVER_FAILURE in str(error) and attempt + 1 < CLIENT_ATTEMPTS:
                 continue
             raise GymsdkError(_explain(address, str(error))) from error

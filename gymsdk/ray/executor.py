@@ -20,7 +20,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -33,6 +33,7 @@ from gymsdk.ray.cluster import join, list_nodes
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.workers.offload import Work
 from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
+from gymsdk.workers.resource_waits import GRADINGS, resource_waits
 
 CPUS_PER_TASK = 0.1
 """The CPUs that Ray reserves for a task. A small number, because trainers reserve most CPUs of their cluster."""
@@ -54,6 +55,9 @@ START_SECONDS = 120.0
 
 REFRESH_SECONDS = 5.0
 """Seconds between two requests for the nodes of the cluster."""
+
+WATCH_SECONDS = 2.0
+"""Seconds between two checks whether tasks wait for a free CPU."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -124,6 +128,13 @@ class _QueuedCall:
     future: Future[CallResult]
 
 
+class _SentBatch(NamedTuple):
+    """The number of calls in a task, and when the task was sent."""
+
+    calls: int
+    sent_at: float
+
+
 class _Dispatcher:
     """Sends queued calls to the cluster, on an event loop in a separate thread."""
 
@@ -131,7 +142,9 @@ class _Dispatcher:
         self._address = address
         self._cpus = cpus
         self._queue: deque[_QueuedCall] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], _SentBatch] = {}
+        self._returned_at = -math.inf
+        self._watch: asyncio.Task[None] | None = None
         self._nodes: dict[str, int] = {}
         self._tasks: Counter[str] = Counter()
         self._listed_at = -math.inf
@@ -166,11 +179,50 @@ class _Dispatcher:
             if batch := self._take_batch():
                 self._tasks[node] += 1
                 task = self._loop.create_task(self._run_batch(batch, node))
-                self._running.add(task)
+                self._running[task] = _SentBatch(len(batch), time.monotonic())
                 task.add_done_callback(self._finish)
+        if self._running and (self._watch is None or self._watch.done()):
+            self._watch = self._loop.create_task(self._watch_waits())
+
+    async def _watch_waits(self) -> None:
+        """While tasks run, report those that wait because the cluster has no free CPU."""
+        try:
+            while self._running:
+                await asyncio.sleep(WATCH_SECONDS)
+                await self._report_waits()
+        finally:
+            resource_waits.clear(GRADINGS)
+
+    async def _report_waits(self) -> None:
+        """Report the calls that wait: since none has returned for a while, and no CPU is free, none can start."""
+        waited = self._get_waited_seconds()
+        if waited < WATCH_SECONDS or await self._has_free_cpu():
+            resource_waits.clear(GRADINGS)
+            return
+        count = len(self._queue) + sum(each.calls for each in self._running.values())
+        if count:
+            resource_waits.report(GRADINGS, count, waited, self._need)
+
+    def _get_waited_seconds(self) -> float:
+        """Return for how long tasks have run or waited without any return."""
+        oldest = min((each.sent_at for each in self._running.values()), default=math.inf)
+        return time.monotonic() - max(oldest, self._returned_at)
+
+    async def _has_free_cpu(self) -> bool:
+        try:
+            free: dict[str, float] = await asyncio.to_thread(ray.available_resources)
+        except (RayError, ConnectionError, RuntimeError):
+            # The cluster is gone, or this process has left it; the tasks report that themselves.
+            return True
+        return free.get("CPU", 0.0) >= self._cpus
+
+    @property
+    def _need(self) -> str:
+        return f"{self._cpus:g} CPUs of the Ray cluster, which has none free"
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        self._running.pop(task)
+        self._returned_at = time.monotonic()
         if error := task.exception():
             log.error("a task of offloaded calls failed unexpectedly: %r", error, exc_info=error)
         self._send()
@@ -220,8 +272,10 @@ class _Dispatcher:
         try:
             results: list[TimedResult] = await asyncio.wait_for(asyncio.wrap_future(reference.future()), deadline)
         except TimeoutError:
+            waits = f" while it waited for {self._need}" if resource_waits.list_waits(GRADINGS) else ""
             ray.cancel(reference, force=True)
-            self._fail(batch, f"had not returned after {deadline:g} s, with the start of its worker", "worker_timeout")
+            reason = f"had not returned after {deadline:g} s, with the start of its worker{waits}"
+            self._fail(batch, reason, "worker_timeout")
         except (RayError, GetTimeoutError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self._fail(batch, f"lost its worker on the Ray cluster ({reason})", "worker_killed")

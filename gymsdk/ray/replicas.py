@@ -13,6 +13,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -33,13 +34,33 @@ from gymsdk.http import client
 from gymsdk.http.tls import Tls, is_loopback
 from gymsdk.memory import collect_rarely
 from gymsdk.ray.cluster import get_own_host, list_hosts
+from gymsdk.ray.placement import (
+    ADVICE,
+    Demand,
+    can_grow,
+    check_demand,
+    describe_nodes,
+    get_free_room,
+    has_free_room,
+    list_room,
+)
 from gymsdk.servers.reports import build_url
+from gymsdk.workers.resource_waits import GRADINGS, REPLICAS, ResourceWait, resource_waits
 
 START_SECONDS = 180.0
 """Seconds that all replicas may take to be ready, with the imports of their environments."""
 
 STOP_SECONDS = 20.0
 """Seconds that a replica may take to finish its requests and to leave the head."""
+
+GROW_SECONDS = 900.0
+"""Seconds that replicas may wait for a cluster that grows to add nodes."""
+
+POLL_SECONDS = 2.0
+"""Seconds between two checks of what waits for resources."""
+
+LOST_SECONDS = 6.0
+"""Seconds after which a replica that does not answer counts as lost."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -84,6 +105,10 @@ class ReplicaActor:
     def describe(self) -> dict[str, Any]:
         """Return the node, the process and the URLs of the replica's servers."""
         return {"node": ray.get_runtime_context().get_node_id(), "pid": os.getpid(), "urls": self._urls}
+
+    def list_waits(self) -> Sequence[ResourceWait]:
+        """Return the offloaded calls of the replica that wait for resources."""
+        return _list_own_waits()
 
     def stop(self) -> None:
         """Stop the servers, and return when they have left the head."""
@@ -136,6 +161,11 @@ class ReplicaActor:
             await client.aclose()
 
 
+def _list_own_waits() -> Sequence[ResourceWait]:
+    # A function: Ray copies the class of an actor with the objects that its methods name, but not this module.
+    return resource_waits.list_waits(GRADINGS)
+
+
 @asynccontextmanager
 async def run_replicas(deployment: Deployment, head_url: str) -> AsyncIterator[list[Any]]:
     """Run the replicas of *deployment* while the context is open, and yield their actors.
@@ -164,6 +194,8 @@ async def run_replicas(deployment: Deployment, head_url: str) -> AsyncIterator[l
         "server_ports": {},
     }
     line = deployment.model_copy(update=part | {"logs": deployment.logs.model_copy(update={"directory": None})})
+    demand = Demand.of(deployment)
+    await _wait_for_room(demand)
     options = {"num_cpus": deployment.cpus_per_replica, "num_gpus": deployment.gpus_per_replica}
     actor = ReplicaActor.options(**options)  # type: ignore[attr-defined]  # ray adds the attribute
     secrets = read_secrets(deployment)
@@ -171,9 +203,15 @@ async def run_replicas(deployment: Deployment, head_url: str) -> AsyncIterator[l
         actor.remote(line.dump_for_child(), secrets, on_one_machine=on_one_machine) for _ in range(deployment.replicas)
     ]
     try:
-        await _wait_until_up(actors, deployment)
-        yield actors
+        await _wait_until_up(actors, demand)
+        watching = asyncio.ensure_future(_watch(actors, demand))
+        try:
+            yield actors
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
     finally:
+        resource_waits.clear(REPLICAS)
         await asyncio.shield(_stop(actors))
 
 
@@ -219,22 +257,87 @@ def read_secrets(deployment: Deployment) -> ReplicaSecrets:
     )
 
 
-async def _wait_until_up(actors: Sequence[Any], deployment: Deployment) -> None:
-    references = [each.describe.remote() for each in actors]
-    waiting = [asyncio.wrap_future(each.future()) for each in references]
-    for each in waiting:
+async def _wait_for_room(demand: Demand) -> None:
+    """Wait until a cluster of fixed size has room for *demand* beside what others have reserved.
+
+    Replicas that took the last CPUs would leave none for their own gradings. A cluster that grows gets the replicas at
+    once, because it adds nodes only for what waits.
+    """
+    if can_grow():
+        return
+    check_demand(demand, list_room())
+    began = time.monotonic()
+    while not await asyncio.to_thread(has_free_room, demand):
+        waited = time.monotonic() - began
+        if waited > START_SECONDS:
+            raise UsageError(f"no replica started within {START_SECONDS:g} s: {_describe_shortage(demand)}; {ADVICE}")
+        resource_waits.report(REPLICAS, demand.replicas, waited, _describe_shortage(demand))
+        await asyncio.sleep(POLL_SECONDS)
+    resource_waits.clear(REPLICAS)
+
+
+def _describe_shortage(demand: Demand) -> str:
+    """Return what *demand* sums up to, and what the cluster has."""
+    nodes, free = list_room(), get_free_room()
+    cpus, with_gpus = sum(node.cpus for node in nodes), demand.gpus > 0
+    return (
+        f"{demand.describe(cpus)}, and the Ray cluster has {describe_nodes(nodes, with_gpus=with_gpus)}, of which"
+        f" {describe_nodes([free], with_gpus=with_gpus)} are free"
+    )
+
+
+async def _wait_until_up(actors: Sequence[Any], demand: Demand) -> None:
+    """Wait until all replicas are registered, and report those that wait for resources."""
+    references = [actor.describe.remote() for actor in actors]
+    waiting = [asyncio.wrap_future(reference.future()) for reference in references]
+    for future in waiting:
         # The first error is raised; asyncio would log the others when they are collected.
-        each.add_done_callback(lambda future: future.cancelled() or future.exception())
-    done, pending = await asyncio.wait(waiting, timeout=START_SECONDS, return_when="FIRST_EXCEPTION")
-    for each in done:
-        if (error := each.exception()) is not None:
-            raise GymsdkError(f"a replica does not start: {_find_cause(error)}") from error
+        future.add_done_callback(lambda future: future.cancelled() or future.exception())
+    limit, began = (GROW_SECONDS if can_grow() else START_SECONDS), time.monotonic()
+    pending: set[asyncio.Future[Any]] = set(waiting)
+    while pending and time.monotonic() - began < limit:
+        done, pending = await asyncio.wait(pending, timeout=POLL_SECONDS, return_when="FIRST_EXCEPTION")
+        for future in done:
+            if (error := future.exception()) is not None:
+                raise GymsdkError(f"a replica does not start: {_find_cause(error)}") from error
+        await _report_pending(len(pending), time.monotonic() - began, demand)
     if pending:
-        need = f"{deployment.cpus_per_replica:g} CPUs and {deployment.gpus_per_replica:g} GPUs of one node"
         raise UsageError(
-            f"{len(pending)} of {len(actors)} replicas did not start within {START_SECONDS:g} s; each needs {need}, and"
-            f" the cluster has {_format_resources()} free; lower --replicas or --cpus-per-replica"
+            f"{len(pending)} of {len(actors)} replicas did not start within {limit:g} s: {_describe_shortage(demand)}"
+            f"; {ADVICE}"
         )
+
+
+async def _report_pending(count: int, seconds: float, demand: Demand) -> None:
+    """Report that *count* replicas wait for resources, unless the cluster has them: then the replicas are starting."""
+    lacks = count and not await asyncio.to_thread(has_free_room, demand._replace(replicas=1, has_gradings=False))
+    if lacks:
+        resource_waits.report(REPLICAS, count, seconds, await asyncio.to_thread(_describe_shortage, demand))
+    else:
+        resource_waits.clear(REPLICAS)
+
+
+async def _watch(actors: Sequence[Any], demand: Demand) -> None:
+    """Report lost replicas that wait for resources, and log the gradings of the replicas that wait for them."""
+    calls: dict[int, asyncio.Future[Sequence[ResourceWait]]] = {}
+    answered_at = dict.fromkeys(range(len(actors)), time.monotonic())
+    while True:
+        for number, actor in enumerate(actors):
+            if number not in calls:
+                calls[number] = asyncio.wrap_future(actor.list_waits.remote().future())
+        await asyncio.sleep(POLL_SECONDS)
+        done = {number: calls.pop(number) for number, future in [*calls.items()] if future.done()}
+        answers = {number: future.result() for number, future in done.items() if future.exception() is None}
+        now = time.monotonic()
+        answered_at |= dict.fromkeys(answers, now)
+        waits = [wait for answer in answers.values() for wait in answer]
+        if waits:
+            longest = max(waits, key=lambda wait: wait.seconds)
+            resource_waits.report(GRADINGS, sum(wait.count for wait in waits), longest.seconds, longest.need)
+        elif answers:
+            resource_waits.clear(GRADINGS)
+        silent = [now - at for at in answered_at.values() if now - at > LOST_SECONDS]
+        await _report_pending(len(silent), max(silent, default=0.0), demand)
 
 
 def _find_cause(error: BaseException) -> str:
@@ -243,11 +346,6 @@ def _find_cause(error: BaseException) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return lines[-1].partition(": ")[2] or lines[-1]
     return str(error).strip().splitlines()[-1]
-
-
-def _format_resources() -> str:
-    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
 
 
 async def _stop(actors: Sequence[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -346,11 +346,7 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
         UsageError: The plan cannot be played; nothing has been written.
         ModelLost: The model or the servers do not answer any more.
     """
-    if run.resume and run.overwrite:
-        raise UsageError("--resume continues the run in the folder, --overwrite replaces it; choose one of them")
-    if run.force and not run.resume:
-        raise UsageError("--force continues a run although code has changed; pass --resume too, or leave it out")
-    check_one_source(run.plan.tasks, run.plan.split)
+    _check_options(run)
     try:
         cast = await _choose_player(run)
         # The metrics of a run with many rollouts would trigger full garbage collections, too.
@@ -365,6 +361,44 @@ async def execute(run: Run, watch: RunReporter) -> list[Row]:
             return [each.metrics for each in summaries]
     finally:
         await client.aclose()
+
+
+async def check(run: Run, *, is_served: bool = False) -> None:
+    """Check *run* before a cluster or servers start for it; `execute` still checks what depends on these.
+
+    Args:
+        run: The run.
+        is_served: Whether servers that do not run yet will play the run. Their settings, which a resumed run must
+            share, are not known yet.
+
+    Raises:
+        UsageError: The plan cannot be played; nothing has been written.
+    """
+    _check_options(run)
+    try:
+        cast = await _choose_player(run)
+        with RunFolder(run.output) as folder:
+            if is_served and run.resume and folder.can_resume:
+                return
+            _, stored, _ = await _check_folder(folder, run, cast, _ignore)
+            if stored is None:
+                count = None if run.plan.tasks else ROWS_BEFORE_START
+                rows = itertools.islice(_build_inputs(run.plan, _ignore, cast), count)
+                await asyncio.to_thread(deque, rows, 0)
+    finally:
+        await client.aclose()
+
+
+def _ignore(_: str) -> None:
+    """Log nothing."""
+
+
+def _check_options(run: Run) -> None:
+    if run.resume and run.overwrite:
+        raise UsageError("--resume continues the run in the folder, --overwrite replaces it; choose one of them")
+    if run.force and not run.resume:
+        raise UsageError("--force continues a run although code has changed; pass --resume too, or leave it out")
+    check_one_source(run.plan.tasks, run.plan.split)
 
 
 async def _check_tokens(model: Model) -> None:
@@ -479,20 +513,9 @@ def _count_planned(plan: Plan) -> int:
 
 async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> RunInputs:
     """Start or resume the run in *folder*, and return its rows."""
-    shown = shorten_path(run.output)
-    servers = cast.served.describe() if cast.served else None
-    resumes = run.resume and folder.can_resume
-    stored = folder.read_settings() if resumes else None
-    settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers, stored=stored)
-    about = describe_start(run.plan, cast.environments.values())
+    settings, stored, forced = await _check_folder(folder, run, cast, watch.log)
+    about = describe_start(run.plan, cast.environments.values()) | forced
     sampling = describe_sampling(cast.model, run.plan.sampling)
-    if not run.overwrite and (strangers := folder.list_foreign_files()):
-        names = ", ".join(strangers)
-        raise BadOutput(f"{shown} holds {names}, but no run; use --overwrite, or choose another --output")
-    if folder.holds_run and not (run.resume or run.overwrite):
-        raise BadOutput(f"{shown} holds a run; continue it with --resume, or replace it with --overwrite")
-    if run.resume and not folder.can_resume:
-        watch.log(f"{shown} holds no run to resume; starting a new one")
     loop = asyncio.get_running_loop()
 
     def build_rows() -> Iterator[Row]:
@@ -507,12 +530,6 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
         about |= _note_sampling(sampling, watch)
         folder.start(settings=settings, about=about, complete=inputs.is_complete)
         return inputs
-    about |= _compare_settings(stored, settings, shown, force=run.force, watch=watch)
-    if not folder.inputs.exists():
-        raise BadOutput(
-            f"{shorten_path(folder.inputs)} is missing, so that the run cannot be resumed; start over with --overwrite"
-        )
-    await asyncio.to_thread(folder.check_lines, repeats=run.plan.repeats)
     if _sends_earlier_sampling(folder.read_about(), run.plan, cast):
         sampling = EARLIER_SAMPLING
     folder.resume(about | _note_sampling(sampling, watch), repeats=run.plan.repeats)
@@ -521,7 +538,44 @@ async def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: Player
     return inputs
 
 
-def _compare_settings(stored: Row, requested: Row, shown: Path | str, *, force: bool, watch: RunReporter) -> Row:
+async def _check_folder(
+    folder: RunFolder, run: Run, cast: PlayerSetup, log: Callable[[str], object]
+) -> tuple[Row, Row | None, Row]:
+    """Check whether *run* can start or resume in *folder*.
+
+    Returns:
+        The settings of the run, those of the run in the folder if it is resumed, and what run.json notes about
+        differences that --force permits.
+
+    Raises:
+        BadOutput: The folder holds something else.
+    """
+    shown = shorten_path(run.output)
+    servers = cast.served.describe() if cast.served else None
+    resumes = run.resume and folder.can_resume
+    stored = folder.read_settings() if resumes else None
+    settings = await asyncio.to_thread(build_settings, run.plan, cast.environments, servers, stored=stored)
+    if not run.overwrite and (strangers := folder.list_foreign_files()):
+        names = ", ".join(strangers)
+        raise BadOutput(f"{shown} holds {names}, but no run; use --overwrite, or choose another --output")
+    if folder.holds_run and not (run.resume or run.overwrite):
+        raise BadOutput(f"{shown} holds a run; continue it with --resume, or replace it with --overwrite")
+    if run.resume and not folder.can_resume:
+        log(f"{shown} holds no run to resume; starting a new one")
+    if stored is None:
+        return settings, None, {}
+    forced = _compare_settings(stored, settings, shown, force=run.force, log=log)
+    if not folder.inputs.exists():
+        raise BadOutput(
+            f"{shorten_path(folder.inputs)} is missing, so that the run cannot be resumed; start over with --overwrite"
+        )
+    await asyncio.to_thread(folder.check_lines, repeats=run.plan.repeats)
+    return settings, stored, forced
+
+
+def _compare_settings(
+    stored: Row, requested: Row, shown: Path | str, *, force: bool, log: Callable[[str], object]
+) -> Row:
     """Return what run.json notes about the differences that *force* permits: those of code.
 
     Raises:
@@ -535,7 +589,7 @@ def _compare_settings(stored: Row, requested: Row, shown: Path | str, *, force: 
         listed = "".join(f"\n  {phrase}" for phrase in refused)
         raise BadOutput(f"the run in {shown} differs from this command:{listed}\n{advice}")
     for phrase in code:
-        watch.log(f"--force: {phrase}")
+        log(f"--force: {phrase}")
     return {"forced": code} if code else {}
 
 

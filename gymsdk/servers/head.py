@@ -13,7 +13,7 @@ from fastapi import FastAPI, Query, Request, Response
 
 from gymsdk.config.fields import RAY_ADDRESS_KEY, RAY_DASHBOARD_KEY
 from gymsdk.http.tls import WILDCARD_HOSTS
-from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.observability.status import add_server_metrics
 from gymsdk.servers import registry
 from gymsdk.servers.app import create_app as create_base_app
@@ -37,6 +37,7 @@ from gymsdk.servers.reports import (
 )
 from gymsdk.servers.requests import parse_body
 from gymsdk.types import Item
+from gymsdk.workers.resource_waits import REPLICAS
 
 ENTRYPOINT = "app.py"
 """The entry point that NeMo Gym's clients expect of each server."""
@@ -145,6 +146,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     registry = NodeRegistry(services, taken=extra_config or ()) if registry is None else registry
     figures = ServerMetrics("head")
     figures.add_gauge("nodes", "Nodes with servers.", lambda: sum(bool(node.services) for node in registry))
+    add_wait_metrics(figures, REPLICAS)
     app = create_base_app(
         "head",
         "The head: lists the servers and their addresses.",

@@ -15,7 +15,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import JudgedEpisode
 from gymsdk.errors import Unscorable
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.rollouts.folder import RESUMABLE_KINDS, WORKER_FAILURE_KINDS
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
@@ -43,6 +43,7 @@ from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
 from gymsdk.servers.workers import Ownership
 from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
 from gymsdk.workers.offload import count_waiting_calls
+from gymsdk.workers.resource_waits import GRADINGS
 
 SWEEP_SECONDS = 15.0
 """Seconds between two searches for sessions to close."""
@@ -94,6 +95,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     )
     metrics.add_gauge("sessions_open", "Open sessions.", lambda: len(sessions))
     metrics.add_gauge("offloaded_calls_waiting", "Offloaded calls that wait for a worker.", count_waiting_calls)
+    add_wait_metrics(metrics, GRADINGS)
     ready = asyncio.Event()
 
     @asynccontextmanager

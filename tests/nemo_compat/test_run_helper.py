@@ -215,3 +215,12 @@ def test_the_command_line_and_the_env_file_are_read(
         assert ServerClient.load_from_global_config(head).global_config_dict.policy_model_name == "from_file"
     finally:
         helper.shutdown()
+
+
+def test_a_wrong_plan_is_refused_before_a_process_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    policy = {"responses_api_models": {"gymsdk_model": {"model": "scripted/oracle"}}}
+    agent = {"responses_api_agents": {"simple_agent": {}}}
+    with pytest.raises(UsageError, match="'agent' does not name its resources server"):
+        RunHelper().start(parse({"policy_model": policy, "agent": agent}))
+    # The process of the servers would have written the error, too.
+    assert capfd.readouterr().err == ""
