@@ -93,7 +93,8 @@ def build_deployment(
         check_deployment(deployment, chosen.get("role"))
         deployment = _check_for_servers(deployment, chosen.keys(), files)
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
-    return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})
+    read = {field: getattr(deployment, field) for field in deployment.model_fields_set}
+    return Deployment.model_validate(read | chosen | {"logs": logs})
 
 
 def _check_for_servers(deployment: Deployment, given: Collection[str], files: Sequence[str]) -> Deployment:
@@ -198,6 +199,7 @@ async def _serve_deployment(
 
     if deployment.is_child and not process_guard.IS_AVAILABLE:
         process_guard.watch_parent()
+    deployment = plan.choose_host(deployment)
     try:
         async with _start_vllm(deployment) as started:
             if started.model is not None:

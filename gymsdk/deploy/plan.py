@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import SecretStr
@@ -29,11 +30,10 @@ from gymsdk.config.read import find_judge_servers
 from gymsdk.config.yaml import DEFAULT_PLACE
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
-from gymsdk.http.tls import is_loopback
 from gymsdk.servers import auth
 from gymsdk.servers.auth import Security
 from gymsdk.servers.environment import NAME_SUFFIX
-from gymsdk.servers.listener import bind_socket_in_range
+from gymsdk.servers.listener import bind_socket_in_range, is_local_host
 from gymsdk.servers.reports import Service
 from gymsdk.types import AGENT_SUFFIX
 
@@ -248,10 +248,17 @@ def find_socket(
     return bind_socket_in_range(host, low, high, but=deployment.port_range.disallowed, what=block.name)
 
 
-def get_head_host(deployment: Deployment, sockets: Mapping[str, socket.socket]) -> str | None:
-    """Return the host for servers that the head starts: other machines must reach them if they reach the head."""
+def choose_host(deployment: Deployment, sockets: Mapping[str, socket.socket] = MappingProxyType({})) -> Deployment:
+    """Return *deployment* with the host of the servers that name none.
+
+    This is `default_host` if it is set. Otherwise it is the host of the head if the head runs on this machine: clients
+    that reach the head must reach the servers that it lists.
+    """
     at = sockets.get(HEAD_SERVER)
-    return str(at.getsockname()[0]) if at is not None and is_loopback(deployment.host) else None
+    host = deployment.head_host if at is None else str(at.getsockname()[0])
+    if deployment.names_host or host is None or (at is None and not is_local_host(host)):
+        return deployment
+    return deployment.model_copy(update={"host": host})
 
 
 SettingError: TypeAlias = tuple[tuple[str, ...], str]

@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from gymsdk.deploy.node import Node
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.auth import NO_SECURITY, Security
-from gymsdk.servers.listener import Listener, bind_socket, socket_host, socket_port
+from gymsdk.servers.listener import Listener, bind_socket, check_advertised, socket_host, socket_port
 from gymsdk.servers.middleware import App, server_prefix
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
@@ -199,7 +199,7 @@ class AutoStarter(Generic[P]):
         services: The head's own servers.
         registry: The nodes of the head.
         choose: Returns the servers to start, from the running servers and the names of the expected ones.
-        start: Starts a server; returns its task, and a function to call once it is up.
+        start: Starts a server; returns its task, and a function that announces the server once it is up.
         starting: The seconds that a server gets to start.
         stop_seconds: The seconds that a server gets to stop.
     """
@@ -209,7 +209,7 @@ class AutoStarter(Generic[P]):
         services: Sequence[Service],
         registry: NodeRegistry,
         choose: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
-        start: Callable[[P], tuple[BackgroundTask, Callable[[], None]]],
+        start: Callable[[P], tuple[BackgroundTask, Callable[[], Awaitable[None]]]],
         *,
         starting: float,
         stop_seconds: float,
@@ -245,15 +245,15 @@ class AutoStarter(Generic[P]):
                 log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
 
     async def _start(self, part: P) -> None:
-        task, tell = self._start_server(part)
+        task, announce = self._start_server(part)
         self._tasks.append(task)
         try:
             await task.wait_until_up(self._starting)
+            await announce()
         except GymsdkError:
             self._tasks.remove(task)
             await task.stop(self._stop_seconds)
             raise
-        tell()
         log.warning("%s runs in the process of the head, because no node has one", task.what)
 
     async def _wait_for_membership_change(self, over: asyncio.Event) -> None:
@@ -403,8 +403,15 @@ class ServerRunner:
     def _bind(self, name: str, port: int, host: str | None = None) -> socket.socket:
         return bind_socket(self._host if host is None else host, port, what=name)
 
+    def _get_host(self, part: ServerSpec | None) -> str:
+        return self._host if part is None or part.host is None else part.host
+
     def _get_advertised_host(self, part: ServerSpec) -> str:
-        return part.advertise or self._connection.advertise or part.host or self._host
+        return part.advertise or self._connection.advertise or self._get_host(part)
+
+    async def _check_advertised(self, part: ServerSpec, port: int) -> None:
+        what = f"the server {part.service.name!r}"
+        await check_advertised(what, self._get_advertised_host(part), self._get_host(part), port)
 
     async def _start_servers(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
@@ -423,6 +430,8 @@ class ServerRunner:
         )
         await self._check_ready()
         if at is not None:
+            host = socket_host(at, self._host)
+            await check_advertised("the head", self._connection.advertise or host, host, socket_port(at))
             times = {"starting": self._times.starting, "stop_seconds": self._times.grace + CANCEL_GRACE_SECONDS}
             supply = AutoStarter(
                 self.services, self._registry, self._connection.supplied, self._start_supplied, **times
@@ -450,15 +459,16 @@ class ServerRunner:
             work = self._connection.receive({name: each.adopt for name, each in self._listeners.items()})
             await self._wait_until_up([BackgroundTask("the connections of clients", work)])
 
-    def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
+    def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], Awaitable[None]]]:
         """Start a server while others run; return its task, and a function that announces the server."""
         with ExitStack() as sockets:
             at = sockets.enter_context(self._bind_part(part))
             task = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
             sockets.pop_all()
-        return task, partial(self._log_address, part, at)
+        return task, partial(self._announce, part, at)
 
-    def _log_address(self, part: ServerSpec, at: socket.socket) -> None:
+    async def _announce(self, part: ServerSpec, at: socket.socket) -> None:
+        await self._check_advertised(part, socket_port(at))
         self.supplied.append(self._locate(part, at))
         self._parts.append(part)
         self.services.append(self.supplied[-1])
@@ -484,12 +494,12 @@ class ServerRunner:
     def _get_local_addresses(self) -> dict[str, tuple[str, int, Scheme]]:
         """Return the addresses at which this process reaches its servers."""
         return {
-            service.name: (self._host if part.host is None else part.host, service.port, service.scheme)
+            service.name: (self._get_host(part), service.port, service.scheme)
             for part, service in zip(self._parts, self.services, strict=True)
         }
 
     def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> BackgroundTask:
-        host = part.host if part and part.host is not None else self._host
+        host = self._get_host(part)
         also = [name for name in (part.advertise if part else None, self._connection.advertise) if name]
         path = server_prefix(self._connection.path, part.service.name if part else None)
         listener = Listener(
@@ -513,9 +523,10 @@ class ServerRunner:
             headers=credentials.build_auth_headers(self._security.token),
         )
         answers = await asyncio.gather(*(ready(*near) for near in self._get_local_addresses().values()))
-        for service, status in zip(self.services, answers, strict=True):
+        for part, service, status in zip(self._parts, self.services, answers, strict=True):
             if status != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
+            await self._check_advertised(part, service.port)
 
     async def _wait_for_failure(self) -> None:
         strands = {each.task: each for group in self._tasks for each in group}

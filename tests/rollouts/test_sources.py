@@ -146,6 +146,6 @@ def test_only_the_first_lines_of_a_file_are_sampled_for_agents(task_file: Callab
     [([], True), ([(None, "sums")], True), ([("sumz", "sums")], True), ([(None, "sums"), ("sumz", "sumz")], False)],
 )
 def test_servers_have_all_agents_of_a_file_or_lack_one(wanted: list[tuple[str | None, str]], *, known: bool) -> None:
-    served = HeadServers(ServerClient(), {"sums_simple_agent": "sums"}, frozenset({"sums"}))
+    served = HeadServers(ServerClient(), {"sums_simple_agent": "sums"}, {"sums": "sums"})
     assert has_agents(served, wanted) is known
     assert has_judges(served, wanted) is known
