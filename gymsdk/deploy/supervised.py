@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from gymsdk import credentials
-from gymsdk.config.model import Deployment, ServerConfig, Times
+from gymsdk.config.model import AGENTS, ENVIRONMENTS, Deployment, ServerConfig, Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import ConnectionDistributor
 from gymsdk.deploy.node import Node
@@ -102,6 +102,8 @@ async def supervise(
     supervisor = Supervisor(
         specs,
         seconds=_compute_stop_seconds(deployment.times),
+        # Until their episodes end, agents need the resources servers and the models.
+        first={each.name for each in blocks if each.kind in {AGENTS, ENVIRONMENTS}},
         last=HEAD_NODE_ID,
         prefix_lines=prefix_lines,
         ended=report_exit,
@@ -122,6 +124,8 @@ async def supervise(
     finally:
         if distributor is not None:
             distributor.stop()
+        await supervisor.stop_all_but_last()
+        # Only now: the head would start the agents that nobody expects any more, and it must still answer.
         await heartbeats.stop(deployment.times.ending)
         running.cancel()
         await asyncio.wait({running})

@@ -29,6 +29,7 @@ from gymsdk.servers.auth import NO_SECURITY, AuthMiddleware, Security
 from gymsdk.servers.connection import INVALID_TARGET_KEY, Connection
 from gymsdk.servers.limits import Pacer
 from gymsdk.servers.middleware import (
+    CONNECTION_KEY,
     STOPPED_ERROR,
     App,
     HostCheck,
@@ -293,9 +294,13 @@ class Listener:
         try:
             await self._app(scope, receive, send_tracked)
         except asyncio.CancelledError:
-            if has_started or not self._is_stopping:
+            if not self._is_stopping:
                 raise
-            await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
+            if has_started:
+                # The client must not take the part that it has received for the whole response.
+                scope[CONNECTION_KEY].break_off()
+            else:
+                await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
         finally:
             self._running.discard(task)
 
