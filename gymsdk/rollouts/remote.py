@@ -242,11 +242,26 @@ async def fetch_servers(head: str, wanted: Callable[[HeadServers], bool] = lambd
 
     Raises:
         UsageError: *head* is not a URL.
-        Failed: No head answers.
+        Failed: No head answers, or an agent requires the token, which is not sent to it.
     """
     head = credentials.check_head_url(head)
     asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
-    return _parse_config(client, await asking.wait_for_config(lambda config: wanted(_parse_config(client, config))))
+    config = await asking.wait_for_config(lambda config: wanted(_parse_config(client, config)))
+    servers = _parse_config(client, config)
+    await _check_token_reaches(asking, servers.agents)
+    return servers
+
+
+async def _check_token_reaches(client: ServerClient, agents: Iterable[str]) -> None:
+    """Raise `Failed` if one of the *agents* requires the token, which is not sent to it: each row would fail."""
+    for name in agents:
+        if client.withholds_token(await client.url(name)):
+            try:
+                await client.get(name, "/readyz")
+            except Failed as error:
+                # An agent that does not answer now may answer when the rows are sent.
+                if error.kind == "server_unauthorized":
+                    raise
 
 
 def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServers:
