@@ -265,8 +265,8 @@ def _check_head_answer(response: HttpResponse) -> HttpResponse:
     if not response.ok:
         value = parse_value(response)
         detail = value.get("detail") if isinstance(value, dict) else None
-        reason = f": {detail[:MAX_EXCERPT_CHARS]}" if isinstance(detail, str) else "; check that it is a head server"
-        message = f"{response.host} answered {response.status}{reason}"
+        reason = f": {detail[:MAX_EXCERPT_CHARS]}" if isinstance(detail, str) else ""
+        message = f"{response.host} answered {response.status}{reason}; check that it is a head server"
         raise Failed(message, kind="head_error", retryable=True)
     return response
 

@@ -94,9 +94,11 @@ def complete_servers(
             build_model_server(player),
         ]
     policy = _get_policy_server(named)
-    agents = [_build_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
-    named += agents
-    named += [_build_environment_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
+    # Sets, because a head may have thousands of servers and completes them every time that it looks for missing ones.
+    played = {each.refers.get(RESOURCES_REF) for each in named if each.kind == AGENTS}
+    named += [_build_agent(each, policy) for each in named if each.kind == RESOURCES and each.name not in played]
+    served = {each.refers.get(AGENT_REF) for each in named if each.kind == ENVIRONMENTS}
+    named += [_build_environment_server(each) for each in named if each.kind == AGENTS and each.name not in served]
     return tuple(sorted(named, key=_build_sort_key(named)))
 
 
@@ -161,14 +163,6 @@ def find_policy_model(blocks: Iterable[ServerConfig]) -> str:
     policy = _get_policy_server(listed)
     names = (each.part.name for each in listed if each.name == policy and isinstance(each.part, ModelServerConfig))
     return next(names, "")
-
-
-def _has_agent(resources: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
-    return any(each.kind == AGENTS and each.refers.get(RESOURCES_REF) == resources.name for each in blocks)
-
-
-def _has_server(agent: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
-    return any(each.kind == ENVIRONMENTS and each.refers.get(AGENT_REF) == agent.name for each in blocks)
 
 
 def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from gymsdk.models import registry as models
 from gymsdk.servers.auth import Security
 from gymsdk.servers.instances import ROUTES_KEY, bind_head
 from gymsdk.servers.listener import bind_socket, is_local_host
-from gymsdk.servers.reports import Service, build_url
+from gymsdk.servers.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
 from gymsdk.workers.offload import InlineExecutor, set_default_executor
@@ -180,9 +181,14 @@ async def find_head(
 def select_servers_here(
     blocks: Iterable[ServerConfig], deployment: Deployment, security: Security
 ) -> tuple[ServerConfig, ...]:
-    """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
+    """Return the *blocks* that run here; raises `UsageError` if a server is insecure, or if they are too many."""
     local_servers = plan.select_local(blocks, role=deployment.role, only=deployment.only)
     plan.check_exposure(deployment, security.token, *(each.host for each in local_servers if each.host is not None))
+    if deployment.head_url is not None and len(local_servers) > MAX_ENTRIES:
+        raise UsageError(
+            f"{len(local_servers)} servers would run here, and a head registers at most {MAX_ENTRIES} of one node: an"
+            " environment has three; divide the environments among several nodes"
+        )
     return local_servers
 
 
@@ -201,8 +207,8 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
     blocks = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
     names = [each.name for each in blocks]
-    for name in names:
-        if names.count(name) > 1 or name in RESERVED_KEYS:
+    for name, count in Counter(names).items():
+        if count > 1 or name in RESERVED_KEYS:
             raise UsageError(f"two servers would be named {name!r}; leave out one of the environments of that name")
     if deployment.role == "model" and not any(each.kind == MODELS for each in blocks):
         raise UsageError("--role model has no model to serve; add one with --model, as in --model scripted/oracle")
