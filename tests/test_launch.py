@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from types import ModuleType
+from typing import Any
 
 import httpx
 import pytest
@@ -385,3 +386,47 @@ async def test_open_sessions_are_closed_at_stop(
         metrics = (await http_client.get(f"{running.urls['made']}/metrics")).text
     assert ("sessions_open", {"server": "made"}, 3.0) in parse_samples(metrics)
     assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # defined by the test environment
+
+
+async def test_servers_without_a_host_are_reached_where_the_head_is(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
+) -> None:
+    async with serve(
+        [environment(ASKED)], deployment=Deployment(head_host="127.0.0.2", port=find_free_port())
+    ) as running:
+        assert {each.host for each in running.services} == {"127.0.0.2"}
+        for url in running.urls.values():
+            assert (await http_client.get(f"{url}/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"role": "head"}, {"role": "head", "host": "127.0.0.1"}, {"port": 0}])
+async def test_a_head_listens_at_the_address_from_the_configuration(settings: dict[str, Any]) -> None:
+    deployment = Deployment(**{"head_host": "127.0.0.2", "port": find_free_port(), **settings})
+    async with serve([], deployment=deployment) as running:
+        assert running.head_url.startswith("http://127.0.0.2:")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"advertise_host": "127.0.0.3"}, "the head"),
+        ({"advertise_host": "127.0.0.3", "host": "127.0.0.2"}, "the head"),
+        ({"advertise_host": "127.0.0.3", "head_host": "127.0.0.3", "host": "127.0.0.2"}, "made"),
+    ],
+)
+async def test_an_advertised_address_without_a_listener_is_an_error(
+    environment: Callable[..., Environment], settings: dict[str, Any], what: str
+) -> None:
+    deployment = Deployment(**settings, port=find_free_port())
+    with pytest.raises(UsageError, match=rf"^{what} listens at .*, but clients are told 127\.0\.0\.3, where nothing"):
+        async with serve([environment(ASKED)], deployment=deployment):
+            pass
+
+
+@pytest.mark.parametrize("advertised", ["127.0.0.3", "192.0.2.1"])
+async def test_an_advertised_address_with_a_listener_or_of_another_machine_is_accepted(
+    environment: Callable[..., Environment], advertised: str
+) -> None:
+    deployment = Deployment(host="0.0.0.0", insecure=True, advertise_host=advertised)
+    async with serve([environment(ASKED)], deployment=deployment) as running:
+        assert {each.host for each in running.services} == {advertised}

@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -199,7 +199,7 @@ class AutoStarter(Generic[P]):
         services: The head's own servers.
         registry: The nodes of the head.
         choose: Returns the servers to start, from the running servers and the names of the expected ones.
-        start: Starts a server; returns its task, and a function that announces the server once it is up.
+        start: Starts a server; returns its task, and a function to call once it is up.
         starting: The seconds that a server gets to start.
         stop_seconds: The seconds that a server gets to stop.
     """
@@ -209,7 +209,7 @@ class AutoStarter(Generic[P]):
         services: Sequence[Service],
         registry: NodeRegistry,
         choose: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
-        start: Callable[[P], tuple[BackgroundTask, Callable[[], Awaitable[None]]]],
+        start: Callable[[P], tuple[BackgroundTask, Callable[[], None]]],
         *,
         starting: float,
         stop_seconds: float,
@@ -245,15 +245,15 @@ class AutoStarter(Generic[P]):
                 log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
 
     async def _start(self, part: P) -> None:
-        task, announce = self._start_server(part)
+        task, tell = self._start_server(part)
         self._tasks.append(task)
         try:
             await task.wait_until_up(self._starting)
-            await announce()
         except GymsdkError:
             self._tasks.remove(task)
             await task.stop(self._stop_seconds)
             raise
+        tell()
         log.warning("%s runs in the process of the head, because no node has one", task.what)
 
     async def _wait_for_membership_change(self, over: asyncio.Event) -> None:
@@ -380,6 +380,8 @@ class ServerRunner:
             # All sockets are bound before any server is announced.
             elsewhere = self._connection.head_url
             at = None if elsewhere else sockets.enter_context(self._connection.at or self._bind("the head", self._port))
+            if at is not None:
+                check_advertised("the head", self._connection.advertise, socket_host(at, self._host), socket_port(at))
             ports = [sockets.enter_context(self._bind_part(each)) for each in self._parts]
             self.services += [self._locate(each, one) for each, one in zip(self._parts, ports, strict=True)]
             self.head_url = elsewhere or (
@@ -398,7 +400,12 @@ class ServerRunner:
         return part.service.model_copy(update=update)
 
     def _bind_part(self, part: ServerSpec) -> socket.socket:
-        return part.sock or self._bind(part.service.name, part.service.port, part.host)
+        at = part.sock or self._bind(part.service.name, part.service.port, part.host)
+        with ExitStack() as unused:
+            unused.enter_context(at)
+            check_advertised(part.service.name, self._get_advertised_host(part), self._get_host(part), socket_port(at))
+            unused.pop_all()
+        return at
 
     def _bind(self, name: str, port: int, host: str | None = None) -> socket.socket:
         return bind_socket(self._host if host is None else host, port, what=name)
@@ -408,10 +415,6 @@ class ServerRunner:
 
     def _get_advertised_host(self, part: ServerSpec) -> str:
         return part.advertise or self._connection.advertise or self._get_host(part)
-
-    async def _check_advertised(self, part: ServerSpec, port: int) -> None:
-        what = f"the server {part.service.name!r}"
-        await check_advertised(what, self._get_advertised_host(part), self._get_host(part), port)
 
     async def _start_servers(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
@@ -430,8 +433,6 @@ class ServerRunner:
         )
         await self._check_ready()
         if at is not None:
-            host = socket_host(at, self._host)
-            await check_advertised("the head", self._connection.advertise or host, host, socket_port(at))
             times = {"starting": self._times.starting, "stop_seconds": self._times.grace + CANCEL_GRACE_SECONDS}
             supply = AutoStarter(
                 self.services, self._registry, self._connection.supplied, self._start_supplied, **times
@@ -459,16 +460,15 @@ class ServerRunner:
             work = self._connection.receive({name: each.adopt for name, each in self._listeners.items()})
             await self._wait_until_up([BackgroundTask("the connections of clients", work)])
 
-    def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], Awaitable[None]]]:
+    def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
         """Start a server while others run; return its task, and a function that announces the server."""
         with ExitStack() as sockets:
             at = sockets.enter_context(self._bind_part(part))
             task = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
             sockets.pop_all()
-        return task, partial(self._announce, part, at)
+        return task, partial(self._log_address, part, at)
 
-    async def _announce(self, part: ServerSpec, at: socket.socket) -> None:
-        await self._check_advertised(part, socket_port(at))
+    def _log_address(self, part: ServerSpec, at: socket.socket) -> None:
         self.supplied.append(self._locate(part, at))
         self._parts.append(part)
         self.services.append(self.supplied[-1])
@@ -523,10 +523,9 @@ class ServerRunner:
             headers=credentials.build_auth_headers(self._security.token),
         )
         answers = await asyncio.gather(*(ready(*near) for near in self._get_local_addresses().values()))
-        for part, service, status in zip(self._parts, self.services, answers, strict=True):
+        for service, status in zip(self.services, answers, strict=True):
             if status != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
-            await self._check_advertised(part, service.port)
 
     async def _wait_for_failure(self) -> None:
         strands = {each.task: each for group in self._tasks for each in group}

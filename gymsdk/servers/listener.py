@@ -115,12 +115,12 @@ def is_local_host(host: str) -> bool:
     return True
 
 
-async def check_advertised(what: str, advertised: str, host: str, port: int) -> None:
+def check_advertised(what: str, advertised: str | None, host: str, port: int) -> None:
     """Check that clients reach a server at its advertised host, if that is an address of this machine.
 
     Args:
         what: The server, for the error message.
-        advertised: The host that clients are told.
+        advertised: The host that clients are told, if it is not the one on which the server listens.
         host: The host on which the server listens.
         port: Its port.
 
@@ -128,18 +128,17 @@ async def check_advertised(what: str, advertised: str, host: str, port: int) -> 
         UsageError: Nothing listens at the advertised host.
     """
     # Of another address, such as that of a router that forwards the port, this machine can tell nothing.
-    if advertised == host or not await asyncio.to_thread(is_local_host, advertised):
+    if advertised is None or advertised == host or not is_local_host(advertised):
         return
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(get_reachable_host(advertised), port)
-    except (OSError, TimeoutError):
+        # The socket takes connections as soon as it is bound.
+        socket.create_connection((get_reachable_host(advertised), port), PROBE_SECONDS).close()
+    except OSError:
         raise UsageError(
             f"{what} listens at {host}, but clients are told {advertised}, where nothing listens on port {port}; set"
             f" default_host or the server's host (--host) to {advertised}, or leave out advertise_host"
             " (--advertise-host)"
         ) from None
-    writer.close()
 
 
 def socket_port(at: socket.socket) -> int:
