@@ -15,8 +15,11 @@ import yaml
 from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError
 from gymsdk.config.model import Deployment, ResourcesServerConfig, ServerConfig, Times
 from gymsdk.deploy.process import serve
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
+from gymsdk.servers.listener import Listener, bind_socket
+from gymsdk.servers.middleware import Receive, Scope, Send
 
 QUICK = Times(grace=0.2, ending=0.3)
 
@@ -430,3 +433,35 @@ async def test_an_advertised_address_with_a_listener_or_of_another_machine_is_ac
     deployment = Deployment(host="0.0.0.0", insecure=True, advertise_host=advertised)
     async with serve([environment(ASKED)], deployment=deployment) as running:
         assert {each.host for each in running.services} == {advertised}
+
+
+async def test_a_stop_breaks_off_a_streamed_response_without_an_error_in_the_log(caplog) -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await answer_lifespan(receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"more ", "more_body": True})
+            await asyncio.sleep(0.05)
+
+    with bind_socket("127.0.0.1") as at:
+        task = BackgroundTask("a stream", Listener(stream, at, grace=0.1).run)
+        await task.wait_until_up(10)
+        reader, writer = await asyncio.open_connection(*at.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        received = await reader.readuntil(b"more ")
+        await task.stop(10)
+        received += await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    # The last chunk of a complete response is empty.
+    assert not received.endswith(b"0\r\n\r\n")
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def answer_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
