@@ -201,7 +201,10 @@ async def serve_endless_model() -> AsyncIterator[str]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
+            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                writer.close()
+                return
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
             while not writer.is_closing():
                 choice = {"index": 0, "delta": {"role": "assistant", "content": "so "}, "finish_reason": None}
@@ -240,8 +243,15 @@ async def stream_answer(servers: dict[str, str]) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("use", [open_connection, play_row, stream_answer])
+@pytest.mark.parametrize(
+    ("use", "number"),
+    [
+        (open_connection, signal.SIGTERM),
+        (play_row, signal.SIGTERM),
+        (play_row, signal.SIGINT),
+        (stream_answer, signal.SIGTERM),
+    ],
+)
 async def test_a_stop_writes_no_error_whatever_the_servers_do(use: Any, number: signal.Signals) -> None:
     async with serve_endless_model() as endpoint:
         process = await asyncio.create_subprocess_exec(
