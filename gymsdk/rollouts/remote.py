@@ -192,7 +192,8 @@ class HeadServers:
     def check_environments(self, environments: Sequence[str]) -> None:
         """Raise `UnknownServer` if one of *environments* has no agent."""
         for name in environments:
-            self.get_agent(name, name)
+            if name not in self.agents:
+                self.get_agent(None, name)
 
     def _list_agents_of(self, environment: str) -> list[str]:
         servers = self._list_resources_of(environment)
