@@ -14,7 +14,7 @@ from gymsdk import credentials
 from gymsdk.errors import BadConfig, EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
-from gymsdk.http.tls import get_reachable_host
+from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
 from gymsdk.lines import find_no_reward, get_verdict_names, is_gymsdk_result
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
@@ -184,8 +184,29 @@ class ServerClient:
         return config
 
     def build_headers_for(self, url: str) -> http.Headers:
-        """Return the authentication headers for *url*; none if the head uses TLS and *url* does not."""
-        return {} if self.head.startswith("https:") and not url.startswith("https:") else self.headers
+        """Return the authentication headers for *url*; none if the head uses TLS and *url* does not.
+
+        Within this machine, the token crosses no network and is sent without TLS.
+        """
+        if not self.head.startswith("https:") or url.startswith("https:"):
+            return self.headers
+        return self.headers if is_loopback_url(self.head) and is_loopback_url(url) else {}
+
+    def withholds_token(self, url: str) -> bool:
+        """Whether requests to *url* carry no token although this client has one."""
+        return bool(self.headers) and not self.build_headers_for(url)
+
+    def check_token_sent(self, server_name: str, url: str, response: HttpResponse) -> HttpResponse:
+        """Return the *response* of a server; raises `Failed` if the server requires the token that was not sent."""
+        if response.status != credentials.UNAUTHORIZED or not self.withholds_token(url):
+            return response
+        raise Failed(
+            f"{self.head} lists {server_name!r} at {url}: the server requires the token, which is not sent without TLS;"
+            " start the servers with --tls-cert and --tls-key, or use the head's own http address with --head inside a"
+            " network that you trust",
+            kind="server_unauthorized",
+            stage="host",
+        )
 
     def _build_headers(
         self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None
@@ -201,7 +222,7 @@ class ServerClient:
         """
         url = await self.url(server_name)
         try:
-            return await send(url)
+            return self.check_token_sent(server_name, url, await send(url))
         except Failed as error:
             if error.kind != "model_unreachable":
                 raise
@@ -209,7 +230,7 @@ class ServerClient:
             may_repeat = repeatable or isinstance(error, http.NotSent)
             if not may_repeat or (new_url := await self.url(server_name)) == url:
                 raise
-        return await send(new_url)
+        return self.check_token_sent(server_name, new_url, await send(new_url))
 
     async def _look_up(self, server_name: str) -> dict[str, str]:
         """Return all servers of the head; simultaneous callers that look for the same server share one lookup."""
@@ -244,7 +265,10 @@ class ServerClient:
 def _check_head_answer(response: HttpResponse) -> HttpResponse:
     """Return *response*; raises `Failed` if its status is an error."""
     if not response.ok:
-        message = f"{response.host} answered {response.status}; check that it is a head server"
+        value = parse_value(response)
+        detail = value.get("detail") if isinstance(value, dict) else None
+        reason = f": {detail[:MAX_EXCERPT_CHARS]}" if isinstance(detail, str) else ""
+        message = f"{response.host} answered {response.status}{reason}; check that it is a head server"
         raise Failed(message, kind="head_error", retryable=True)
     return response
 

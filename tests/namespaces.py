@@ -14,7 +14,7 @@ import pytest
 
 @dataclass
 class Network:
-    """Network namespaces with the addresses 10.77.0.N, connected by a bridge in another namespace."""
+    """Network namespaces whose addresses end in N, connected by a bridge in another namespace."""
 
     name: str
 
@@ -31,7 +31,7 @@ def ip(*arguments: str) -> None:
 
 
 @contextmanager
-def create_network(*numbers: int) -> Iterator[Network]:
+def create_network(*numbers: int, subnet: str) -> Iterator[Network]:
     found = Network(f"gymsdk{os.getpid()}")
     hub = f"{found.name}-hub"
     names = [hub]
@@ -45,7 +45,7 @@ def create_network(*numbers: int) -> Iterator[Network]:
             names.append(name)
             ip("-n", hub, "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
             ip("-n", hub, "link", "set", f"to{number}", "master", "bridge", "up")
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            ip("-n", name, "addr", "add", f"{subnet}.{number}/24", "dev", "eth0")
             for each in ("lo", "eth0"):
                 ip("-n", name, "link", "set", each, "up")
         yield found
@@ -55,12 +55,12 @@ def create_network(*numbers: int) -> Iterator[Network]:
 
 
 @contextmanager
-def connect_machines(*numbers: int) -> Iterator[Network]:
-    """Yield namespaces with these numbers; skip the test where they cannot be created."""
+def connect_machines(*numbers: int, subnet: str = "10.77.0") -> Iterator[Network]:
+    """Yield namespaces with the addresses SUBNET.N; skip the test where they cannot be created."""
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("network namespaces need root and the ip command")
     try:
-        with create_network(*numbers) as found:
+        with create_network(*numbers, subnet=subnet) as found:
             yield found
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")

@@ -106,7 +106,17 @@ async def test_of_two_simultaneous_nodes_one_becomes_the_head_and_the_other_join
 
 async def test_nodes_register_again_after_the_head_is_killed_and_restarted() -> None:
     head = f"http://127.0.0.1:{(port := find_free_port())}"
-    options = ("--role", "resources", "--head", head, "--host", "127.0.0.2", "--advertise-host", "127.0.0.4")
+    options = (
+        "--role",
+        "resources",
+        "--head",
+        head,
+        "--host",
+        "0.0.0.0",
+        "--insecure",
+        "--advertise-host",
+        "127.0.0.4",
+    )
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(serving("--role", "head", "--port", port))
         node = await stack.enter_async_context(serving("tool_call", *options))

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from types import ModuleType
+from typing import Any
 
 import httpx
 import pytest
@@ -14,8 +15,11 @@ import yaml
 from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError
 from gymsdk.config.model import Deployment, ResourcesServerConfig, ServerConfig, Times
 from gymsdk.deploy.process import serve
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
+from gymsdk.servers.listener import Listener, bind_socket
+from gymsdk.servers.middleware import Receive, Scope, Send
 
 QUICK = Times(grace=0.2, ending=0.3)
 
@@ -385,3 +389,79 @@ async def test_open_sessions_are_closed_at_stop(
         metrics = (await http_client.get(f"{running.urls['made']}/metrics")).text
     assert ("sessions_open", {"server": "made"}, 3.0) in parse_samples(metrics)
     assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # defined by the test environment
+
+
+async def test_servers_without_a_host_are_reached_where_the_head_is(
+    environment: Callable[..., Environment], http_client: httpx.AsyncClient
+) -> None:
+    async with serve(
+        [environment(ASKED)], deployment=Deployment(head_host="127.0.0.2", port=find_free_port())
+    ) as running:
+        assert {each.host for each in running.services} == {"127.0.0.2"}
+        for url in running.urls.values():
+            assert (await http_client.get(f"{url}/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"role": "head"}, {"role": "head", "host": "127.0.0.1"}, {"port": 0}])
+async def test_a_head_listens_at_the_address_from_the_configuration(settings: dict[str, Any]) -> None:
+    deployment = Deployment(**{"head_host": "127.0.0.2", "port": find_free_port(), **settings})
+    async with serve([], deployment=deployment) as running:
+        assert running.head_url.startswith("http://127.0.0.2:")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"advertise_host": "127.0.0.3"}, "the head"),
+        ({"advertise_host": "127.0.0.3", "host": "127.0.0.2"}, "the head"),
+        ({"advertise_host": "127.0.0.3", "head_host": "127.0.0.3", "host": "127.0.0.2"}, "made"),
+    ],
+)
+async def test_an_advertised_address_without_a_listener_is_an_error(
+    environment: Callable[..., Environment], settings: dict[str, Any], what: str
+) -> None:
+    deployment = Deployment(**settings, port=find_free_port())
+    with pytest.raises(UsageError, match=rf"^{what} listens at .*, but clients are told 127\.0\.0\.3, where nothing"):
+        async with serve([environment(ASKED)], deployment=deployment):
+            pass
+
+
+@pytest.mark.parametrize("advertised", ["127.0.0.3", "192.0.2.1"])
+async def test_an_advertised_address_with_a_listener_or_of_another_machine_is_accepted(
+    environment: Callable[..., Environment], advertised: str
+) -> None:
+    deployment = Deployment(host="0.0.0.0", insecure=True, advertise_host=advertised)
+    async with serve([environment(ASKED)], deployment=deployment) as running:
+        assert {each.host for each in running.services} == {advertised}
+
+
+async def test_a_stop_breaks_off_a_streamed_response_without_an_error_in_the_log(caplog) -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await answer_lifespan(receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"more ", "more_body": True})
+            await asyncio.sleep(0.05)
+
+    with bind_socket("127.0.0.1") as at:
+        task = BackgroundTask("a stream", Listener(stream, at, grace=0.1).run)
+        await task.wait_until_up(10)
+        reader, writer = await asyncio.open_connection(*at.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        received = await reader.readuntil(b"more ")
+        await task.stop(10)
+        received += await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    # The last chunk of a complete response is empty.
+    assert not received.endswith(b"0\r\n\r\n")
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def answer_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

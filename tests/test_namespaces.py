@@ -1,18 +1,23 @@
-"""Nodes in separate network namespaces, like separate machines: a network link fails without notice."""
+"""Nodes in separate network namespaces, like separate machines: all reach each other, or a link fails unnoticed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from config.test_nemo_gym_pages import COORDINATOR as COORDINATOR_FILE
+from config.test_nemo_gym_pages import WORKER as WORKER_FILE
 from deployed import Deployed, Run, run_command, serving, wait_until
+from migration.workspace import COMMANDS
 from namespaces import Network, connect_machines
 
+from gymsdk import load
 from gymsdk.servers.reports import LEASE_SECONDS
 
 COORDINATOR, FIRST, SECOND, CLIENT = 1, 2, 3, 9
@@ -76,3 +81,68 @@ async def test_a_node_without_network_is_removed_in_15_seconds_and_returns_with_
         network.link(FIRST, "up")
         await wait_until(lambda: is_registered_at(FIRST, SECOND))
         assert (await status())[0] == 0
+
+
+POLICY = """
+policy_base_url: http://127.0.0.1:9100/v1
+policy_api_key: sk-your-openai-key
+policy_model_name: policy
+"""
+PAGE_HEAD = "http://192.168.1.100:11000"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_the_multi_node_example_of_nemo_gym_plays_rollouts_from_a_third_machine(tmp_path: Path) -> None:
+    for name, text in {"coordinator": COORDINATOR_FILE, "worker": WORKER_FILE}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}-config.yaml").write_text(text)
+    (keys := tmp_path / "worker" / "env.yaml").write_text(POLICY)
+    keys.chmod(0o600)
+    tasks = [next(load("tool_call").tasks("train", seed=seed)).row() for seed in range(3)]
+    (rows := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
+
+    with connect_machines(100, 101, 102, subnet="192.168.1") as network:
+        async with AsyncExitStack() as stack:
+
+            async def start(number: int, folder: Path, *command: object) -> str:
+                """Start *command* on a machine, and return its output until it is ready."""
+                process = await asyncio.create_subprocess_exec(
+                    *(*network.within(number), "env", "GYMSDK_INSECURE=1", f"PATH={COMMANDS}:/usr/bin:/bin"),
+                    *map(str, command),
+                    cwd=folder,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+                stack.push_async_callback(process.wait)
+                stack.callback(process.terminate)
+                assert process.stdout is not None
+                printed = ""
+                while not printed.rpartition("\n")[0].rpartition("\n")[2].startswith("Ready"):
+                    line = await asyncio.wait_for(process.stdout.readline(), 120)
+                    assert line, printed
+                    printed += line.decode()
+                return printed
+
+            gymsdk = (sys.executable, "-m", "gymsdk")
+            oracle = ("policy", "serve", "oracle", "--env", "tool_call", "--tasks", rows, "--port", 9100)
+            await start(101, tmp_path, *gymsdk, *oracle)
+            without_ray = "+ray_head_node_address=none"
+            head, worker = await asyncio.gather(
+                start(100, tmp_path / "coordinator", "ng_run", "+config_paths=[coordinator-config.yaml]", without_ray),
+                start(101, tmp_path / "worker", "ng_run", "+config_paths=[worker-config.yaml]", without_ray),
+            )
+            addresses = {line.split()[0]: line.split()[1] for line in (head + worker).splitlines() if "http" in line}
+            assert {name: url.rpartition(":")[0] for name, url in addresses.items()} == {
+                "head": "http://192.168.1.100",
+                "example_resources": "http://192.168.1.100",
+                "example_resources_simple_agent": "http://192.168.1.100",
+                "example_resources_environment_server": "http://192.168.1.100",
+                "policy_model": "http://192.168.1.101",
+            }
+            third = network.within(102)
+            arguments = ("rollout", "tool_call", "--head", PAGE_HEAD, "--json", "--output", tmp_path / "run")
+            code, output = await run_command(*arguments, "--tasks", rows, within=third)
+            assert code == 0, output
+            written = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
+            assert [json.loads(line)["reward"] for line in written] == [1.0] * 3

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deployed import Deployed, Run, get_nodes, list_instances, run_command, serving, wait_until
+
+from gymsdk import load
+from gymsdk.errors import Failed
+from gymsdk.http import client
 
 SERVERS = (
     "head_server",
@@ -180,3 +189,87 @@ async def test_all_servers_stop_cleanly_during_rollouts(tmp_path: Path) -> None:
         assert not any(map(is_running, pids))
         await asyncio.wait_for(playing.communicate(), 120)
         assert 60 <= len(run.content()) < 500
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+
+@asynccontextmanager
+async def serve_endless_model() -> AsyncIterator[str]:
+    """Serve an endpoint that streams an answer without end; yield its base URL."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                writer.close()
+                return
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+            while not writer.is_closing():
+                choice = {"index": 0, "delta": {"role": "assistant", "content": "so "}, "finish_reason": None}
+                writer.write(f"data: {json.dumps({**CHUNK, 'choices': [choice]})}\n\n".encode())
+                await writer.drain()
+                await asyncio.sleep(0.1)
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+async def open_connection(servers: dict[str, str]) -> None:
+    """Keep an idle connection to each server open until cancelled."""
+    connections = [
+        socket.create_connection((url.split(":")[1].strip("/"), int(url.rpartition(":")[2])))
+        for url in servers.values()
+    ]
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        for each in connections:
+            each.close()
+
+
+async def play_row(servers: dict[str, str]) -> None:
+    """Play a row with a model that does not come to an end."""
+    row = next(load("math").tasks("train", seed=0)).row()
+    await client.post(servers["math_simple_agent"] + "/run", row, retry=client.NO_RETRY)
+
+
+async def stream_answer(servers: dict[str, str]) -> None:
+    """Stream an answer of the model that does not come to an end."""
+    body = {**CHAT, "stream": True}
+    await client.post(servers["policy_model"] + "/v1/chat/completions", body, retry=client.NO_RETRY)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("use", "number"),
+    [
+        (open_connection, signal.SIGTERM),
+        (play_row, signal.SIGTERM),
+        (play_row, signal.SIGINT),
+        (stream_answer, signal.SIGTERM),
+    ],
+)
+async def test_a_stop_writes_no_error_whatever_the_servers_do(use: Any, number: signal.Signals) -> None:
+    async with serve_endless_model() as endpoint:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gymsdk", "serve", "math", "--separate", "--port", "0", "--json"),
+            *("--model", "vllm/m", "--base-url", endpoint),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        using = asyncio.ensure_future(use({name: each["url"] for name, each in ready["servers"].items()}))
+        await asyncio.sleep(2)
+        process.send_signal(number)
+        _, printed = await asyncio.wait_for(process.communicate(), 30)
+        using.cancel()
+        with suppress(asyncio.CancelledError, Failed):
+            await using
+    assert process.returncode == 0
+    after_signal = printed.decode().partition("stopping; press Ctrl-C again")[2]
+    # Nothing remains that had to be cancelled twice, and the head started no agents in place of the stopped ones.
+    assert after_signal.splitlines()[1:] == []

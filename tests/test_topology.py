@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from gymsdk import UsageError
+from gymsdk.cli.deployment import build_deployment
 from gymsdk.config.model import AgentServerConfig, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.config.yaml import Place
-from gymsdk.deploy import plan
-from gymsdk.servers.reports import Service
+from gymsdk.deploy import plan, process
+from gymsdk.deploy.child import HEAD_SERVER
+from gymsdk.servers.auth import NO_SECURITY
+from gymsdk.servers.listener import bind_socket
+from gymsdk.servers.reports import MAX_ENTRIES, Service
 
 PLAYER = ModelServerConfig(name="scripted/oracle")
 MATH = ["math", "math_simple_agent", "math_environment_server"]
@@ -98,3 +104,61 @@ def test_the_policy_model_is_not_the_judge() -> None:
     assert plan.find_policy_model([judge, math, policy]) == "scripted/oracle"
     assert plan.find_policy_model([judge, math, build_model("mine", "vllm/x")]) == "vllm/x"
     assert plan.find_policy_model([judge, math]) == ""
+
+
+ELSEWHERE = "192.0.2.1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"head_host": "127.0.0.2"}, "127.0.0.2"),
+        ({"head_host": "0.0.0.0"}, "0.0.0.0"),
+        ({"head_host": "127.0.0.2", "role": "resources"}, "127.0.0.2"),
+        ({"head_host": ELSEWHERE}, "127.0.0.1"),
+        ({"head_host": "127.0.0.2", "host": "127.0.0.3"}, "127.0.0.3"),
+        # Set, although it is the default.
+        ({"head_host": "127.0.0.2", "host": "127.0.0.1"}, "127.0.0.1"),
+    ],
+)
+def test_servers_without_a_host_listen_at_default_host_or_at_a_head_of_this_machine(
+    settings: dict[str, Any], host: str
+) -> None:
+    deployment = Deployment(**settings)
+    assert plan.choose_host(deployment).host == host
+    passed_on = Deployment.model_validate(json.loads(deployment.dump_for_child()))
+    assert plan.choose_host(passed_on).host == host
+
+
+def test_servers_without_a_host_listen_where_the_bound_head_does() -> None:
+    with bind_socket("127.0.0.2") as at:
+        assert plan.choose_host(Deployment(), {HEAD_SERVER: at}).host == "127.0.0.2"
+        assert plan.choose_host(Deployment(host="127.0.0.3"), {HEAD_SERVER: at}).host == "127.0.0.3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "host"),
+    [
+        ([], {}, "127.0.0.2"),
+        (["default_host=127.0.0.1"], {}, "127.0.0.1"),
+        (["default_host=127.0.0.3"], {}, "127.0.0.3"),
+        ([], {"host": "127.0.0.1"}, "127.0.0.1"),
+        ([], {"host": None}, "127.0.0.2"),
+    ],
+)
+def test_default_host_and_the_option_count_only_if_they_are_set(
+    settings: list[str], options: dict[str, Any], host: str
+) -> None:
+    deployment = build_deployment([], ["head_server.host=127.0.0.2", *settings], options)
+    assert plan.choose_host(deployment).host == host
+
+
+def test_a_node_with_too_many_servers_for_its_head_names_the_limit() -> None:
+    blocks = [plan.build_resources_server(f"math{number}") for number in range(MAX_ENTRIES + 1)]
+    joining = Deployment(head_url="http://127.0.0.1:9")
+    assert len(process.select_servers_here(blocks[1:], joining, NO_SECURITY)) == MAX_ENTRIES
+    with pytest.raises(UsageError, match=rf"{MAX_ENTRIES + 1} servers would run here, .* at most {MAX_ENTRIES} of one"):
+        process.select_servers_here(blocks, joining, NO_SECURITY)
+    # With a head in the same process, nothing is registered.
+    assert len(process.select_servers_here(blocks, Deployment(), NO_SECURITY)) == MAX_ENTRIES + 1

@@ -24,7 +24,7 @@ from gymsdk.deploy import preflight, process_guard
 from gymsdk.deploy.supervisor import describe_exit
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
-from gymsdk.servers.instances import is_local_host
+from gymsdk.servers.listener import is_local_host
 from gymsdk.servers.reports import build_url
 
 STOP_SECONDS = 12.0
@@ -73,7 +73,7 @@ class ServerRun:
         with ExitStack() as stack:
             token: SecretStr | None = None
             if deployment.insecure:
-                sys.stderr.write(INSECURE_WARNING.format(host=deployment.host))
+                sys.stderr.write(INSECURE_WARNING.format(host=deployment.head_address[0]))
             else:
                 file = stack.enter_context(credentials.provide_token(deployment.token_file))
                 token = credentials.get_process_token(file)

@@ -99,7 +99,8 @@ def build_deployment(
             name: settings for name, settings in chosen.get("environments", {}).items() if name not in read
         }
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
-    return Deployment.model_validate(dict(deployment) | chosen | {"logs": logs})
+    read = {field: getattr(deployment, field) for field in deployment.model_fields_set}
+    return Deployment.model_validate(read | chosen | {"logs": logs})
 
 
 def _add_settings(deployment: Deployment, settings: Mapping[str, Mapping[str, Any]]) -> Deployment:
@@ -225,6 +226,7 @@ async def _serve_deployment(
 
     if deployment.is_child and not process_guard.IS_AVAILABLE:
         process_guard.watch_parent()
+    deployment = plan.choose_host(deployment)
     try:
         async with _start_vllm(deployment) as started:
             if deployment.replicas:

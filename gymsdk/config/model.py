@@ -452,8 +452,15 @@ class Deployment(FrozenModel):
         dumped = self.model_dump(mode="json", context=CHILD_CONTEXT)
         # A budget's own JSON, which is part of run folders, leaves out the maximum length of an output.
         dumped["budget"]["output"] = self.budget.output
+        if not self.names_host:
+            del dumped["host"]
         # In ASCII, because UTF-8 cannot express the bytes of a file name that are not UTF-8.
         return json.dumps(dumped).encode() + b"\n"
+
+    @property
+    def names_host(self) -> bool:
+        """Whether *host* was set, by `default_host` or an option, even to its default."""
+        return "host" in self.model_fields_set
 
     @property
     def is_child(self) -> bool:

@@ -138,11 +138,9 @@ class ServerBuilder:
         services: Sequence[Service],
         expected: Collection[str],
         place: Place = lambda _: None,
-        *,
-        host: str | None = None,
     ) -> list[ServerSpec]:
-        """Return the agents and environment servers to start at *host* because *services* and *expected* lack them."""
-        blocks = [each.model_copy(update={"host": host}) for each in plan.find_missing_servers(services, expected)]
+        """Return the agents and environment servers to start because *services* and *expected* lack them."""
+        blocks = plan.find_missing_servers(services, expected)
         parts = (self._build_supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
         return [each for each in parts if each is not None]
 

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import SecretStr
@@ -28,11 +29,10 @@ from gymsdk.config.model import (
 from gymsdk.config.read import find_judge_servers
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
-from gymsdk.http.tls import is_loopback
 from gymsdk.servers import auth
 from gymsdk.servers.auth import Security
 from gymsdk.servers.environment import NAME_SUFFIX
-from gymsdk.servers.listener import bind_socket_in_range
+from gymsdk.servers.listener import bind_socket_in_range, is_local_host
 from gymsdk.servers.reports import Service
 from gymsdk.types import AGENT_SUFFIX
 
@@ -93,9 +93,11 @@ def complete_servers(
             build_model_server(player),
         ]
     policy = _get_policy_server(named)
-    agents = [_build_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
-    named += agents
-    named += [_build_environment_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
+    # Sets, because a head may have thousands of servers and completes them every time that it looks for missing ones.
+    played = {each.refers.get(RESOURCES_REF) for each in named if each.kind == AGENTS}
+    named += [_build_agent(each, policy) for each in named if each.kind == RESOURCES and each.name not in played]
+    served = {each.refers.get(AGENT_REF) for each in named if each.kind == ENVIRONMENTS}
+    named += [_build_environment_server(each) for each in named if each.kind == AGENTS and each.name not in served]
     return tuple(sorted(named, key=_build_sort_key(named)))
 
 
@@ -160,14 +162,6 @@ def find_policy_model(blocks: Iterable[ServerConfig]) -> str:
     policy = _get_policy_server(listed)
     names = (each.part.name for each in listed if each.name == policy and isinstance(each.part, ModelServerConfig))
     return next(names, "")
-
-
-def _has_agent(resources: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
-    return any(each.kind == AGENTS and each.refers.get(RESOURCES_REF) == resources.name for each in blocks)
-
-
-def _has_server(agent: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
-    return any(each.kind == ENVIRONMENTS and each.refers.get(AGENT_REF) == agent.name for each in blocks)
 
 
 def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:
@@ -247,10 +241,17 @@ def find_socket(
     return bind_socket_in_range(host, low, high, but=deployment.port_range.disallowed, what=block.name)
 
 
-def get_head_host(deployment: Deployment, sockets: Mapping[str, socket.socket]) -> str | None:
-    """Return the host for servers that the head starts: other machines must reach them if they reach the head."""
+def choose_host(deployment: Deployment, sockets: Mapping[str, socket.socket] = MappingProxyType({})) -> Deployment:
+    """Return *deployment* with the host of the servers that name none.
+
+    This is `default_host` if it is set. Otherwise it is the host of the head if the head runs on this machine: clients
+    that reach the head must reach the servers that it lists.
+    """
     at = sockets.get(HEAD_SERVER)
-    return str(at.getsockname()[0]) if at is not None and is_loopback(deployment.host) else None
+    host = deployment.head_host if at is None else str(at.getsockname()[0])
+    if deployment.names_host or host is None or (at is None and not is_local_host(host)):
+        return deployment
+    return deployment.model_copy(update={"host": host})
 
 
 SettingError: TypeAlias = tuple[tuple[str, ...], str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -21,15 +22,16 @@ from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import receive_connections
-from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name, get_head_host
+from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS, redact_url
 from gymsdk.models import registry as models
 from gymsdk.servers.auth import Security
-from gymsdk.servers.instances import ROUTES_KEY, bind_head, is_local_host
-from gymsdk.servers.reports import Service, build_url
+from gymsdk.servers.instances import ROUTES_KEY, bind_head
+from gymsdk.servers.listener import bind_socket, is_local_host
+from gymsdk.servers.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
 from gymsdk.workers.offload import InlineExecutor, set_default_executor
@@ -149,19 +151,27 @@ async def find_head(
     """Find the head that *deployment* names.
 
     Returns:
-        The deployment with the URL of the head if it answers, and the sockets with one to serve it here if not.
+        The deployment with the URL of the head if it answers, and the sockets with one to serve it here if not; with
+        the host of the servers that name none (`plan.choose_host`).
 
     Raises:
+        UsageError: The head would be insecure, or its address cannot be used.
         GymsdkError: The head is on another machine, and does not answer in time.
     """
+    deployment = plan.choose_host(deployment, sockets)
     host, port = deployment.head_host, deployment.port
-    if host is None or deployment.head_url or HEAD_SERVER in sockets or not port or deployment.role == "head":
+    if host is None or deployment.head_url or HEAD_SERVER in sockets:
         return deployment, sockets
-    if is_local_host(host):
+    is_local = is_local_host(host)
+    if is_local:
         plan.check_exposure(deployment, security.token, host)
-    headers = partial(credentials.build_auth_headers, security.token)
     # A head with a fixed address listens only there, unless the servers listen on all interfaces.
     listen = deployment.host if deployment.host in WILDCARD_HOSTS else None
+    if deployment.role == "head" or not port:
+        # No head to join: this one is new.
+        at = bind_socket(listen or host, port, what="the head") if is_local else None
+        return deployment, sockets if at is None else {**sockets, HEAD_SERVER: at}
+    headers = partial(credentials.build_auth_headers, security.token)
     at = await bind_head(host, port, scheme=security.scheme, listen=listen, headers=headers)
     if at is None:
         return deployment.model_copy(update={"head_url": build_url(host, port, security.scheme)}), sockets
@@ -171,9 +181,14 @@ async def find_head(
 def select_servers_here(
     blocks: Iterable[ServerConfig], deployment: Deployment, security: Security
 ) -> tuple[ServerConfig, ...]:
-    """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
+    """Return the *blocks* that run here; raises `UsageError` if a server is insecure, or if they are too many."""
     local_servers = plan.select_local(blocks, role=deployment.role, only=deployment.only)
     plan.check_exposure(deployment, security.token, *(each.host for each in local_servers if each.host is not None))
+    if deployment.head_url is not None and len(local_servers) > MAX_ENTRIES:
+        raise UsageError(
+            f"{len(local_servers)} servers would run here, and a head registers at most {MAX_ENTRIES} of one node: an"
+            " environment has three; divide the environments among several nodes"
+        )
     return local_servers
 
 
@@ -192,8 +207,8 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
     blocks = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
     names = [each.name for each in blocks]
-    for name in names:
-        if names.count(name) > 1 or name in RESERVED_KEYS:
+    for name, count in Counter(names).items():
+        if count > 1 or name in RESERVED_KEYS:
             raise UsageError(f"two servers would be named {name!r}; leave out one of the environments of that name")
     if deployment.role == "model" and not any(each.kind == MODELS for each in blocks):
         raise UsageError("--role model has no model to serve; add one with --model, as in --model scripted/oracle")
@@ -297,7 +312,6 @@ def _build_runner(
         supplied=partial(
             builder.build_supplied,
             place=partial(find_socket, deployment=deployment, sockets=sockets),
-            host=get_head_host(deployment, sockets),
         ),
         path=deployment.root_path,
         supervisor=deployment.supervisor,

@@ -23,7 +23,7 @@ from gymsdk.deploy.node import Node
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.auth import NO_SECURITY, Security
-from gymsdk.servers.listener import Listener, bind_socket, socket_host, socket_port
+from gymsdk.servers.listener import Listener, bind_socket, check_advertised, socket_host, socket_port
 from gymsdk.servers.middleware import App, server_prefix
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
@@ -380,6 +380,8 @@ class ServerRunner:
             # All sockets are bound before any server is announced.
             elsewhere = self._connection.head_url
             at = None if elsewhere else sockets.enter_context(self._connection.at or self._bind("the head", self._port))
+            if at is not None:
+                check_advertised("the head", self._connection.advertise, socket_host(at, self._host), socket_port(at))
             ports = [sockets.enter_context(self._bind_part(each)) for each in self._parts]
             self.services += [self._locate(each, one) for each, one in zip(self._parts, ports, strict=True)]
             self.head_url = elsewhere or (
@@ -398,13 +400,21 @@ class ServerRunner:
         return part.service.model_copy(update=update)
 
     def _bind_part(self, part: ServerSpec) -> socket.socket:
-        return part.sock or self._bind(part.service.name, part.service.port, part.host)
+        at = part.sock or self._bind(part.service.name, part.service.port, part.host)
+        with ExitStack() as unused:
+            unused.enter_context(at)
+            check_advertised(part.service.name, self._get_advertised_host(part), self._get_host(part), socket_port(at))
+            unused.pop_all()
+        return at
 
     def _bind(self, name: str, port: int, host: str | None = None) -> socket.socket:
         return bind_socket(self._host if host is None else host, port, what=name)
 
+    def _get_host(self, part: ServerSpec | None) -> str:
+        return self._host if part is None or part.host is None else part.host
+
     def _get_advertised_host(self, part: ServerSpec) -> str:
-        return part.advertise or self._connection.advertise or part.host or self._host
+        return part.advertise or self._connection.advertise or self._get_host(part)
 
     async def _start_servers(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
@@ -484,12 +494,12 @@ class ServerRunner:
     def _get_local_addresses(self) -> dict[str, tuple[str, int, Scheme]]:
         """Return the addresses at which this process reaches its servers."""
         return {
-            service.name: (self._host if part.host is None else part.host, service.port, service.scheme)
+            service.name: (self._get_host(part), service.port, service.scheme)
             for part, service in zip(self._parts, self.services, strict=True)
         }
 
     def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> BackgroundTask:
-        host = part.host if part and part.host is not None else self._host
+        host = self._get_host(part)
         also = [name for name in (part.advertise if part else None, self._connection.advertise) if name]
         path = server_prefix(self._connection.path, part.service.name if part else None)
         listener = Listener(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from gymsdk import credentials
-from gymsdk.config.model import Deployment, ServerConfig, Times
+from gymsdk.config.model import AGENTS, ENVIRONMENTS, Deployment, ServerConfig, Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import ConnectionDistributor
 from gymsdk.deploy.node import Node
@@ -22,7 +22,7 @@ from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
 from gymsdk.interpreter import build_module_command
 from gymsdk.servers.auth import Security
-from gymsdk.servers.listener import bind_socket, socket_host, socket_port
+from gymsdk.servers.listener import bind_socket, check_advertised, socket_host, socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID, Service, build_url, check_status
 
 MAX_START_ATTEMPTS = 3
@@ -102,6 +102,8 @@ async def supervise(
     supervisor = Supervisor(
         specs,
         seconds=_compute_stop_seconds(deployment.times),
+        # Until their episodes end, agents need the resources servers and the models.
+        first={each.name for each in blocks if each.kind in {AGENTS, ENVIRONMENTS}},
         last=HEAD_NODE_ID,
         prefix_lines=prefix_lines,
         ended=report_exit,
@@ -122,6 +124,8 @@ async def supervise(
     finally:
         if distributor is not None:
             distributor.stop()
+        await supervisor.stop_all_but_last()
+        # Only now: the head would start the agents that nobody expects any more, and it must still answer.
         await heartbeats.stop(deployment.times.ending)
         running.cancel()
         await asyncio.wait({running})
@@ -162,12 +166,16 @@ def bind_sockets(
     if not head_url:
         head = bound.get(HEAD_SERVER) or bind_socket(deployment.host, deployment.port, what="the head")
         stack.enter_context(head)
-        head_url = build_url(socket_host(head, deployment.host), socket_port(head), security.scheme)
+        host = socket_host(head, deployment.host)
+        check_advertised("the head", deployment.advertise_host, host, socket_port(head))
+        head_url = build_url(host, socket_port(head), security.scheme)
     servers: dict[str, socket.socket] = {}
     for each in blocks:
         at = find_socket(each, deployment, bound)
         at = at or bind_socket(each.host or deployment.host, each.port or 0, what=each.name)
         servers[each.name] = stack.enter_context(at)
+        advertised = each.advertise_host or deployment.advertise_host
+        check_advertised(each.name, advertised, each.host or deployment.host, socket_port(at))
     sockets_by_role = Sockets(head_url, head, servers)
     if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.

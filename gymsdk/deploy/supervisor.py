@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -78,6 +78,7 @@ class Supervisor:
     Args:
         specs: The processes to run.
         seconds: The time that a process gets to end after SIGTERM, before it is killed.
+        first: The names of the processes to end before all others.
         last: The name of the process to end after all others have ended.
         out: Where the output of the processes goes, line by line; standard error by default.
         prefix_lines: Whether to put the name of its process in front of each line of the output.
@@ -89,6 +90,7 @@ class Supervisor:
         specs: Sequence[ProcessSpec],
         *,
         seconds: float = 12.0,
+        first: Collection[str] = (),
         last: str | None = None,
         out: TextIO | None = None,
         prefix_lines: bool = True,
@@ -97,6 +99,7 @@ class Supervisor:
         self.exits: dict[str, Exit] = {}
         self._specs = specs
         self._seconds = seconds
+        self._first = first
         self._last = last
         self._log_relay = LogRelay(out or sys.stderr)
         self._last_lines: dict[str, str] = {}
@@ -126,6 +129,12 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """Return the process IDs of all running processes by name."""
         return dict(self._pids)
+
+    async def stop_all_but_last(self) -> None:
+        """End all processes but the last one; `run` continues."""
+        self._ending |= {each.name for each in self._specs if each.name != self._last}
+        await self._terminate_all([name for name in self._running if name in self._first])
+        await self._terminate_all([name for name in self._running if name != self._last])
 
     async def run(self) -> None:
         """Run the processes until cancelled; on return, no process is running.
@@ -227,13 +236,13 @@ class Supervisor:
             self._log_relay.put(f"{name:<{self._width}} | {line}" if self._prefix_lines else line)
 
     async def _stop_all(self, watchers: Mapping[asyncio.Task[None], str]) -> None:
-        """End the processes, the *last* one after all others; each gets its seconds."""
+        """End the processes in order; each gets its seconds."""
         self._ending |= {each.name for each in self._specs}
         # A process that is not running waits for its restart: cancelling its task is enough.
         for watcher, name in watchers.items():
             if name not in self._running:
                 watcher.cancel()
-        await self._terminate_all([name for name in self._running if name != self._last])
+        await self.stop_all_but_last()
         await self._terminate_all([name for name in self._running if name == self._last])
         for watcher in watchers:
             watcher.cancel()

@@ -98,6 +98,14 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def is_loopback_url(url: str) -> bool:
+    """Return whether only this machine can reach the server at *url*."""
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
+
+
 def get_reachable_host(host: str) -> str:
     """Return the host at which this machine reaches a server that listens at *host*: loopback for a wildcard."""
     if host not in WILDCARD_HOSTS:

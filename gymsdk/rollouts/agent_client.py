@@ -58,7 +58,8 @@ class AgentClient:
             try:
                 left = max(0.001, deadline - loop.time())
                 carried = self.client.build_headers_for(url)
-                return await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
+                answer = await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
+                return self.client.check_token_sent(name, url, answer)
             except Failed as error:
                 if error.kind == "model_unreachable":
                     self.client.forget(name, url)

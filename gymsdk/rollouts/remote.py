@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from gymsdk import client, credentials, responses
 from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownServer
+from gymsdk.config.model import resolve_environment_name
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
@@ -133,7 +134,7 @@ class HeadServers:
     Attributes:
         client: Reaches the servers.
         agents: The name of each agent's resources server, or `None` if the head does not name it.
-        resources: The names of the resources servers.
+        resources: The implementation of each resources server.
         model: The name of the policy's model, if the head reports it.
         version: The servers' version of gymsdk, if they run gymsdk.
         versions: The versions of the environments, if the head reports them.
@@ -142,7 +143,7 @@ class HeadServers:
 
     client: ServerClient
     agents: Mapping[str, str | None]
-    resources: frozenset[str]
+    resources: Mapping[str, str]
     model: str | None = None
     version: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -162,39 +163,64 @@ class HeadServers:
         return {"model": self.model, "gymsdk": self.version, "versions": dict(self.versions)}
 
     def get_agent_for_row(self, row: Row, environment: str) -> str:
-        """Return the agent that plays *row*: the agent that the row names, or the default agent of the environment.
-
-        Raises:
-            UnknownServer: The head knows neither.
-        """
+        """Return the agent that plays *row*, as `get_agent` finds it."""
         return self.get_agent(get_agent_name(row), environment)
 
     def get_agent(self, named: str | None, environment: str) -> str:
-        """Return the agent for rows of *environment* that name the agent *named*, like `agent_of`."""
+        """Return the agent for rows of *environment* that name the agent *named*.
+
+        This is the agent *named*, or else the default agent of the environment, or else the only agent whose resources
+        server has the name of the environment or serves it.
+
+        Raises:
+            UnknownServer: The head knows no such agent, or several.
+        """
         wanted = environment + AGENT_SUFFIX
         for name in (named, wanted):
             if name is not None and name in self.agents:
                 return name
+        playing = self._list_agents_of(environment)
+        if len(playing) > 1:
+            raise UnknownServer(
+                f"{http.get_host(self.client.head)} has several agents for {environment!r}: {', '.join(playing)}; name"
+                " one with --agent and rows from --tasks, or in the rows with `agent_ref.name`"
+            )
+        if playing:
+            return playing[0]
         raise self._build_unknown_error(named or wanted)
 
     def check_environments(self, environments: Sequence[str]) -> None:
         """Raise `UnknownServer` if one of *environments* has no agent."""
-        if lost := self.list_without_agent(environments):
-            raise self._build_unknown_error(lost[0] + AGENT_SUFFIX)
+        for name in environments:
+            if name not in self.agents:
+                self.get_agent(None, name)
 
-    def list_without_agent(self, environments: Sequence[str]) -> list[str]:
-        """Return the *environments* that no agent plays."""
-        return [name for name in environments if name + AGENT_SUFFIX not in self.agents and name not in self.agents]
+    def _list_agents_of(self, environment: str) -> list[str]:
+        servers = self._list_resources_of(environment)
+        return [agent for agent, resources in self.agents.items() if resources in servers]
+
+    def _list_resources_of(self, environment: str) -> list[str]:
+        """Return the resources server with the name *environment*, or else all that serve it."""
+        if environment in self.resources:
+            return [environment]
+        served = resolve_environment_name(environment)
+        return [name for name, each in self.resources.items() if resolve_environment_name(each) == served]
 
     def get_resources_for_row(self, row: Row, environment: str) -> str:
         """Return the resources server that scores *row* of *environment*; raises `UnknownServer` if there is none."""
         return self.get_resources(get_agent_name(row), environment)
 
     def get_resources(self, named: str | None, environment: str) -> str:
-        """Return the resources server for rows of *environment* that name the agent *named*, like `resources_of`."""
+        """Return the resources server for rows of *environment* that name the agent *named*.
+
+        Raises:
+            UnknownServer: The head knows none, or several serve the environment.
+        """
         for name in (self.agents.get(named or environment + AGENT_SUFFIX), environment):
             if name is not None and name in self.resources:
                 return name
+        if len(serving := self._list_resources_of(environment)) == 1:
+            return serving[0]
         near = format_suggestion(environment, self.resources, f"its: {', '.join(sorted(self.resources)) or 'none'}")
         raise self._build_missing_error(f"resources server of {environment!r}{near}")
 
@@ -217,16 +243,32 @@ async def fetch_servers(head: str, wanted: Callable[[HeadServers], bool] = lambd
 
     Raises:
         UsageError: *head* is not a URL.
-        Failed: No head answers.
+        Failed: No head answers, or an agent requires the token, which is not sent to it.
     """
     head = credentials.check_head_url(head)
     asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
-    return _parse_config(client, await asking.wait_for_config(lambda config: wanted(_parse_config(client, config))))
+    config = await asking.wait_for_config(lambda config: wanted(_parse_config(client, config)))
+    servers = _parse_config(client, config)
+    await _check_token_reaches(asking, servers.agents)
+    return servers
+
+
+async def _check_token_reaches(client: ServerClient, agents: Iterable[str]) -> None:
+    """Raise `Failed` if one of the *agents* requires the token, which is not sent to it: each row would fail."""
+    for name in agents:
+        if client.withholds_token(await client.url(name)):
+            try:
+                await client.get(name, "/readyz")
+            except Failed as error:
+                # An agent that does not answer now may answer when the rows are sent.
+                if error.kind == "server_unauthorized":
+                    raise
 
 
 def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServers:
     agents = {name: _get_resources_server(block) for name, block in _iter_blocks(config, "responses_api_agents")}
     judges = dict(_iter_blocks(config, "resources_servers"))
+    resources = {name: next(iter(config[name]["resources_servers"])) for name in judges}
     models = {name: _get_string(_get_field(block, "model")) for name, block in _iter_blocks(config, MODEL_SERVERS)}
     players = {
         _get_string(_get_field(_get_field(block, "model_server"), "name"))
@@ -235,7 +277,7 @@ def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServer
     return HeadServers(
         client,
         agents,
-        frozenset(judges),
+        resources,
         model=_get_string(config.get("policy_model_name")),
         version=_get_string(config.get(VERSION_KEY)),
         versions={

@@ -186,6 +186,12 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         return body
 
+    def break_off(self) -> None:
+        """Close the connection in the middle of a response."""
+        # Otherwise uvicorn would log an error about the incomplete response.
+        self.cycle.disconnected = True
+        self.transport.close()
+
     def add_disconnect_callback(self, callback: Callable[[], object]) -> bool:
         """Call *callback* once the client disconnects; returns `False` if the client has disconnected already."""
         if self.transport.is_closing():

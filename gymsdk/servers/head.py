@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated
@@ -43,7 +44,7 @@ ENTRYPOINT = "app.py"
 """The entry point that NeMo Gym's clients expect of each server."""
 
 
-MAX_REGISTRATION_BYTES = 2**20
+MAX_REGISTRATION_BYTES = 2**24
 """Largest registration of a node in bytes."""
 
 DEFAULT_DRAIN_SECONDS = 30.0
@@ -215,7 +216,8 @@ class HeadEndpoints:
         local_names = {each.name for each in local}
         remote = [each for each in self._registry.services if each.name not in local_names]
         # Health only matters where several instances have one name.
-        ambiguous = [each for each in remote if sum(each.name == other.name for other in remote) > 1]
+        counts = Counter(each.name for each in remote)
+        ambiguous = [each for each in remote if counts[each.name] > 1]
         health = await self._health.statuses(ambiguous) if ambiguous else {}
         chosen = choose_services(remote, health, draining=self._registry.draining_instances)
         listed = [*local, *chosen.values()]

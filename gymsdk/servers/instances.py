@@ -19,7 +19,7 @@ from gymsdk.http import client
 from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
-from gymsdk.servers import listener
+from gymsdk.servers.listener import bind_socket, is_local_host
 from gymsdk.servers.reports import HeadSnapshot, Instance, Kind, Scheme, Service, Status, build_url
 from gymsdk.types import Item
 
@@ -415,7 +415,7 @@ async def bind_head(
     while (reason := await _check_head(head_url, headers)) is not None:
         if is_local_host(host):
             try:
-                return listener.bind_socket(host if listen is None else listen, port, what="the head")
+                return bind_socket(host if listen is None else listen, port, what="the head")
             except UsageError as error:
                 # Another node of this machine may have just started a head.
                 reason = str(error)
@@ -457,15 +457,6 @@ class HeadWait:
                 "no head answers at %s yet (%s); waiting for it for at most %g s", self._place, reason, self._seconds
             )
         return min(self._seconds - elapsed, add_jitter(POLL_SECONDS))
-
-
-def is_local_host(host: str) -> bool:
-    """Return whether `host` is an address of this machine, so that a server can listen there."""
-    try:
-        listener.bind_socket(host).close()
-    except (UsageError, UnicodeError):
-        return False
-    return True
 
 
 async def _check_head(head_url: str, headers: Headers) -> str | None:

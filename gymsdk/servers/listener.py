@@ -22,13 +22,14 @@ from gymsdk.convert.api import ApiError
 from gymsdk.errors import UsageError
 from gymsdk.http import client
 from gymsdk.http.pages import allowed_hosts
-from gymsdk.http.tls import trust_own_certificate
+from gymsdk.http.tls import get_reachable_host, trust_own_certificate
 from gymsdk.servers import middleware
 from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY
 from gymsdk.servers.auth import NO_SECURITY, AuthMiddleware, Security
 from gymsdk.servers.connection import INVALID_TARGET_KEY, Connection
 from gymsdk.servers.limits import Pacer
 from gymsdk.servers.middleware import (
+    CONNECTION_KEY,
     STOPPED_ERROR,
     App,
     HostCheck,
@@ -51,6 +52,9 @@ HEADERS_TOO_LARGE_ERROR = ApiError(431, "the request has too many headers, or to
 
 _APP_FAILED = "the app failed at startup; see the log for the reason"
 """Why a server did not start: its lifespan raised an error."""
+
+PROBE_SECONDS = 2.0
+"""Seconds that a connection to a server's advertised address may take."""
 
 TICK_SECONDS = 1.0
 """Seconds between updates of the `Date` header."""
@@ -100,6 +104,41 @@ def bind_socket_in_range(
         except UsageError:
             continue
     raise UsageError(f"{what} cannot listen: no port of {host} from {low} to {high} is free; widen the range")
+
+
+def is_local_host(host: str) -> bool:
+    """Return whether `host` is an address of this machine, so that a server can listen there."""
+    try:
+        bind_socket(host).close()
+    except (UsageError, UnicodeError):
+        return False
+    return True
+
+
+def check_advertised(what: str, advertised: str | None, host: str, port: int) -> None:
+    """Check that clients reach a server at its advertised host, if that is an address of this machine.
+
+    Args:
+        what: The server, for the error message.
+        advertised: The host that clients are told, if it is not the one on which the server listens.
+        host: The host on which the server listens.
+        port: Its port.
+
+    Raises:
+        UsageError: Nothing listens at the advertised host.
+    """
+    # Of another address, such as that of a router that forwards the port, this machine can tell nothing.
+    if advertised is None or advertised == host or not is_local_host(advertised):
+        return
+    try:
+        # The socket takes connections as soon as it is bound.
+        socket.create_connection((get_reachable_host(advertised), port), PROBE_SECONDS).close()
+    except OSError:
+        raise UsageError(
+            f"{what} listens at {host}, but clients are told {advertised}, where nothing listens on port {port}; set"
+            f" default_host or the server's host (--host) to {advertised}, or leave out advertise_host"
+            " (--advertise-host)"
+        ) from None
 
 
 def socket_port(at: socket.socket) -> int:
@@ -254,9 +293,13 @@ class Listener:
         try:
             await self._app(scope, receive, send_tracked)
         except asyncio.CancelledError:
-            if has_started or not self._is_stopping:
+            if not self._is_stopping:
                 raise
-            await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
+            if has_started:
+                # The client must not take the part that it has received for the whole response.
+                scope[CONNECTION_KEY].break_off()
+            else:
+                await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
         finally:
             self._running.discard(task)
 

@@ -364,8 +364,7 @@ class NodeRegistry:
         # Almost all reports repeat the servers of the one before. Comparing them with all others costs time.
         is_repeated = previous is not None and previous.registration.services == registration.services
         if not is_repeated:
-            for service in registration.services:
-                self._check_service(service, registration.services, ignored_id=id)
+            self._check_services(registration.services, ignored_id=id)
         exits = (
             {**self.exits_by_supervisor.get(registration.supervisor, {}), **registration.exits}
             if registration.supervisor
@@ -488,23 +487,26 @@ class NodeRegistry:
             self._next_expiry = min((node.last_seen + node.lease for node in self._nodes.values()), default=math.inf)
         return self._nodes
 
-    def _check_service(self, service: Service, siblings: Sequence[Service], *, ignored_id: str) -> None:
+    def _check_services(self, services: Sequence[Service], *, ignored_id: str) -> None:
         """Reject a service with a reserved name, a contradicting server of its name, or an id that is in use."""
-        if service.name in self._taken:
-            raise RequestRejected(
-                409, f"a server cannot be named {service.name!r}, which is a key of the configuration"
-            )
         others = [*self._own, *(candidate for node in self if node.id != ignored_id for candidate in node.services)]
-        for other in others:
-            if other.name == service.name and _service_identity(other) != _service_identity(service):
-                registered, reported = "/".join(_service_identity(other)), "/".join(_service_identity(service))
+        identities = {other.name: _service_identity(other) for other in others}
+        ids = Counter(each.id for each in (*others, *services))
+        for service in services:
+            if service.name in self._taken:
+                raise RequestRejected(
+                    409, f"a server cannot be named {service.name!r}, which is a key of the configuration"
+                )
+            known, own = identities.get(service.name), _service_identity(service)
+            if known not in {None, own}:
+                registered, reported = "/".join(known or ()), "/".join(own)
                 raise RequestRejected(
                     409, f"{service.name!r} is {registered} at this head and cannot be {reported}; choose another name"
                 )
-        if [candidate.id for candidate in (*others, *siblings)].count(service.id) > 1:
-            raise RequestRejected(
-                409, f"the id {service.id} of {service.name!r} belongs to another instance; restart the server"
-            )
+            if ids[service.id] > 1:
+                raise RequestRejected(
+                    409, f"the id {service.id} of {service.name!r} belongs to another instance; restart the server"
+                )
 
 
 def _service_identity(service: Service) -> tuple[str, str]:

@@ -29,9 +29,9 @@ from gymsdk.servers.instances import (
     InstanceDirectory,
     InstanceGone,
     auth_headers,
-    is_local_host,
     wait_while_alive,
 )
+from gymsdk.servers.listener import is_local_host
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.servers.reports import Instance, Kind
 from gymsdk.servers.requests import ECHO_OPTION

@@ -272,7 +272,7 @@ LEASE_SECONDS = 10.0
 HEAD_NODE_ID = "head"
 """Name of the head in lists of exited and restarted servers."""
 
-MAX_ENTRIES = 1000
+MAX_ENTRIES = 5000
 """Largest number of entries in each part of a registration."""
 
 MAX_DEPTH = 10

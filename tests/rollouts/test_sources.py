@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment, ServerClient
+from gymsdk.client import UnknownServer
 from gymsdk.errors import BadRow, UnknownSplit
 from gymsdk.rollouts.remote import HeadServers
 from gymsdk.rollouts.reverify import has_judges
@@ -146,6 +147,44 @@ def test_only_the_first_lines_of_a_file_are_sampled_for_agents(task_file: Callab
     [([], True), ([(None, "sums")], True), ([("sumz", "sums")], True), ([(None, "sums"), ("sumz", "sumz")], False)],
 )
 def test_servers_have_all_agents_of_a_file_or_lack_one(wanted: list[tuple[str | None, str]], *, known: bool) -> None:
-    served = HeadServers(ServerClient(), {"sums_simple_agent": "sums"}, frozenset({"sums"}))
+    served = HeadServers(ServerClient(), {"sums_simple_agent": "sums"}, {"sums": "sums"})
     assert has_agents(served, wanted) is known
     assert has_judges(served, wanted) is known
+
+
+@pytest.mark.parametrize(
+    ("agents", "resources", "agent"),
+    [
+        ({"sums_simple_agent": "sums", "mine": "sums"}, {"sums": "sums"}, "sums_simple_agent"),
+        ({"mine": "sums"}, {"sums": "sums"}, "mine"),
+        ({"example_simple_agent": "example"}, {"example": "sums"}, "example_simple_agent"),
+        # The server with the name of the environment comes before others that serve it.
+        ({"mine": "sums", "other": "example"}, {"sums": "other", "example": "sums"}, "mine"),
+        ({"mine": "example"}, {"example": "other"}, None),
+        ({"mine": None}, {}, None),
+    ],
+)
+def test_the_agent_of_an_environment_is_found_whatever_its_name(
+    agents: dict[str, str | None], resources: dict[str, str], agent: str | None
+) -> None:
+    served = HeadServers(ServerClient(), agents, resources)
+    if agent is None:
+        with pytest.raises(UnknownServer, match="knows no agent"):
+            served.check_environments(["sums"])
+        return
+    served.check_environments(["sums"])
+    for named in (None, "sums", "sums_simple_agent"):
+        assert served.get_agent(named, "sums") == agent
+        assert served.get_resources(named, "sums") == agents[agent]
+
+
+def test_the_agent_is_found_by_either_name_of_an_environment() -> None:
+    served = HeadServers(ServerClient(), {"a": "mine"}, {"mine": "example_single_tool_call"})
+    assert served.get_agent(None, "tool_call") == served.get_agent(None, "example_single_tool_call") == "a"
+
+
+def test_several_agents_of_an_environment_are_listed() -> None:
+    served = HeadServers(ServerClient(), {"a": "sums", "b": "sums"}, {"sums": "sums"})
+    with pytest.raises(UnknownServer, match="has several agents for 'sums': a, b; name one with --agent"):
+        served.get_agent(None, "sums")
+    assert served.get_agent("b", "sums") == "b"

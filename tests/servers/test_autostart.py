@@ -12,9 +12,11 @@ import pytest
 
 from gymsdk import GymsdkError, UsageError
 from gymsdk.config.model import Deployment, PortRange
+from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
 from gymsdk.http import client
+from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import Registration, Service
 
@@ -83,6 +85,20 @@ async def test_a_head_without_free_ports_reports_it_and_starts_servers_once_one_
 
             await wait_until(is_started, 60)
         await client.aclose()
+
+
+@pytest.mark.slow
+async def test_a_missing_server_that_clients_could_not_reach_is_not_started(caplog) -> None:
+    with bind_socket("127.0.0.2") as at:
+        deployment = Deployment(role="head", host="127.0.0.1", advertise_host="127.0.0.2")
+        with caplog.at_level(logging.WARNING, "gymsdk"):
+            async with serve([], deployment=deployment, sockets={HEAD_SERVER: at}) as running:
+                await register(running.head_url, "n", resources("sums"))
+                await wait_until(lambda: "sums_environment_server" in caplog.text, 60)
+                assert await names(running.head_url) == set()
+    assert (
+        "sums_simple_agent listens at 127.0.0.1, but clients are told 127.0.0.2, where nothing listens" in caplog.text
+    )
 
 
 @dataclass(frozen=True)

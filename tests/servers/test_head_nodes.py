@@ -194,7 +194,7 @@ async def test_a_second_implementation_of_a_server_name_is_rejected_with_a_messa
     [
         ("/nodes/n1", {"json": {"services": [{"name": "x"}]}}, 422),
         ("/nodes/n1", {"content": b"{"}, 422),
-        ("/nodes/n1", {"json": {"services": [], "pad": "x" * 2**20}}, 413),
+        ("/nodes/n1", {"json": {"services": [], "pad": "x" * 2**24}}, 413),
         ("/nodes/-n", {"json": {}}, 422),
         ("/nodes/" + "n" * 101, {"json": {}}, 422),
     ],

@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from gymsdk.deploy.node import Node
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client
-from gymsdk.servers.instances import HeadWait, bind_head, is_local_host
+from gymsdk.servers.instances import HeadWait, bind_head
+from gymsdk.servers.listener import is_local_host
 from gymsdk.servers.reports import Exit, Service
 
 from .nodes import fetch_nodes, find_free_port, run_node, serve_app, serve_head, serve_process, wait_until

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import build_shared_config, choose_services
 from gymsdk.servers.registry import NodeRegistry, check_services
-from gymsdk.servers.reports import Exit, Registration
+from gymsdk.servers.reports import MAX_ENTRIES, Exit, Registration
 
 from .registrations import HERE, MATH, build_exit_registration, build_registration, build_service
 
@@ -145,7 +145,7 @@ def build_nested_value(depth):
         {"services": [MATH.model_dump() | {"kind": "coffee"}]},
         {"services": [MATH.model_dump() | {"id": "guessed"}]},
         {"services": [MATH.model_dump() | {"name": ""}]},
-        {"services": [MATH.model_dump()] * 1001},
+        {"services": [MATH.model_dump()] * (MAX_ENTRIES + 1)},
         {"services": [MATH.model_dump() | {"fields": {"a": build_nested_value(400)}}]},
         {"services": [MATH.model_dump() | {"fields": {"a": "x" * 20000}}]},
         {"loads": {"math": {"sessions": -1}}},
@@ -241,3 +241,10 @@ def test_a_head_with_tls_rejects_servers_without_tls():
     check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", head_address="127.0.0.1", scheme="https")
     with pytest.raises(RequestRejected, match="unencrypted; serve it with --tls-cert and --tls-key"):
         check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")
+
+
+def test_a_node_with_a_thousand_environments_is_registered_with_all_its_servers() -> None:
+    registry = NodeRegistry()
+    services = [MATH.model_copy(update={"name": f"math{number}", "id": f"{number:012x}"}) for number in range(3000)]
+    registry.register("n", Registration(services=services), "127.0.0.1")
+    assert len(registry.services) == len(services)

@@ -191,3 +191,23 @@ async def test_the_token_for_a_head_with_tls_is_not_sent_to_servers_without_it()
     assert ServerClient("http://head.test", token="a-token-that-is-long-enough").build_headers_for(
         "http://server.test:1"
     )
+
+
+@pytest.mark.parametrize(
+    ("head", "server", "sent"),
+    [
+        ("https://localhost:1", "http://127.0.0.1:2", True),
+        ("https://127.0.0.1:1", "http://[::1]:2", True),
+        ("https://localhost:1", "http://10.0.0.5:2", False),
+        ("https://head.test", "http://127.0.0.1:2", False),
+        ("https://head.test", "http://[broken:2", False),
+        ("https://localhost:1", "http://localhost.test:2", False),
+    ],
+)
+def test_without_tls_the_token_stays_on_this_machine_if_the_head_uses_tls(
+    head: str, server: str, *, sent: bool
+) -> None:
+    client = ServerClient(head, token="a-token-that-is-long-enough")
+    assert bool(client.build_headers_for(server)) is sent
+    assert client.withholds_token(server) is not sent
+    assert not ServerClient(head, token="").withholds_token(server)

@@ -8,7 +8,8 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -16,9 +17,12 @@ import orjson
 import pytest
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
+from gymsdk.config.model import Deployment, Times
+from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 from gymsdk.http import tls as trust
 from gymsdk.http.tls import Tls
+from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.servers.auth import Security
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.reports import check_status
@@ -166,3 +170,86 @@ def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls:
             True,
             True,
         ]
+
+
+@asynccontextmanager
+async def terminate_tls(url: str, tls: Tls) -> AsyncIterator[str]:
+    """Serve the plain server at *url* with TLS, as a reverse proxy does; yield the URL of the proxy."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        server_reader, server_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls.certificate, tls.key)
+    async with await asyncio.start_server(forward, "127.0.0.1", ssl=context) as proxy:
+        yield f"https://localhost:{proxy.sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture
+def proxied(tmp_path: Path, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """Return a deployment that requires a token, which requests of this process carry."""
+    token = tmp_path / "token.txt"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN.get_secret_value())
+    monkeypatch.setenv("GYMSDK_TOKEN_FILE", str(token))
+    monkeypatch.setenv("GYMSDK_CA_FILE", str(tls.certificate))
+    return Deployment(token_file=token, times=Times(grace=0.5, ending=0.5))
+
+
+NOT_LOOPBACK = "0x7f000001"
+"""A host that resolves to 127.0.0.1 although gymsdk does not know that it is this machine."""
+
+
+@pytest.mark.slow
+async def test_a_run_behind_a_proxy_with_tls_says_at_its_start_why_the_servers_reject_it(
+    proxied: Deployment, tls: Tls, tmp_path: Path
+) -> None:
+    deployment = proxied.model_copy(update={"advertise_host": NOT_LOOPBACK})
+    async with serve(["math"], deployment=deployment) as servers, terminate_tls(servers.head_url, tls) as head:
+        agent = servers.urls["math_simple_agent"]
+        code, printed = await run(
+            *("rollout", "math", "--limit", 2, "--output", tmp_path / "run", "--head", head),
+            **{name: os.environ[name] for name in ("GYMSDK_TOKEN_FILE", "GYMSDK_CA_FILE")},
+        )
+        assert (code, printed.count("\n")) == (1, 1), printed
+        assert printed.startswith(f"Error: {head} lists 'math_simple_agent' at {agent}: the server requires the token")
+        assert "--tls-cert and --tls-key" in printed
+        client = ServerClient(head)
+        with pytest.raises(Failed, match=r"'math' at http://0x7f000001:.* which is not sent without TLS"):
+            await client.post("math", "/verify", json=ROW)
+        with pytest.raises(Failed, match="which is not sent without TLS") as caught:
+            await AgentClient(client).run("math_simple_agent", ROW)
+        assert (caught.value.kind, caught.value.retryable) == ("server_unauthorized", False)
+    await http.aclose()
+
+
+@pytest.mark.slow
+async def test_behind_a_proxy_with_tls_on_this_machine_the_token_reaches_the_servers_of_this_machine(
+    proxied: Deployment, tls: Tls
+) -> None:
+    async with serve(["math"], deployment=proxied) as servers, terminate_tls(servers.head_url, tls) as head:
+        answer = await ServerClient(head).get("math", "/readyz")
+        assert answer.ok
+    await http.aclose()
+
+
+@pytest.mark.slow
+async def test_behind_a_proxy_with_tls_servers_without_a_token_are_used_as_before(
+    tls: Tls, proxied: Deployment
+) -> None:
+    deployment = proxied.model_copy(update={"token_file": None, "advertise_host": NOT_LOOPBACK})
+    os.environ.pop("GYMSDK_TOKEN_FILE")
+    async with serve(["math"], deployment=deployment) as servers, terminate_tls(servers.head_url, tls) as head:
+        client = ServerClient(head, token=TOKEN)
+        assert client.withholds_token(await client.url("math"))
+        assert (await client.get("math", "/readyz")).ok
+    await http.aclose()
