@@ -14,8 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -34,8 +34,9 @@ from gymsdk.http import client
 from gymsdk.interpreter import build_module_command, build_program_command, get_python
 from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
+from gymsdk.servers.head import build_block
 from gymsdk.servers.instances import Headers
-from gymsdk.servers.listener import bind_socket
+from gymsdk.servers.listener import bind_socket, socket_port
 from gymsdk.servers.reports import Exit, Service
 from gymsdk.working_folder import get_working_folder, resolve_path
 
@@ -148,11 +149,28 @@ async def run_programs(
         UsageError: The requirements of a program cannot be installed.
         GymsdkError: A program does not start.
     """
-    async with AsyncExitStack() as stack:
-        prepared = await asyncio.gather(*(_prepare(each, deployment, head_url) for each in programs))
-        for each in prepared:
-            await stack.enter_async_context(each.run())
-        yield tuple(each.service for each in prepared)
+    prepared = await _prepare(programs, deployment, head_url)
+    stacks = [AsyncExitStack() for _ in prepared]
+    # A program imports its packages when it starts, which takes CPU time: more starts than cores would only wait.
+    slots = asyncio.Semaphore(os.cpu_count() or 1)
+    starts = [
+        asyncio.ensure_future(_start(program, stack, slots)) for program, stack in zip(prepared, stacks, strict=True)
+    ]
+    try:
+        await asyncio.gather(*starts)
+        yield tuple(program.service for program in prepared)
+    finally:
+        for start in starts:
+            start.cancel()
+        if starts:
+            await asyncio.wait(starts)
+        await asyncio.gather(*(stack.aclose() for stack in stacks))
+
+
+async def _start(program: RunningProgram, stack: AsyncExitStack, slots: asyncio.Semaphore) -> None:
+    """Start *program* once a slot is free; it runs until *stack* is closed."""
+    async with slots:
+        await stack.enter_async_context(program.run())
 
 
 @dataclass(slots=True)
@@ -229,31 +247,51 @@ class RunningProgram:
         raise GymsdkError(f"{self.service.name} ended before it was ready; its output says why")
 
 
-async def _prepare(program: Program, deployment: Deployment, head_url: str) -> RunningProgram:
-    """Install the requirements of *program*, and choose its port."""
-    block = program.block
-    python = await asyncio.to_thread(choose_python, program)
-    with bind_socket(LISTEN_HOST, block.port or 0, what=block.name) as probe:
-        port: int = probe.getsockname()[1]
+async def _prepare(programs: Sequence[Program], deployment: Deployment, head_url: str) -> list[RunningProgram]:
+    """Install the requirements of the *programs*, and choose their ports."""
+    if not programs:
+        return []
+    pythons = await asyncio.gather(*(asyncio.to_thread(choose_python, program) for program in programs))
     token = plan.get_security(deployment).token
     config = await _fetch_config(head_url, token)
-    own = {**block.written, "host": LISTEN_HOST, "port": port}
-    config[block.name] = {RESOURCES: {block.implementation: own}}
+    services = _choose_ports(programs)
+    config |= {service.name: build_block(service) for service in services}
+    headers = partial(credentials.build_auth_headers, token)
+    return [
+        RunningProgram(service, _build_launch(program, python, service, config), headers, head_url)
+        for program, python, service in zip(programs, pythons, services, strict=True)
+    ]
+
+
+def _choose_ports(programs: Sequence[Program]) -> list[Service]:
+    """Return the *programs* as services, each at a port of its own.
+
+    Raises:
+        UsageError: A port that the configuration names is in use.
+    """
+    services = []
+    with ExitStack() as probes:
+        # All ports are held until the last one is chosen, so that no two programs get the same.
+        for block in (program.block for program in programs):
+            probe = probes.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name))
+            place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
+            address = {"host": LISTEN_HOST, "port": socket_port(probe)}
+            services.append(Service.model_validate({**place, **address, "fields": {"domain": block.domain or "other"}}))
+    return services
+
+
+def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input of the launcher; of the other programs, *program* gets the addresses, not the settings."""
+    own = {**program.block.written, "host": service.host, "port": service.port}
+    block = {service.kind: {service.implementation: own}}
     variables = {
-        INSTANCE_KEY: block.name,
+        INSTANCE_KEY: service.name,
         # JSON is YAML.
-        CONFIG_KEY: json.dumps({"dry_run": False, **config}),
+        CONFIG_KEY: json.dumps({"dry_run": False, **config, service.name: block}),
         "PYTHONPATH": str(program.folder),
     }
-    launch = {
-        "command": build_program_command(str(python), str(program.path)),
-        "folder": str(program.folder),
-        "variables": variables,
-    }
-    fields = {"domain": block.domain or "other"}
-    place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
-    service = Service.model_validate({**place, "host": LISTEN_HOST, "port": port, "fields": fields})
-    return RunningProgram(service, launch, partial(credentials.build_auth_headers, token), head_url)
+    command = build_program_command(str(python), str(program.path))
+    return {"command": command, "folder": str(program.folder), "variables": variables}
 
 
 async def _fetch_config(head_url: str, token: SecretStr | None) -> dict[str, Any]:
