@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -33,7 +32,7 @@ import yaml
 from aiohttp import ClientResponseError
 
 from gymsdk.config import load_config_mapping
-from gymsdk.deploy.programs import check_deployment, split_programs
+from gymsdk.deploy.programs import build_install_commands, check_deployment, get_base_python, split_programs
 from gymsdk.errors import BadConfig
 
 NEMO_GYM = "nemo-gym==0.7.0"
@@ -50,7 +49,6 @@ SERVERS = (
     "workplace_assistant",
     "xlam_fc",
 )
-INTERPRETERS = ("python3.14", "python3.13", "python3.12")
 GYMSDK = [sys.executable, "-m", "gymsdk"]
 POLICY = {"policy_model": {"responses_api_models": {"gymsdk_model": {"model": "scripted/null"}}}}
 TOLERANCE = 1e-9
@@ -110,21 +108,13 @@ class Server:
         return [row | {"agent_ref": {"type": "responses_api_agents", "name": self.agent}} for row in rows]
 
 
-def starts(interpreter: str) -> bool:
-    """Return whether *interpreter* is installed and runs; a version manager has commands for versions that do not."""
-    found = shutil.which(interpreter)
-    return found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
-
-
 def install(folder: Path) -> Path:
     """Install the wheel into an environment in *folder*, and return its interpreter."""
-    base = next(filter(starts, INTERPRETERS), sys.executable)
-    subprocess.run([base, "-m", "venv", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    # The wheel asks for a patch release of Python that few machines have.
-    command = [str(python), "-m", "pip", "install", "--quiet", "--ignore-requires-python", NEMO_GYM]
-    subprocess.run(command, check=True)
-    return python
+    listed = folder.with_suffix(".txt")
+    listed.write_text(NEMO_GYM)
+    for command in build_install_commands(folder, listed, get_base_python(NEMO_GYM)):
+        subprocess.run(command, check=True)
+    return folder / "bin" / "python"
 
 
 def find_servers(python: Path) -> Path:

@@ -51,11 +51,23 @@ START_SECONDS, POLL_SECONDS, REQUEST_SECONDS = 300.0, 0.1, 3.0
 
 MAX_START_ATTEMPTS = 3
 
+MIN_PARALLEL_STARTS = 2
+"""How many programs start at the same time on one core; on more cores, as many as there are cores.
+
+A program imports its packages when it starts, which is mostly CPU time: more starts would only take longer each.
+"""
+
 INSTALL_SECONDS = 1800.0
 """The time limit for the installation of a program's requirements, in seconds."""
 
 OWN_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo-gym\b[^#]*@\s*\S+", re.MULTILINE)
 """The line of a requirements file by which a server of NeMo Gym's repository requires the repository."""
+
+NEMO_GYM_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo[-_.]gym\b", re.MULTILINE | re.IGNORECASE)
+"""A line of requirements that installs NeMo Gym."""
+
+NEMO_GYM_VERSIONS = ((3, 14), (3, 13), (3, 12))
+"""The versions of Python with which NeMo Gym can run, the newest first."""
 
 INSTANCE_KEY, CONFIG_KEY = "NEMO_GYM_CONFIG_PATH", "NEMO_GYM_CONFIG_DICT"
 """The environment variables through which a program gets its name and the configuration of all servers."""
@@ -151,8 +163,7 @@ async def run_programs(
     """
     prepared = await _prepare(programs, deployment, head_url)
     stacks = [AsyncExitStack() for _ in prepared]
-    # A program imports its packages when it starts, which takes CPU time: more starts than cores would only wait.
-    slots = asyncio.Semaphore(os.cpu_count() or 1)
+    slots = asyncio.Semaphore(max(MIN_PARALLEL_STARTS, os.cpu_count() or 1))
     starts = [
         asyncio.ensure_future(_start(program, stack, slots)) for program, stack in zip(prepared, stacks, strict=True)
     ]
@@ -254,7 +265,7 @@ async def _prepare(programs: Sequence[Program], deployment: Deployment, head_url
     pythons = await asyncio.gather(*(asyncio.to_thread(choose_python, program) for program in programs))
     token = plan.get_security(deployment).token
     config = await _fetch_config(head_url, token)
-    services = _choose_ports(programs)
+    services = choose_ports(programs)
     config |= {service.name: build_block(service) for service in services}
     headers = partial(credentials.build_auth_headers, token)
     return [
@@ -263,7 +274,7 @@ async def _prepare(programs: Sequence[Program], deployment: Deployment, head_url
     ]
 
 
-def _choose_ports(programs: Sequence[Program]) -> list[Service]:
+def choose_ports(programs: Sequence[Program]) -> list[Service]:
     """Return the *programs* as services, each at a port of its own.
 
     Raises:
@@ -323,8 +334,8 @@ def choose_python(program: Program) -> Path:
 
 def _install(program: Program, requirements: Path) -> Path:
     """Return the interpreter of an environment with *requirements*, which is made unless it exists."""
-    text = rewrite_requirements(requirements)
-    key = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
+    text, base = rewrite_requirements(requirements), get_base_python(requirements.read_text(encoding="utf-8"))
+    key = hashlib.sha256(f"{base or sys.version}\n{text}".encode()).hexdigest()[:12]
     cache = resolve_path(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")) / "gymsdk" / "programs"
     folder = cache / f"{program.block.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
@@ -336,22 +347,49 @@ def _install(program: Program, requirements: Path) -> Path:
             listed = cache / f"{folder.name}.txt"
             listed.write_text(text, encoding="utf-8")
             sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
-            for command in _build_install_commands(folder, python, listed):
+            for command in build_install_commands(folder, listed, base):
                 _run(command, program)
             done.touch()
     return python
 
 
-def _build_install_commands(folder: Path, python: Path, listed: Path) -> list[list[str]]:
-    if uv := shutil.which("uv"):
+def build_install_commands(folder: Path, listed: Path, base: str | None) -> list[list[str]]:
+    """Return the commands that make an environment with requirements.
+
+    NeMo Gym requires a patch release of Python that few machines have, and runs with others of the same version. With
+    *base*, pip therefore does not check the release; uv always checks it.
+
+    Args:
+        folder: The folder of the environment.
+        listed: The file of the requirements.
+        base: The interpreter that `get_base_python` returns for them.
+    """
+    python = folder / "bin" / "python"
+    if base is None and (uv := shutil.which("uv")):
         return [
             [uv, "venv", "--python", get_python(), str(folder)],
             [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
         ]
+    options = ["--quiet"] if base is None else ["--quiet", "--ignore-requires-python"]
     return [
-        build_module_command("venv", str(folder)),
-        build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
+        build_module_command("venv", str(folder), python=base),
+        build_module_command("pip", "install", *options, "-r", str(listed), python=str(python)),
     ]
+
+
+def get_base_python(requirements: str) -> str | None:
+    """Return the newest interpreter if the *requirements* name NeMo Gym, else `None`, for that of this process."""
+    if not NEMO_GYM_REQUIREMENT.search(requirements):
+        return None
+    newer = (version for version in NEMO_GYM_VERSIONS if version > sys.version_info[:2])
+    names = (f"python{major}.{minor}" for major, minor in newer)
+    return next((found for name in names if (found := shutil.which(name)) and _starts(found)), get_python())
+
+
+def _starts(interpreter: str) -> bool:
+    """Return whether *interpreter* runs; a version manager has commands for versions that are not installed."""
+    command = build_module_command("venv", "--help", python=interpreter)
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603 - our own command
 
 
 def rewrite_requirements(requirements: Path) -> str:
