@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from aiohttp import ClientResponseError
 
 from gymsdk.config import load_config_mapping
 from gymsdk.deploy.programs import build_install_commands, check_deployment, get_base_python, split_programs
@@ -54,12 +53,14 @@ POLICY = {"policy_model": {"responses_api_models": {"gymsdk_model": {"model": "s
 TOLERANCE = 1e-9
 AGENTS = ("simple_agent", "gymnasium_agent")
 REASONS = (
-    (r"ModuleNotFoundError|ImportError|Failed to import|is required to build", "package"),
-    (r"URLError|git', 'clone|git clone|HTTPError|ConnectionError", "network"),
-    (r"FileNotFoundError", "data"),
+    (r"ModuleNotFoundError|ImportError|Failed to import|is required to build|libreoffice", "package"),
+    (r"URLError|git', 'clone|git clone|HTTPError|exit status 12[78]|ConnectionError", "network"),
+    (r"FileNotFoundError|there is no file|no answer", "data"),
     (r"no implementation|there is no agent", "agent"),
-    (r"responses_api_models|model's name|base_url|local_vllm_model", "model"),
-    (r"does not resolve|ValidationError", "setting"),
+    (r"responses_api_models|model's name|base_url|local_vllm_model|^judge_model", "model"),
+    (r"does not resolve|ValidationError|must be set", "setting"),
+    (r"not_recorded|has no episode|recorded episode ends", "recording"),
+    (r"[Ss]andbox|[Dd]ocker|apptainer", "sandbox"),
 )
 """Patterns of the message with which a server does not start, and what is missing, in one word."""
 
@@ -98,8 +99,7 @@ class Server:
         return {name: {"resources_servers": {self.folder.name: program}} for name in self.blocks}
 
     def read_rollouts(self) -> list[dict[str, Any]]:
-        file = self.folder / "data" / "example_rollouts.jsonl"
-        return [each for each in read(file) if "reward" in each] if file.exists() else []
+        return [line for line in read_if_any(self.folder / "data" / "example_rollouts.jsonl") if "reward" in line]
 
     def list_rows(self) -> list[dict[str, Any]]:
         """Return the example rows that have a recorded rollout; these may be of fewer rows, or other versions."""
@@ -126,6 +126,10 @@ def find_servers(python: Path) -> Path:
 
 def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line]
+
+
+def read_if_any(file: Path) -> list[dict[str, Any]]:
+    return read(file) if file.exists() else []
 
 
 def get_input(row: dict[str, Any]) -> str:
@@ -187,6 +191,7 @@ def find_startable(servers: Path, python: Path) -> tuple[list[Server], dict[str,
 
 
 def name_reason(why: str) -> str:
+    """Return in one word what is missing, or *why* itself if no pattern knows it."""
     return next((word for pattern, word in REASONS if re.search(pattern, why)), why)
 
 
@@ -215,19 +220,24 @@ def serve(servers: Sequence[Server], override: Path, folder: Path) -> Iterator[t
             served.terminate()
 
 
-def play(head: str, rows: Sequence[dict[str, Any]], folder: Path) -> dict[int, float]:
-    """Play the *rows* with `gymsdk rollout`, and return the reward of each scored row by its number."""
+def play(head: str, rows: Sequence[dict[str, Any]], folder: Path) -> dict[int, float | str]:
+    """Play the *rows* with `gymsdk rollout`, and return by number the reward of each row, or why it has none."""
     file, run = folder / "rows.jsonl", folder / "run"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     command = [*GYMSDK, "rollout", "--head", head, "--tasks", str(file), "--output", str(run), "--json"]
     subprocess.run(command, capture_output=True, check=False)
-    lines = read(run / "rollouts.jsonl") if (run / "rollouts.jsonl").exists() else []
-    return {line["_ng_task_index"]: line["reward"] for line in lines}
+    lines = [line for name in ("failures", "rollouts") for line in read_if_any(run / f"{name}.jsonl")]
+    return {line["_ng_task_index"]: read_result(line) for line in lines}
+
+
+def read_result(line: dict[str, Any]) -> float | str:
+    """Return the reward of a rollout, or why it has none."""
+    return float(line["reward"]) if "reward" in line else str(line["_ng_failure_message"])
 
 
 def train(
     servers: Sequence[Server], settings: dict[str, Any], rows: Sequence[dict[str, Any]]
-) -> tuple[float, dict[int, float]]:
+) -> tuple[float, dict[int, float | str]]:
     """Run the *servers* and play the *rows* as a trainer does, with the names of NeMo Gym's Python package."""
     from omegaconf import OmegaConf
 
@@ -245,15 +255,10 @@ def train(
     seconds = time.monotonic() - began
     numbered = [row | {"_rowidx": number} for number, row in enumerate(rows)]
 
-    async def collect() -> dict[int, float]:
-        rewards = {}
-        for waiting in RolloutCollectionHelper().run_examples(numbered):
-            try:
-                row, result = await waiting
-            except ClientResponseError:
-                continue
-            rewards[row["_rowidx"]] = result["reward"]
-        return rewards
+    async def collect() -> dict[int, float | str]:
+        waiting = RolloutCollectionHelper().run_examples(numbered, route_failures_to_sidecar=True)
+        played = [await each for each in waiting]
+        return {row["_rowidx"]: read_result(result) for row, result in played}
 
     try:
         return seconds, asyncio.run(collect())
@@ -274,15 +279,19 @@ def run(servers: Sequence[Server], python: Path, folder: Path, *, trainer: bool)
     owned = [(number, row) for number, server in enumerate(servers) for row in server.list_rows()]
     rows = [row for _, row in owned]
     if trainer:
-        seconds, rewards = train(servers, settings, rows)
+        seconds, results = train(servers, settings, rows)
     else:
         with serve(servers, override, folder) as (head, seconds):
-            rewards = play(head, rows, folder) if rows else {}
+            results = play(head, rows, folder) if rows else {}
     counts = [Counter[str]() for _ in servers]
     recorded = [{get_input(rollout): rollout["reward"] for rollout in server.read_rollouts()} for server in servers]
     for position, (number, row) in enumerate(owned):
-        same = position in rewards and abs(rewards[position] - recorded[number][get_input(row)]) < TOLERANCE
-        counts[number] += Counter(played=1, scored=position in rewards, same=same)
+        result = results.get(position, "lost")
+        if isinstance(result, str):
+            counts[number] += Counter({"played": 1, f"no {name_reason(result)}": 1})
+        else:
+            same = abs(result - recorded[number][get_input(row)]) < TOLERANCE
+            counts[number] += Counter(played=1, scored=1, same=same)
     return seconds, counts
 
 
@@ -328,7 +337,8 @@ def show_missing(missing: dict[str, str]) -> None:
 
 def print_line(name: str, seconds: str, count: Counter[str]) -> None:
     same = f"{count['same']} of {count['played']}" if count["played"] else "-"
-    print(f"{name:<48}{seconds:>8}{count['played']:>8}{count['scored']:>8}{same:>13}", flush=True)
+    missing = ", ".join(key for key in count if key.startswith("no "))
+    print(f"{name:<48}{seconds:>8}{count['played']:>8}{count['scored']:>8}{same:>13}  {missing}".rstrip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 usage: PYTHON wheel_probe.py < SERVERS
 
 PYTHON is the interpreter of the environment with the wheel. Each line of SERVERS is a JSON object with `app`, `name`
-and `config`; the script writes a line with the last line of the server's output for each, or `null` if it answers.
+and `config`; for each, the script writes the last error in the output of the server, or `null` if the server answers.
 Each server is a fork of this process, which has imported what all of them import, so that a start takes half a second.
 """
 
@@ -71,7 +71,8 @@ def probe(server: dict[str, Any]) -> str | None:
             return "no answer"
         output.seek(0)
         lines = [line for line in output.read().decode(errors="replace").splitlines() if line[:1].strip()]
-        return lines[-1] if lines else "no output"
+        errors = [line for line in lines if "Error: " in line.split("'")[0]]
+        return (errors or lines or ["no output"])[-1]
 
 
 def main() -> None:
