@@ -4,7 +4,7 @@ usage: foreign_servers.py [--python PATH] [--together N] [--trainer] [SERVER...]
 
 The wheel has example rollouts of most servers. A scripted policy repeats their turns, each server grades them, and the
 table shows how many rewards are as recorded. Every server starts from its own configuration file, alone or, with
---together, in one deployment: the first N of the named servers, 0 for all that start with the wheel alone.
+--together, in one deployment: the first N of the named servers, or with 0 all that start with the wheel alone.
 With --trainer, `nemo_gym.cli.RunHelper` starts the deployment and `RolloutCollectionHelper` plays the rows.
 Without --python, the script installs the wheel into an environment of the newest interpreter. The exit status is 1 if a
 rollout has no reward.
@@ -166,28 +166,38 @@ def load(server: Server, python: Path) -> list[dict[str, Any]]:
     ]
 
 
+def choose_file(folder: Path, python: Path) -> tuple[Server, dict[str, Any]]:
+    """Return the server in *folder* with the first of its files that needs no other files, and the input of the probe.
+
+    Raises:
+        BadConfig: Each file needs others; the message is that of the first.
+    """
+    errors = [BadConfig("there is no file")]
+    for file in list_files(folder):
+        try:
+            return Server(folder, file), load(Server(folder, file), python)[0]
+        except BadConfig as error:
+            errors.append(error)
+        except IndexError:
+            continue
+    raise errors[1] if errors[1:] else errors[0]
+
+
 def find_startable(servers: Path, python: Path) -> tuple[list[Server], dict[str, str]]:
     """Return the servers that start with the wheel alone, and for each of the others what is missing."""
     loaded: list[tuple[Server, dict[str, Any]]] = []
     missing: dict[str, str] = {}
     for folder in sorted(path.parent for path in servers.glob("*/app.py")):
-        for file in list_files(folder):
-            try:
-                loaded.append((Server(folder, file), load(Server(folder, file), python)[0]))
-                break
-            except (BadConfig, IndexError) as error:
-                missing.setdefault(folder.name, name_reason(str(error)))
+        try:
+            loaded.append(choose_file(folder, python))
+        except BadConfig as error:
+            missing[folder.name] = name_reason(str(error))
     command = [str(python), str(Path(__file__).with_name("wheel_probe.py"))]
     lines = "".join(f"{json.dumps(given)}\n" for _, given in loaded)
     probed = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    startable = []
-    for (server, _), line in zip(loaded, probed, strict=True):
-        missing.pop(server.name, None)
-        if (why := json.loads(line)) is None:
-            startable.append(server)
-        else:
-            missing[server.name] = name_reason(why)
-    return startable, missing
+    errors = {server: json.loads(line) for (server, _), line in zip(loaded, probed, strict=True)}
+    missing |= {server.name: name_reason(why) for server, why in errors.items() if why is not None}
+    return [server for server, why in errors.items() if why is None], missing
 
 
 def name_reason(why: str) -> str:
@@ -303,16 +313,16 @@ def main() -> None:
     parser.add_argument("--trainer", action="store_true", help="start and play with NeMo Gym's Python names")
     options = parser.parse_args()
     totals: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         python = options.python or install(folder / "environment")
         home = find_servers(python)
-        chosen = [Server(home / each, list_files(home / each)[0]) for each in options.servers or SERVERS]
-        if options.together is not None:
-            if not options.servers:
-                chosen, missing = find_startable(home, python)
-                show_missing(missing)
-            chosen = chosen[: options.together or None]
+        if options.together == 0:
+            chosen, missing = find_startable(home, python)
+            show_missing(missing)
+        else:
+            chosen = [choose_file(home / name, python)[0] for name in options.servers or SERVERS]
+            chosen = chosen[: options.together]
         groups = [[server] for server in chosen] if options.together is None else [chosen]
         print(f"{'server':<48}{'start':>8}{'played':>8}{'scored':>8}{'as recorded':>13}")
         for number, group in enumerate(groups):

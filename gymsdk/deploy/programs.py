@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.config.model import RESOURCES, Deployment, Role, ServerConfig
+from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
@@ -68,6 +68,9 @@ NEMO_GYM_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo[-_.]gym\b", re.MULTILINE | 
 
 NEMO_GYM_VERSIONS = ((3, 14), (3, 13), (3, 12))
 """The versions of Python with which NeMo Gym can run, the newest first."""
+
+MAX_CONFIG_BYTES = 120_000
+"""The longest configuration that a program gets; Linux starts no process with a variable of more than 131,071 bytes."""
 
 INSTANCE_KEY, CONFIG_KEY = "NEMO_GYM_CONFIG_PATH", "NEMO_GYM_CONFIG_DICT"
 """The environment variables through which a program gets its name and the configuration of all servers."""
@@ -294,15 +297,32 @@ def choose_ports(programs: Sequence[Program]) -> list[Service]:
 def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of the launcher; of the other programs, *program* gets the addresses, not the settings."""
     own = {**program.block.written, "host": service.host, "port": service.port}
-    block = {service.kind: {service.implementation: own}}
+    block: dict[str, Any] = {service.kind: {service.implementation: own}}
     variables = {
         INSTANCE_KEY: service.name,
-        # JSON is YAML.
-        CONFIG_KEY: json.dumps({"dry_run": False, **config, service.name: block}),
+        CONFIG_KEY: write_config({"dry_run": False, **config}, service.name, block),
         "PYTHONPATH": str(program.folder),
     }
     command = build_program_command(str(python), str(program.path))
     return {"command": command, "folder": str(program.folder), "variables": variables}
+
+
+def write_config(config: Mapping[str, Any], name: str, block: Mapping[str, Any]) -> str:
+    """Return the configuration for the program *name*, whose settings are in *block*.
+
+    It has the address of every server, or only of those that the settings name, if it would be too long for a variable.
+    """
+    # JSON is YAML.
+    text = json.dumps({**config, name: block})
+    if len(text) <= MAX_CONFIG_BYTES:
+        return text
+    settings = json.dumps(block)
+    unused = [key for key, value in config.items() if _is_server(value) and json.dumps(key) not in settings]
+    return json.dumps({**{key: config[key] for key in config if key not in unused}, name: block})
+
+
+def _is_server(value: object) -> bool:
+    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
 
 
 async def _fetch_config(head_url: str, token: SecretStr | None) -> dict[str, Any]:

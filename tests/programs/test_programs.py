@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -324,3 +325,22 @@ def test_nemo_gym_is_installed_with_the_newest_interpreter_whatever_its_patch_re
     assert base == (newest if is_newest else None)
     *_, install = programs.build_install_commands(folder / "environment", folder / "listed.txt", base)
     assert ("--ignore-requires-python" in install) == is_newest
+
+
+def test_the_configuration_of_many_servers_fits_into_a_variable() -> None:
+    block = {"resources_servers": {"counting": {"judge_model_server": {"name": "judge 7"}}}}
+    others = {f"judge {each}": {"responses_api_models": {"m": {"host": "127.0.0.1"}}} for each in range(3_000)}
+    config = {"head_server": {"port": 1}, **others}
+    text = programs.write_config(config, "counter", block)
+    assert json.loads(text) == {
+        "head_server": {"port": 1},
+        "judge 7": others["judge 7"],
+        "counter": block,
+    }
+    code = "import os; print(len(os.environ['NEMO_GYM_CONFIG_DICT']))"
+    variables = {**os.environ, "NEMO_GYM_CONFIG_DICT": text}
+    assert int(subprocess.check_output([sys.executable, "-c", code], env=variables)) == len(text)
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.check_output([sys.executable, "-c", code], env={**variables, "ALL": json.dumps(config)})
+    few = dict([*config.items()][:100])
+    assert json.loads(programs.write_config(few, "counter", block)) == {**few, "counter": block}
