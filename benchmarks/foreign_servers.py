@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import socket
 import subprocess
@@ -96,7 +97,12 @@ class Server:
     def build_override(self, python: Path) -> dict[str, Any]:
         """Return the settings that name the program, so that no installed environment replaces it."""
         program = {"entrypoint": str(self.folder / "app.py"), "python": str(python)}
-        return {name: {"resources_servers": {self.folder.name: program}} for name in self.blocks}
+        # More workers than cores would only take memory.
+        workers = {name: min(block.get("num_workers", 1), os.cpu_count() or 1) for name, block in self.blocks.items()}
+        return {
+            name: {"resources_servers": {self.folder.name: {**program, "num_workers": workers[name]}}}
+            for name in self.blocks
+        }
 
     def read_rollouts(self) -> list[dict[str, Any]]:
         return [line for line in read_if_any(self.folder / "data" / "example_rollouts.jsonl") if "reward" in line]
@@ -192,7 +198,7 @@ def find_startable(servers: Path, python: Path) -> tuple[list[Server], dict[str,
             loaded.append(choose_file(folder, python))
         except BadConfig as error:
             missing[folder.name] = name_reason(str(error))
-    command = [str(python), str(Path(__file__).with_name("wheel_probe.py"))]
+    command = [str(python), "-W", "ignore", str(Path(__file__).with_name("wheel_probe.py"))]
     lines = "".join(f"{json.dumps(given)}\n" for _, given in loaded)
     probed = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     errors = {server: json.loads(line) for (server, _), line in zip(loaded, probed, strict=True)}
@@ -235,6 +241,8 @@ def play(head: str, rows: Sequence[dict[str, Any]], folder: Path) -> dict[int, f
     file, run = folder / "rows.jsonl", folder / "run"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     command = [*GYMSDK, "rollout", "--head", head, "--tasks", str(file), "--output", str(run), "--json"]
+    # Rows that need a sandbox or a network would try for minutes.
+    command += ["--deadline", "120", "--attempts", "1"]
     subprocess.run(command, capture_output=True, check=False)
     lines = [line for name in ("failures", "rollouts") for line in read_if_any(run / f"{name}.jsonl")]
     return {line["_ng_task_index"]: read_result(line) for line in lines}

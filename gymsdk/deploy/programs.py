@@ -93,6 +93,12 @@ class Program:
         """The folder in which the program runs."""
         return self.path.parent
 
+    @property
+    def relative_path(self) -> str:
+        """The file as NeMo Gym's configurations name it; a server with several workers imports its module by it."""
+        written = Path(self.block.entrypoint or "")
+        return self.path.name if written.is_absolute() or ".." in written.parts else str(written)
+
 
 def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, ...]]:
     """Return the deployment with the agents of programs in place of the programs, and the programs.
@@ -296,7 +302,8 @@ def choose_ports(programs: Sequence[Program]) -> list[Service]:
 
 def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of the launcher; of the other programs, *program* gets the addresses, not the settings."""
-    own = {**program.block.written, "host": service.host, "port": service.port}
+    address = {"host": service.host, "port": service.port}
+    own = {**program.block.written, "entrypoint": program.relative_path, **address}
     block: dict[str, Any] = {service.kind: {service.implementation: own}}
     variables = {
         INSTANCE_KEY: service.name,

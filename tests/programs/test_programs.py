@@ -327,6 +327,20 @@ def test_nemo_gym_is_installed_with_the_newest_interpreter_whatever_its_patch_re
     assert ("--ignore-requires-python" in install) == is_newest
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "expected"),
+    [("app.py", "app.py"), ("./app.py", "app.py"), ("../counting/app.py", "app.py"), ("FOLDER/app.py", "app.py")],
+)
+def test_a_program_gets_its_file_as_nemo_gym_names_it(folder: Path, entrypoint: str, expected: str) -> None:
+    file = get_config(folder)
+    home = file.parent.parent
+    file.write_text(file.read_text().replace("app.py", entrypoint.replace("FOLDER", str(home))))
+    _, (program,) = programs.split_programs(load_config([file], []))
+    assert program.path.samefile(home / "app.py")
+    # NeMo Gym imports `resources_servers.NAME.FILE` in each worker of a server with `num_workers`.
+    assert program.relative_path == expected
+
+
 def test_the_configuration_of_many_servers_fits_into_a_variable() -> None:
     block = {"resources_servers": {"counting": {"judge_model_server": {"name": "judge 7"}}}}
     others = {f"judge {each}": {"responses_api_models": {"m": {"host": "127.0.0.1"}}} for each in range(3_000)}
