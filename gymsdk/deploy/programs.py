@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -170,15 +171,23 @@ async def run_programs(
         UsageError: The requirements of a program cannot be installed.
         GymsdkError: A program does not start.
     """
-    prepared = await _prepare(programs, deployment, head_url)
-    stacks = [AsyncExitStack() for _ in prepared]
+    with ExitStack() as ports:
+        prepared = await _prepare(programs, deployment, head_url, ports)
+        async with _run_together(prepared):
+            yield tuple(program.service for program in prepared)
+
+
+@asynccontextmanager
+async def _run_together(programs: Sequence[RunningProgram]) -> AsyncIterator[None]:
+    """Start the *programs*, as many at a time as there are cores, and stop all of them at the end."""
+    stacks = [AsyncExitStack() for _ in programs]
     slots = asyncio.Semaphore(max(MIN_PARALLEL_STARTS, os.cpu_count() or 1))
     starts = [
-        asyncio.ensure_future(_start(program, stack, slots)) for program, stack in zip(prepared, stacks, strict=True)
+        asyncio.ensure_future(_start(program, stack, slots)) for program, stack in zip(programs, stacks, strict=True)
     ]
     try:
         await asyncio.gather(*starts)
-        yield tuple(program.service for program in prepared)
+        yield
     finally:
         for start in starts:
             start.cancel()
@@ -199,6 +208,7 @@ class RunningProgram:
 
     Attributes:
         service: The service that the node registers.
+        port: Holds the port of the service until the program starts, so that no other socket gets it.
         launch: The input of the launcher.
         headers: Returns the headers that authenticate the node.
         head_url: The URL of the head.
@@ -206,6 +216,7 @@ class RunningProgram:
     """
 
     service: Service
+    port: socket.socket
     launch: dict[str, Any]
     headers: Headers = field(repr=False)
     head_url: str
@@ -223,6 +234,7 @@ class RunningProgram:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Run the program while the context is open."""
+        self.port.close()
         up, over = asyncio.Event(), asyncio.Event()
         running = asyncio.ensure_future(self.supervisor.run())
         node = Node(
@@ -267,37 +279,30 @@ class RunningProgram:
         raise GymsdkError(f"{self.service.name} ended before it was ready; its output says why")
 
 
-async def _prepare(programs: Sequence[Program], deployment: Deployment, head_url: str) -> list[RunningProgram]:
-    """Install the requirements of the *programs*, and choose their ports."""
+async def _prepare(
+    programs: Sequence[Program], deployment: Deployment, head_url: str, ports: ExitStack
+) -> list[RunningProgram]:
+    """Install the requirements of the *programs*, and choose their ports, which *ports* holds."""
     if not programs:
         return []
     pythons = await asyncio.gather(*(asyncio.to_thread(choose_python, program) for program in programs))
     token = plan.get_security(deployment).token
     config = await _fetch_config(head_url, token)
-    services = choose_ports(programs)
+    blocks = [program.block for program in programs]
+    held = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
+    services = [_build_service(block, port) for block, port in zip(blocks, held, strict=True)]
     config |= {service.name: build_block(service) for service in services}
     headers = partial(credentials.build_auth_headers, token)
     return [
-        RunningProgram(service, _build_launch(program, python, service, config), headers, head_url)
-        for program, python, service in zip(programs, pythons, services, strict=True)
+        RunningProgram(service, port, _build_launch(program, python, service, config), headers, head_url)
+        for program, python, service, port in zip(programs, pythons, services, held, strict=True)
     ]
 
 
-def choose_ports(programs: Sequence[Program]) -> list[Service]:
-    """Return the *programs* as services, each at a port of its own.
-
-    Raises:
-        UsageError: A port that the configuration names is in use.
-    """
-    services = []
-    with ExitStack() as probes:
-        # All ports are held until the last one is chosen, so that no two programs get the same.
-        for block in (program.block for program in programs):
-            probe = probes.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name))
-            place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
-            address = {"host": LISTEN_HOST, "port": socket_port(probe)}
-            services.append(Service.model_validate({**place, **address, "fields": {"domain": block.domain or "other"}}))
-    return services
+def _build_service(block: ServerConfig, port: socket.socket) -> Service:
+    place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
+    address = {"host": LISTEN_HOST, "port": socket_port(port)}
+    return Service.model_validate({**place, **address, "fields": {"domain": block.domain or "other"}})
 
 
 def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,6 +201,7 @@ async def test_programs_start_and_stop_together_and_know_each_other(folder: Path
         lines = read(folder / "run" / "rollouts.jsonl")
         assert [line["reward"] for line in lines] == [1.0, 1.0]
         assert all({"counter", "second"} <= set(line["servers"]) for line in lines)
+        assert sorted(line["entrypoint"] for line in lines) == ["app.py", "second.py"]
     assert not list_programs()
 
 
@@ -213,12 +214,6 @@ async def test_a_program_that_does_not_start_ends_the_others(folder: Path) -> No
     assert "'second' ended 3 times" in output.splitlines()[-1]
     assert "no luck" in output.splitlines()[-1]
     assert not list_programs()
-
-
-def test_programs_get_ports_of_their_own(folder: Path) -> None:
-    _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
-    ports = [service.port for service in programs.choose_ports([program] * 200)]
-    assert len({*ports}) == 200
 
 
 def test_an_installed_environment_replaces_a_program_without_a_folder(folder: Path) -> None:
