@@ -45,7 +45,6 @@ SERVERS = (
     "example_tool_call_multireward",
     "mcqa",
     "string_match",
-    "wordle",
     "workplace_assistant",
     "xlam_fc",
 )
@@ -55,12 +54,13 @@ TOLERANCE = 1e-9
 AGENTS = ("simple_agent", "gymnasium_agent")
 REASONS = (
     (r"ModuleNotFoundError|ImportError|Failed to import|is required to build|libreoffice", "package"),
-    (r"URLError|git', 'clone|git clone|HTTPError|exit status 12[78]|ConnectionError", "network"),
+    (r"URLError|HTTPError|LocalEntryNotFound|clone|client has been closed|exit status 12[78]", "network"),
     (r"FileNotFoundError|there is no file|no answer", "data"),
     (r"no implementation|there is no agent", "agent"),
     (r"responses_api_models|model's name|base_url|local_vllm_model|^judge_model", "model"),
     (r"does not resolve|ValidationError|must be set", "setting"),
     (r"not_recorded|has no episode|recorded episode ends", "recording"),
+    (r"url='http://127.0.0.1:\d+/v1/", "judge"),
     (r"[Ss]andbox|[Dd]ocker|apptainer", "sandbox"),
 )
 """Patterns of the message with which a server does not start, and what is missing, in one word."""
@@ -108,9 +108,13 @@ class Server:
         return [line for line in read_if_any(self.folder / "data" / "example_rollouts.jsonl") if "reward" in line]
 
     def list_rows(self) -> list[dict[str, Any]]:
-        """Return the example rows that have a recorded rollout; these may be of fewer rows, or other versions."""
-        recorded = {get_input(each) for each in self.read_rollouts()}
-        rows = [row for row in read(self.folder / "data" / "example.jsonl") if get_input(row) in recorded]
+        """Return the example rows that have one recorded rollout.
+
+        The rollouts may be of fewer rows, or of other versions of them. Rows with the same input, as those of a game,
+        have several, and the policy does not know which to repeat.
+        """
+        recorded = Counter(get_input(rollout) for rollout in self.read_rollouts())
+        rows = [row for row in read(self.folder / "data" / "example.jsonl") if recorded[get_input(row)] == 1]
         return [row | {"agent_ref": {"type": "responses_api_agents", "name": self.agent}} for row in rows]
 
 
