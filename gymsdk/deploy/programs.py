@@ -410,12 +410,23 @@ def build_install_commands(folder: Path, listed: Path, base: str | None) -> list
 
 
 def get_base_python(requirements: str) -> str | None:
-    """Return the newest interpreter if the *requirements* name NeMo Gym, else `None`, for that of this process."""
+    """Return the newest interpreter if the *requirements* name NeMo Gym, else `None`, for that of this process.
+
+    Raises:
+        UsageError: No interpreter is new enough for NeMo Gym.
+    """
     if not NEMO_GYM_REQUIREMENT.search(requirements):
         return None
-    newer = (version for version in NEMO_GYM_VERSIONS if version > sys.version_info[:2])
-    names = (f"python{major}.{minor}" for major, minor in newer)
-    return next((found for name in names if (found := shutil.which(name)) and _starts(found)), get_python())
+    for version in NEMO_GYM_VERSIONS:
+        if sys.version_info[:2] >= version:
+            return get_python()
+        if (found := shutil.which("python{}.{}".format(*version))) and _starts(found):
+            return found
+    oldest = "{}.{}".format(*NEMO_GYM_VERSIONS[-1])
+    raise UsageError(
+        f"NeMo Gym needs Python {oldest} or later, and no such interpreter runs here; install one, or name an"
+        " interpreter with NeMo Gym in the setting python"
+    )
 
 
 def _starts(interpreter: str) -> bool:

@@ -318,6 +318,11 @@ def test_nemo_gym_is_installed_with_the_newest_interpreter_whatever_its_patch_re
     base = programs.get_base_python(requirements)
     newest = sys.executable if sys.version_info >= (3, 13) else str(commands / "python3.13")
     assert base == (newest if is_newest else None)
+    if is_newest and sys.version_info < (3, 12):
+        with monkeypatch.context() as without:
+            without.setenv("PATH", str(folder))
+            with pytest.raises(UsageError, match=r"needs Python 3\.12"):
+                programs.get_base_python(requirements)
     *_, install = programs.build_install_commands(folder / "environment", folder / "listed.txt", base)
     assert ("--ignore-requires-python" in install) == is_newest
 
