@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -287,7 +287,7 @@ async def _prepare(
         return []
     pythons = await asyncio.gather(*(asyncio.to_thread(choose_python, program) for program in programs))
     token = plan.get_security(deployment).token
-    config = await _fetch_config(head_url, token)
+    config = await _fetch_config(head_url, token, [server.name for server in deployment.servers])
     blocks = [program.block for program in programs]
     held = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
     services = [_build_service(block, port) for block, port in zip(blocks, held, strict=True)]
@@ -337,11 +337,13 @@ def _is_server(value: object) -> bool:
     return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
 
 
-async def _fetch_config(head_url: str, token: SecretStr | None) -> dict[str, Any]:
-    """Return the configuration that the head serves, with the address of each server."""
+async def _fetch_config(head_url: str, token: SecretStr | None, names: Collection[str]) -> dict[str, Any]:
+    """Return the configuration that the head serves, with the address of each server; waits for those in *names*."""
     from gymsdk.client import ServerClient
 
-    return dict(await ServerClient(head_url, token=token or "").config())
+    # Servers in processes of their own are ready before they are registered.
+    client = ServerClient(head_url, token=token or "")
+    return dict(await client.wait_for_config(lambda config: all(name in config for name in names)))
 
 
 def choose_python(program: Program) -> Path:
