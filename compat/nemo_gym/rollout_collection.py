@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,7 +28,21 @@ __all__ = ["RolloutCollectionHelper", "RunError"]
 
 ROLLOUT_ID_KEY = "_ng_rollout_id"
 
+VERL = "verl"
+"""The package of the trainer verl."""
+
 NOT_FOUND_STATUS, BAD_ANSWER_STATUS, UNAVAILABLE_STATUS = 404, 502, 503
+
+REFUSED_STATUSES = frozenset({400, NOT_FOUND_STATUS, 413, 422})
+"""The statuses of a row that is wrong; with all others, the row may be played later."""
+
+NOT_PLAYED_STATUSES = frozenset({429, BAD_ANSWER_STATUS, UNAVAILABLE_STATUS, 504})
+"""The statuses that say nothing of the rollout, as in NeMo Gym."""
+
+MAX_BODY_CHARS = 2000
+"""The longest part of a response in a failed row, in characters."""
+
+log = logging.getLogger("gymsdk")
 
 Played: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 """A row and the agent's result."""
@@ -71,14 +87,20 @@ class RolloutCollectionHelper(BaseModel):
         examples: Sequence[dict[str, Any]],
         head_server_config: BaseServerConfig | None = None,
         semaphore: asyncio.Semaphore | None = None,
+        route_failures_to_sidecar: bool = False,
     ) -> Iterator[Awaitable[Played]]:
         """Send each row to the agent that it names; call this inside an event loop.
+
+        verl's recipe ends the whole batch at the first error. In a process with verl, a row that is refused therefore
+        has a result without output, which the recipe replaces, unless all rows are refused.
 
         Args:
             examples: The rows. A row names its agent in `agent_ref`, as in `{"name": "math_simple_agent"}`; a row that
                 names a `task_source` instead gets the `agent_ref` of the agent with this resources server.
             head_server_config: The address of the head server, by default that of this process's latest run.
             semaphore: Limits the rows that are played at the same time.
+            route_failures_to_sidecar: Whether a row that is not played has a result with `_ng_failure_` keys, and
+                without a reward, instead of an error.
 
         Returns:
             An iterator of awaitables in the order in which the rollouts end. Each returns the row, which is the same
@@ -96,10 +118,22 @@ class RolloutCollectionHelper(BaseModel):
             once=VERSION_KEY in server_client.global_config_dict,
         )
         slots = semaphore or nullcontext()
+        refused: list[RunError] = []
 
         async def play(row: dict[str, Any]) -> Played:
             async with slots:
-                return row, await run_row(agents, row)
+                try:
+                    return row, await run_row(agents, row)
+                except RunError as error:
+                    if route_failures_to_sidecar:
+                        return row, build_failed_result(error)
+                    if VERL not in sys.modules or error.status not in REFUSED_STATUSES:
+                        raise
+                    refused.append(error)
+                    if len(refused) == len(examples):
+                        raise
+                    log.warning("verl gets no rollout of a row that is refused (%s): %s", error.status, error.message)
+                    return row, {**build_failed_result(error), "response": {"output": []}}
 
         return _iterate_completed([partial(play, row) for row in examples])
 
@@ -156,6 +190,18 @@ async def run_row(agents: AgentClient, row: Mapping[str, Any]) -> dict[str, Any]
     if not isinstance(result, dict):
         raise RunError(BAD_ANSWER_STATUS, f"{name} answered without a JSON object", url, response.body)
     return result
+
+
+def build_failed_result(error: RunError) -> dict[str, Any]:
+    """Return the result that NeMo Gym has for a row that was not played; it has no reward and no response."""
+    played = error.status not in NOT_PLAYED_STATUSES
+    return {
+        "_ng_failure_class": "agent_run_error" if played else "agent_request_failed",
+        "_ng_failure_type": type(error).__name__,
+        "_ng_failure_message": error.message,
+        "_ng_failure_http_status": error.status,
+        "_ng_failure_response_body": error.response_content.decode("utf-8", "replace")[:MAX_BODY_CHARS] or None,
+    }
 
 
 def _has_agent(row: Mapping[str, Any]) -> bool:

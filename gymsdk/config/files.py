@@ -181,6 +181,9 @@ BUILTIN_PATH_PATTERN = re.compile(
 )
 """The path of one of NeMo Gym's configuration files, in any checkout."""
 
+REPOSITORY_FOLDERS = (*SERVER_KINDS, "benchmarks", "environments")
+"""The folders at the root of NeMo Gym's repository that have configuration files."""
+
 ENDPOINT_KEYS = {"openai_model": ("openai_base_url", "openai_api_key", "openai_model")}
 DEFAULT_ENDPOINT_KEYS = ("base_url", "api_key", "model")
 TRAINING_SUFFIX = "_for_training"
@@ -240,7 +243,8 @@ class FileLoader:
 
         Args:
             entries: Paths, or names of built-in files, each with the place that names it.
-            beside: The folder of the including file, where its entries are looked up first.
+            beside: The folder of the including file, where its entries are looked up first; entries of NeMo Gym's files
+                are also looked up at the root of its repository.
             untrusted: Whether the user did not name these files; the places of their nodes then say so.
         """
         for entry, place in entries:
@@ -255,7 +259,7 @@ class FileLoader:
             yield from self.load_files([(str(path), Place(source=self._shorten(path)))], untrusted=untrusted)
 
     def _load_entry(self, entry: str, place: Place, beside: Path | None, *, untrusted: bool) -> Iterator[Node]:
-        folders = [beside, self._folder] if beside else [self._folder]
+        folders = [beside, self._folder, *_find_repository(beside)] if beside else [self._folder]
         path = next((path for folder in folders if (path := folder / entry).is_file()), None)
         text = self._get_builtin(entry, place, folders) if path is None else _read_text(path, self._shorten(path))
         source = f"built-in {entry}" if path is None else self._shorten(path)
@@ -320,6 +324,12 @@ def read_includes(root: Node, problems: Problems) -> list[tuple[str, Place]]:
 def is_readable_by_others(path: Path) -> bool:
     """Whether users other than its owner may read the file at *path*."""
     return path.is_file() and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
+def _find_repository(folder: Path) -> list[Path]:
+    """Return the root of NeMo Gym's repository or wheel that *folder* is in; its files include others by that root."""
+    above = [folder.resolve(), *folder.resolve().parents]
+    return [path.parent for path in above if path.name in REPOSITORY_FOLDERS][:1]
 
 
 def _check_mapping(root: Node) -> Node:

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.config.model import RESOURCES, Deployment, Role, ServerConfig
+from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
@@ -34,8 +35,9 @@ from gymsdk.http import client
 from gymsdk.interpreter import build_module_command, build_program_command, get_python
 from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
+from gymsdk.servers.head import build_block
 from gymsdk.servers.instances import Headers
-from gymsdk.servers.listener import bind_socket
+from gymsdk.servers.listener import bind_socket, socket_port
 from gymsdk.servers.reports import Exit, Service
 from gymsdk.working_folder import get_working_folder, resolve_path
 
@@ -50,11 +52,26 @@ START_SECONDS, POLL_SECONDS, REQUEST_SECONDS = 300.0, 0.1, 3.0
 
 MAX_START_ATTEMPTS = 3
 
+MIN_PARALLEL_STARTS = 2
+"""How many programs start at the same time on one core; on more cores, as many as there are cores.
+
+A program imports its packages when it starts, which is mostly CPU time: more starts would only take longer each.
+"""
+
 INSTALL_SECONDS = 1800.0
 """The time limit for the installation of a program's requirements, in seconds."""
 
 OWN_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo-gym\b[^#]*@\s*\S+", re.MULTILINE)
 """The line of a requirements file by which a server of NeMo Gym's repository requires the repository."""
+
+NEMO_GYM_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo[-_.]gym\b", re.MULTILINE | re.IGNORECASE)
+"""A line of requirements that installs NeMo Gym."""
+
+NEMO_GYM_VERSIONS = ((3, 14), (3, 13), (3, 12))
+"""The versions of Python with which NeMo Gym can run, the newest first."""
+
+MAX_CONFIG_BYTES = 120_000
+"""The longest configuration that a program gets; Linux starts no process with a variable of more than 131,071 bytes."""
 
 INSTANCE_KEY, CONFIG_KEY = "NEMO_GYM_CONFIG_PATH", "NEMO_GYM_CONFIG_DICT"
 """The environment variables through which a program gets its name and the configuration of all servers."""
@@ -76,6 +93,12 @@ class Program:
     def folder(self) -> Path:
         """The folder in which the program runs."""
         return self.path.parent
+
+    @property
+    def relative_path(self) -> str:
+        """The file as NeMo Gym's configurations name it; a server with several workers imports its module by it."""
+        written = Path(self.block.entrypoint or "")
+        return self.path.name if written.is_absolute() or ".." in written.parts else str(written)
 
 
 def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, ...]]:
@@ -148,11 +171,35 @@ async def run_programs(
         UsageError: The requirements of a program cannot be installed.
         GymsdkError: A program does not start.
     """
-    async with AsyncExitStack() as stack:
-        prepared = await asyncio.gather(*(_prepare(each, deployment, head_url) for each in programs))
-        for each in prepared:
-            await stack.enter_async_context(each.run())
-        yield tuple(each.service for each in prepared)
+    with ExitStack() as ports:
+        prepared = await _prepare(programs, deployment, head_url, ports)
+        async with _run_together(prepared):
+            yield tuple(program.service for program in prepared)
+
+
+@asynccontextmanager
+async def _run_together(programs: Sequence[RunningProgram]) -> AsyncIterator[None]:
+    """Start the *programs*, as many at a time as there are cores, and stop all of them at the end."""
+    stacks = [AsyncExitStack() for _ in programs]
+    slots = asyncio.Semaphore(max(MIN_PARALLEL_STARTS, os.cpu_count() or 1))
+    starts = [
+        asyncio.ensure_future(_start(program, stack, slots)) for program, stack in zip(programs, stacks, strict=True)
+    ]
+    try:
+        await asyncio.gather(*starts)
+        yield
+    finally:
+        for start in starts:
+            start.cancel()
+        if starts:
+            await asyncio.wait(starts)
+        await asyncio.gather(*(stack.aclose() for stack in stacks))
+
+
+async def _start(program: RunningProgram, stack: AsyncExitStack, slots: asyncio.Semaphore) -> None:
+    """Start *program* once a slot is free; it runs until *stack* is closed."""
+    async with slots:
+        await stack.enter_async_context(program.run())
 
 
 @dataclass(slots=True)
@@ -161,6 +208,7 @@ class RunningProgram:
 
     Attributes:
         service: The service that the node registers.
+        port: Holds the port of the service until the program starts, so that no other socket gets it.
         launch: The input of the launcher.
         headers: Returns the headers that authenticate the node.
         head_url: The URL of the head.
@@ -168,6 +216,7 @@ class RunningProgram:
     """
 
     service: Service
+    port: socket.socket
     launch: dict[str, Any]
     headers: Headers = field(repr=False)
     head_url: str
@@ -185,6 +234,7 @@ class RunningProgram:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Run the program while the context is open."""
+        self.port.close()
         up, over = asyncio.Event(), asyncio.Event()
         running = asyncio.ensure_future(self.supervisor.run())
         node = Node(
@@ -229,38 +279,71 @@ class RunningProgram:
         raise GymsdkError(f"{self.service.name} ended before it was ready; its output says why")
 
 
-async def _prepare(program: Program, deployment: Deployment, head_url: str) -> RunningProgram:
-    """Install the requirements of *program*, and choose its port."""
-    block = program.block
-    python = await asyncio.to_thread(choose_python, program)
-    with bind_socket(LISTEN_HOST, block.port or 0, what=block.name) as probe:
-        port: int = probe.getsockname()[1]
+async def _prepare(
+    programs: Sequence[Program], deployment: Deployment, head_url: str, ports: ExitStack
+) -> list[RunningProgram]:
+    """Install the requirements of the *programs*, and choose their ports, which *ports* holds."""
+    if not programs:
+        return []
+    pythons = await asyncio.gather(*(asyncio.to_thread(choose_python, program) for program in programs))
     token = plan.get_security(deployment).token
-    config = await _fetch_config(head_url, token)
-    own = {**block.written, "host": LISTEN_HOST, "port": port}
-    config[block.name] = {RESOURCES: {block.implementation: own}}
+    config = await _fetch_config(head_url, token, [server.name for server in deployment.servers])
+    blocks = [program.block for program in programs]
+    held = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
+    services = [_build_service(block, port) for block, port in zip(blocks, held, strict=True)]
+    config |= {service.name: build_block(service) for service in services}
+    headers = partial(credentials.build_auth_headers, token)
+    return [
+        RunningProgram(service, port, _build_launch(program, python, service, config), headers, head_url)
+        for program, python, service, port in zip(programs, pythons, services, held, strict=True)
+    ]
+
+
+def _build_service(block: ServerConfig, port: socket.socket) -> Service:
+    place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
+    address = {"host": LISTEN_HOST, "port": socket_port(port)}
+    return Service.model_validate({**place, **address, "fields": {"domain": block.domain or "other"}})
+
+
+def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input of the launcher; of the other programs, *program* gets the addresses, not the settings."""
+    address = {"host": service.host, "port": service.port}
+    own = {**program.block.written, "entrypoint": program.relative_path, **address}
+    block: dict[str, Any] = {service.kind: {service.implementation: own}}
     variables = {
-        INSTANCE_KEY: block.name,
-        # JSON is YAML.
-        CONFIG_KEY: json.dumps({"dry_run": False, **config}),
+        INSTANCE_KEY: service.name,
+        CONFIG_KEY: write_config({"dry_run": False, **config}, service.name, block),
         "PYTHONPATH": str(program.folder),
     }
-    launch = {
-        "command": build_program_command(str(python), str(program.path)),
-        "folder": str(program.folder),
-        "variables": variables,
-    }
-    fields = {"domain": block.domain or "other"}
-    place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
-    service = Service.model_validate({**place, "host": LISTEN_HOST, "port": port, "fields": fields})
-    return RunningProgram(service, launch, partial(credentials.build_auth_headers, token), head_url)
+    command = build_program_command(str(python), str(program.path))
+    return {"command": command, "folder": str(program.folder), "variables": variables}
 
 
-async def _fetch_config(head_url: str, token: SecretStr | None) -> dict[str, Any]:
-    """Return the configuration that the head serves, with the address of each server."""
+def write_config(config: Mapping[str, Any], name: str, block: Mapping[str, Any]) -> str:
+    """Return the configuration for the program *name*, whose settings are in *block*.
+
+    It has the address of every server, or only of those that the settings name, if it would be too long for a variable.
+    """
+    # JSON is YAML.
+    text = json.dumps({**config, name: block})
+    if len(text) <= MAX_CONFIG_BYTES:
+        return text
+    settings = json.dumps(block)
+    unused = [key for key, value in config.items() if _is_server(value) and json.dumps(key) not in settings]
+    return json.dumps({**{key: config[key] for key in config if key not in unused}, name: block})
+
+
+def _is_server(value: object) -> bool:
+    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
+
+
+async def _fetch_config(head_url: str, token: SecretStr | None, names: Collection[str]) -> dict[str, Any]:
+    """Return the configuration that the head serves, with the address of each server; waits for those in *names*."""
     from gymsdk.client import ServerClient
 
-    return dict(await ServerClient(head_url, token=token or "").config())
+    # Servers in processes of their own are ready before they are registered.
+    client = ServerClient(head_url, token=token or "")
+    return dict(await client.wait_for_config(lambda config: all(name in config for name in names)))
 
 
 def choose_python(program: Program) -> Path:
@@ -285,8 +368,8 @@ def choose_python(program: Program) -> Path:
 
 def _install(program: Program, requirements: Path) -> Path:
     """Return the interpreter of an environment with *requirements*, which is made unless it exists."""
-    text = rewrite_requirements(requirements)
-    key = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
+    text, base = rewrite_requirements(requirements), get_base_python(requirements.read_text(encoding="utf-8"))
+    key = hashlib.sha256(f"{base or sys.version}\n{text}".encode()).hexdigest()[:12]
     cache = resolve_path(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")) / "gymsdk" / "programs"
     folder = cache / f"{program.block.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
@@ -298,22 +381,60 @@ def _install(program: Program, requirements: Path) -> Path:
             listed = cache / f"{folder.name}.txt"
             listed.write_text(text, encoding="utf-8")
             sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
-            for command in _build_install_commands(folder, python, listed):
+            for command in build_install_commands(folder, listed, base):
                 _run(command, program)
             done.touch()
     return python
 
 
-def _build_install_commands(folder: Path, python: Path, listed: Path) -> list[list[str]]:
-    if uv := shutil.which("uv"):
+def build_install_commands(folder: Path, listed: Path, base: str | None) -> list[list[str]]:
+    """Return the commands that make an environment with requirements.
+
+    NeMo Gym requires a patch release of Python that few machines have, and runs with others of the same version. With
+    *base*, pip therefore does not check the release; uv always checks it.
+
+    Args:
+        folder: The folder of the environment.
+        listed: The file of the requirements.
+        base: The interpreter that `get_base_python` returns for them.
+    """
+    python = folder / "bin" / "python"
+    if base is None and (uv := shutil.which("uv")):
         return [
             [uv, "venv", "--python", get_python(), str(folder)],
             [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
         ]
+    options = ["--quiet"] if base is None else ["--quiet", "--ignore-requires-python"]
     return [
-        build_module_command("venv", str(folder)),
-        build_module_command("pip", "install", "--quiet", "-r", str(listed), python=str(python)),
+        build_module_command("venv", str(folder), python=base),
+        build_module_command("pip", "install", *options, "-r", str(listed), python=str(python)),
     ]
+
+
+def get_base_python(requirements: str) -> str | None:
+    """Return the newest interpreter if the *requirements* name NeMo Gym, else `None`, for that of this process.
+
+    Raises:
+        UsageError: No interpreter is new enough for NeMo Gym.
+    """
+    if not NEMO_GYM_REQUIREMENT.search(requirements):
+        return None
+    for version in NEMO_GYM_VERSIONS:
+        if sys.version_info[:2] >= version:
+            return get_python()
+        if (found := shutil.which("python{}.{}".format(*version))) and _starts(found):
+            return found
+    oldest = "{}.{}".format(*NEMO_GYM_VERSIONS[-1])
+    raise UsageError(
+        f"NeMo Gym needs Python {oldest} or later, and no such interpreter runs here; install one, or name an"
+        " interpreter with NeMo Gym in the setting python"
+    )
+
+
+def _starts(interpreter: str) -> bool:
+    """Return whether *interpreter* runs; a version manager has commands for versions that are not installed."""
+    command = build_module_command("venv", "--help", python=interpreter)
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603 - our own command
 
 
 def rewrite_requirements(requirements: Path) -> str:

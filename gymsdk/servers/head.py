@@ -78,7 +78,7 @@ def build_config(
     """Build the configuration: the head's own keys, then a block with three levels for each server."""
     head_host = seen if host in WILDCARD_HOSTS else host
     own: Item = {"head_server": {"host": head_host, "port": port}, "default_host": head_host, **(about or {})}
-    return own | {each.name: _build_block(each.as_seen_from(seen)) for each in services}
+    return own | {each.name: build_block(each.as_seen_from(seen)) for each in services}
 
 
 def merge_configs(reported: Item, own: Item) -> Item:
@@ -87,7 +87,7 @@ def merge_configs(reported: Item, own: Item) -> Item:
     return {**reported, **own} | ({ROUTES_KEY: routes} if routes else {})
 
 
-def _build_block(service: Service) -> Item:
+def build_block(service: Service) -> Item:
     """Build a server's block, without its settings: they may contain secrets."""
     port = service.shared_port or service.port
     address: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": port}

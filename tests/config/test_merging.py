@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from config.conftest import ReadErrors, Write, list_settings
@@ -45,6 +46,21 @@ def test_an_included_file_is_looked_up_next_to_its_file_and_then_in_the_working_
     deployment = load_config(["parts/a.yaml"])
     assert (deployment.logs.level, deployment.logs.format) == ("error", "json")
     assert list_settings(deployment)["log_level"] == ("error", "parts/b.yaml:1")
+
+
+@pytest.mark.parametrize("home", ["resources_servers/count/configs", "benchmarks/count", "benchmarks"])
+def test_a_file_of_a_repository_includes_others_by_the_root_of_the_repository(
+    write: Write, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    write(f"{home}/a.yaml", "config_paths: [resources_servers/tool_call/configs/tool_call.yaml]\n")
+    write("resources_servers/tool_call/configs/tool_call.yaml", "log_level: error\n")
+    file = (Path.cwd() / home / "a.yaml").resolve()
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert load_config([file]).logs.level == "error"
+    # As in NeMo Gym, the working folder has precedence.
+    Path("resources_servers/tool_call/configs").mkdir(parents=True)
+    Path("resources_servers/tool_call/configs/tool_call.yaml").write_text("log_level: warning\n")
+    assert load_config([file]).logs.level == "warning"
 
 
 def test_files_that_include_each_other_are_an_error(write: Write, read_errors: ReadErrors) -> None:

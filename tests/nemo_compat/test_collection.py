@@ -6,7 +6,9 @@ import asyncio
 import json
 import pickle
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -97,6 +99,71 @@ async def test_a_wrong_row_is_an_error_of_the_data(
     assert re.search(message, error.message)
     if status == 422:
         assert json.loads(error.response_content)["detail"]
+
+
+WRONG_ROWS: tuple[dict[str, Any], ...] = (
+    {"agent_ref": {"name": AGENT}},
+    {"agent_ref": {"name": AGENT}, "responses_create_params": {"input": 4}},
+)
+
+
+def read_as_verl(result: dict[str, Any]) -> float:
+    """Return the reward; raises `ValueError` if no item of the output has tokens, and `KeyError` without an output."""
+    if not [item for item in result["response"]["output"] if "generation_token_ids" in item]:
+        raise ValueError("no generation data")
+    return float(result["reward"])
+
+
+async def collect_as_verl(rows: list[dict[str, Any]], head: BaseServerConfig) -> dict[int, float]:
+    """Return the reward of each row, read as verl's recipe reads it; an error other than ValueError ends the batch."""
+    rewards = {}
+    for waiting in RolloutCollectionHelper().run_examples(examples=rows, head_server_config=head):
+        row, result = await waiting
+        try:
+            rewards[row["_rowidx"]] = read_as_verl(result)
+        except ValueError:
+            rewards[row["_rowidx"]] = 0.0
+    return rewards
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS)
+async def test_a_refused_row_does_not_end_the_batch_of_verl(
+    head: BaseServerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any]
+) -> None:
+    rows = [*build_rows(3), {**wrong, "_rowidx": 3}]
+    # verl itself needs a GPU; the package only finds out whether the process has imported it.
+    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
+    rewards = await collect_as_verl(rows, head)
+    assert sorted(rewards) == [0, 1, 2, 3]
+    assert rewards[3] == 0.0
+    assert max(rewards.values()) == 1.0
+    assert "422" in caplog.text
+    with pytest.raises(RunError, match="422"):
+        await collect_as_verl([{**wrong, "_rowidx": number} for number in range(2)], head)
+
+
+@pytest.mark.slow
+async def test_a_failure_of_the_infrastructure_ends_the_batch_of_verl(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, head = start(policy_base_url=["http://127.0.0.1:9/v1"])
+    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
+    with pytest.raises(RunError, match="503"):
+        await collect_as_verl(build_rows(2), head)
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS)
+async def test_a_failed_row_may_be_a_result_as_in_nemo_gym(head: BaseServerConfig, wrong: dict[str, Any]) -> None:
+    rows = [*build_rows(1), {**wrong, "_rowidx": 1}]
+    helper = RolloutCollectionHelper()
+    played = [await waiting for waiting in helper.run_examples(rows, head, route_failures_to_sidecar=True)]
+    results = {row["_rowidx"]: result for row, result in played}
+    assert results[0]["reward"] == 1.0
+    failed = results[1]
+    assert (failed["_ng_failure_class"], failed["_ng_failure_http_status"]) == ("agent_run_error", 422)
+    assert failed["_ng_failure_type"] == "RunError"
+    assert json.loads(failed["_ng_failure_response_body"])["detail"]
+    assert not {"reward", "response"} & set(failed)
 
 
 @pytest.mark.slow

@@ -34,7 +34,8 @@ async def add(request: Request, body: dict[str, Any]) -> dict[str, Any]:
 @app.post("/verify")
 async def verify(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     right = counts[request.cookies["session"]] == body["total"]
-    return {**body, "reward": float(right), "servers": sorted(key for key in config if key != "dry_run")}
+    servers = sorted(key for key in config if key != "dry_run")
+    return {**body, "reward": float(right), "servers": servers, "entrypoint": own["entrypoint"]}
 
 
 @app.post("/aggregate_metrics")

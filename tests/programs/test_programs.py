@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,61 @@ async def test_a_program_that_ends_at_once_is_an_error(folder: Path) -> None:
     assert "counter" in output.splitlines()[-1]
 
 
+WAIT = """
+import pathlib, time
+pathlib.Path("{own}.started").touch()
+while not pathlib.Path("{other}.started").exists():
+    time.sleep(0.05)
+"""
+
+
+def add_code(code: str) -> str:
+    """Return the text of the program that runs *code* before it serves."""
+    head, main = APP.read_text().split("if __name__", 1)
+    return f"{head}\n{code}\nif __name__{main}"
+
+
+def add_second_program(folder: Path, code: str = "") -> Path:
+    """Return a configuration file with a second program, which runs *code* before it serves."""
+    program = folder / "resources_servers" / "counting" / "second.py"
+    program.write_text(add_code(code))
+    file = folder / "second.yaml"
+    settings = f"{{entrypoint: {program}, domain: agent, unit: pears, python: {sys.executable}}}"
+    file.write_text(f"second: {{resources_servers: {{counting: {settings}}}}}\n")
+    return file
+
+
+async def test_programs_start_and_stop_together_and_know_each_other(folder: Path) -> None:
+    app = folder / "resources_servers" / "counting" / "app.py"
+    # Each program waits for the other one, so that programs that start one after the other would not become ready.
+    second = add_second_program(folder, WAIT.format(own="second", other="first"))
+    app.write_text(add_code(WAIT.format(own="first", other="second")))
+    options = ["--config", get_config(folder), "--config", second, "--port", "0"]
+    async with serving(*options) as deployed:
+        assert {"counter", "second", AGENT, "second_simple_agent"} <= set(deployed.ready["servers"])
+        row = read(folder / "rows.jsonl")[0]
+        rows = [row, {**row, "agent_ref": {"name": "second_simple_agent"}}]
+        (folder / "both.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+        code, output = await run_command("rollout", "--head", deployed.head, "--tasks", "both.jsonl", "--output", "run")
+        assert code == 0, output
+        lines = read(folder / "run" / "rollouts.jsonl")
+        assert [line["reward"] for line in lines] == [1.0, 1.0]
+        assert all({"counter", "second"} <= set(line["servers"]) for line in lines)
+        assert sorted(line["entrypoint"] for line in lines) == ["app.py", "second.py"]
+    assert not list_programs()
+
+
+async def test_a_program_that_does_not_start_ends_the_others(folder: Path) -> None:
+    second = add_second_program(folder, "raise SystemExit('no luck')")
+    code, output = await run_command(
+        "serve", "--config", get_config(folder), "--config", second, "--port", "0", "--ray-address", "none"
+    )
+    assert code == 1
+    assert "'second' ended 3 times" in output.splitlines()[-1]
+    assert "no luck" in output.splitlines()[-1]
+    assert not list_programs()
+
+
 def test_an_installed_environment_replaces_a_program_without_a_folder(folder: Path) -> None:
     server = folder / "resources_servers" / "tool_call"
     server.mkdir()
@@ -239,3 +295,66 @@ def test_requirements_are_installed_once(folder: Path, monkeypatch: pytest.Monke
     (program.folder / "requirements.txt").write_text("no-such-package @ file:///nowhere\n")
     with pytest.raises(UsageError, match=r"counter: .* failed; its last lines"):
         programs.choose_python(program)
+
+
+@pytest.mark.parametrize(
+    ("requirements", "is_newest"),
+    [
+        ("-e nemo-gym[dev] @ ../../\ntiktoken\n", True),
+        ("tiktoken\nnemo_gym==0.7.0\n", True),
+        ("# nemo-gym is not needed\ntiktoken\n-e ../other\n", False),
+    ],
+)
+def test_nemo_gym_is_installed_with_the_newest_interpreter_whatever_its_patch_release(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, requirements: str, is_newest: bool
+) -> None:
+    commands = folder / "commands"
+    commands.mkdir()
+    # Of two newer versions, the newest has a command that does not run, as those of version managers.
+    for name, code in (("python3.14", "exit 127"), ("python3.13", f'exec {sys.executable} "$@"')):
+        (commands / name).write_text(f"#!/bin/sh\n{code}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
+    base = programs.get_base_python(requirements)
+    newest = sys.executable if sys.version_info >= (3, 13) else str(commands / "python3.13")
+    assert base == (newest if is_newest else None)
+    if is_newest and sys.version_info < (3, 12):
+        with monkeypatch.context() as without:
+            without.setenv("PATH", str(folder))
+            with pytest.raises(UsageError, match=r"needs Python 3\.12"):
+                programs.get_base_python(requirements)
+    *_, install = programs.build_install_commands(folder / "environment", folder / "listed.txt", base)
+    assert ("--ignore-requires-python" in install) == is_newest
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "expected"),
+    [("app.py", "app.py"), ("./app.py", "app.py"), ("../counting/app.py", "app.py"), ("FOLDER/app.py", "app.py")],
+)
+def test_a_program_gets_its_file_as_nemo_gym_names_it(folder: Path, entrypoint: str, expected: str) -> None:
+    file = get_config(folder)
+    home = file.parent.parent
+    file.write_text(file.read_text().replace("app.py", entrypoint.replace("FOLDER", str(home))))
+    _, (program,) = programs.split_programs(load_config([file], []))
+    assert program.path.samefile(home / "app.py")
+    # NeMo Gym imports `resources_servers.NAME.FILE` in each worker of a server with `num_workers`.
+    assert program.relative_path == expected
+
+
+def test_the_configuration_of_many_servers_fits_into_a_variable() -> None:
+    block = {"resources_servers": {"counting": {"judge_model_server": {"name": "judge 7"}}}}
+    others = {f"judge {each}": {"responses_api_models": {"m": {"host": "127.0.0.1"}}} for each in range(3_000)}
+    config = {"head_server": {"port": 1}, **others}
+    text = programs.write_config(config, "counter", block)
+    assert json.loads(text) == {
+        "head_server": {"port": 1},
+        "judge 7": others["judge 7"],
+        "counter": block,
+    }
+    code = "import os; print(len(os.environ['NEMO_GYM_CONFIG_DICT']))"
+    variables = {**os.environ, "NEMO_GYM_CONFIG_DICT": text}
+    assert int(subprocess.check_output([sys.executable, "-c", code], env=variables)) == len(text)
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.check_output([sys.executable, "-c", code], env={**variables, "ALL": json.dumps(config)})
+    few = dict([*config.items()][:100])
+    assert json.loads(programs.write_config(few, "counter", block)) == {**few, "counter": block}
