@@ -20,7 +20,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -123,6 +123,18 @@ class _Calls:
         with path.open("rb") as file:
             file.seek(offset)
             return not self.size or sha256(file.read(self.size - offset).strip()).digest() == digest
+
+    def find_last(self, call_ids: Iterable[str]) -> str | None:
+        """Return the call that continues all others of *call_ids*, directly or not, or `None`."""
+        expected = set(call_ids)
+        for call_id in expected:
+            before, parent = {call_id}, self.turns[call_id][0]
+            while parent is not None and parent in self.turns:
+                before.add(parent)
+                parent = self.turns[parent][0]
+            if expected <= before:
+                return call_id
+        return None
 
     def list_turns(self, call_id: str | None) -> list[int]:
         """Return the positions at which the turns up to and including that of a call begin and end, in a row."""
@@ -244,6 +256,9 @@ class TokenCaptureFolder:
             return Lineage("root" if is_first else "unresolved", reason="" if is_first else "no_match")
         with self._path(rollout, "jsonl").open("rb") as file:
             entries = [_read_entry(file, offset) for offset in offsets.values()]
+        # A call with an empty reply to an empty message has the text of the call before it.
+        last = calls.find_last(each["model_call_id"] for each in entries)
+        entries = [each for each in entries if last in (None, each["model_call_id"])]
         entry = min(entries, key=lambda each: each["model_call_id"])
         if any(each["digest"] != entry["digest"] for each in entries):
             # The answers have the same text, so the request does not show which of them the agent kept.

@@ -440,7 +440,7 @@ async def play_kind(
         try:
             response = await model.respond(request)
         except Failed as error:
-            if error.kind != "model_bad_request":
+            if error.kind not in ("model_bad_request", "model_refused"):
                 raise
             return outcomes + [("rejected", str(error))] * (len(kind.steps) - max(number, 1))
         body = chat.build_body(request)

@@ -162,6 +162,16 @@ async def test_any_conversation_continues_on_exact_tokens(
     check_chain(read_entries(folder, "r"))
 
 
+async def test_an_empty_reply_to_an_empty_message_has_the_text_of_the_call_before(tmp_path: Path) -> None:
+    empty = Turn(reasoning="hm", text="", calls=(), outputs=["go on"])
+    turns = [Turn("hm", "first", (), [""]), empty, Turn("", "last", (), ["end"])]
+    async with serve(tmp_path, turns) as url:
+        harness = Harness(build_url(url, "r"))
+        await harness.play(turns)
+    assert harness.count_violations() == 0
+    check_chain(read_entries(tmp_path, "r"))
+
+
 async def test_a_rewritten_conversation_has_no_parent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(tmp_path, TURNS) as url:
         harness = Harness(build_url(url, "r"))
