@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"console", "errors", "once", "types", "usage", "working_folder"},
+    {"console", "errors", "graders", "once", "types", "usage", "working_folder"},
     {"jsonl", "lines", "responses", "tracing"},
     {
         "concurrency",
@@ -58,6 +58,7 @@ THIRD_PARTIES = {
     "fastapi": {"servers", "observability", "testing"},
     "gymnasium": {"gym"},
     "gymsdk_startup": {""},
+    "mpmath": {"graders"},
     "httptools": {"http.connections"},
     "hypothesis": {"checks.isolation"},
     "matplotlib": {"bench.plot", "rollouts.profile"},
