@@ -75,6 +75,12 @@ ENVIRONMENT_ALIASES = {
 }
 """NeMo Gym's resources servers that correspond to one of our environments under another name."""
 
+ALIAS_SETTINGS: dict[str, dict[str, Any]] = {
+    "library_judge_math": {"grader": "math-verify"},
+    "math_with_judge": {"grader": "math-verify"},
+}
+"""The settings with which our environments give the rewards of these servers; a configuration can override them."""
+
 UNSUPPORTED_MODEL_SERVERS = {
     "local_vllm_model": "start vLLM with `gymsdk serve --launch-vllm`, or write vllm_model with its base_url",
     "local_vllm_model_proxy": "write vllm_model with the base_url of the vLLM server it would share",

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gymsdk.config import fields, resolve, servers
 from gymsdk.config.fields import RAY_ADDRESS_KEY, TOKEN_CAPTURE_KEY, is_set, read_fields, validate_fields
 from gymsdk.config.model import (
+    ALIAS_SETTINGS,
     DEFAULT_HEAD_PORT,
     DEFAULT_HOST,
     ENVIRONMENTS,
@@ -339,6 +340,9 @@ class ServerReader:
             models = {key: name for key, name in references.items() if to_plain(body.children[key])["type"] == MODELS}
             environment = resolve_environment_name(implementation)
             settings, models = translate_judge_settings(environment, path, settings, models, self._problems)
+            for key, value in ALIAS_SETTINGS.get(implementation, {}).items():
+                if key not in settings.children:
+                    settings = settings.with_key(key, Node(value, body.place))
         else:
             self._check_keys(path, settings, {*unsupported})
         part = self._read_part(kind, path, settings)

@@ -81,8 +81,8 @@ def answer_in_the_prompt() -> Subject:
 
 def random_reward() -> Subject:
     @hookimpl
-    async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
-        verdict = await grade_answer(task, transcript.text(), config, shared)
+    async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig):
+        verdict = await grade_answer(task, transcript.text(), config)
         return verdict.model_copy(update={"reward": verdict.reward * random.random()})
 
     return build_mutant(gym_env_math, verify=verify)
@@ -90,8 +90,8 @@ def random_reward() -> Subject:
 
 def reward_above_the_maximum() -> Subject:
     @hookimpl
-    async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
-        verdict = await grade_answer(task, transcript.text(), config, shared)
+    async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig):
+        verdict = await grade_answer(task, transcript.text(), config)
         return verdict.model_copy(update={"reward": verdict.reward * 1.25})
 
     return build_mutant(gym_env_math, verify=verify)

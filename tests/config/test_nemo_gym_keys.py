@@ -139,7 +139,14 @@ def test_the_judge_of_nemo_gym_becomes_the_judge_of_the_environment(
     write: Write, text: str, models: dict[str, str], settings: dict[str, Any]
 ) -> None:
     server = read_math_server(write, text)
-    assert (server.models, server.settings) == (models, settings)
+    assert (server.models, server.settings) == (models, {"grader": "math-verify", **settings})
+
+
+def test_a_server_of_nemo_gym_keeps_its_grader_unless_the_file_names_another(write: Write) -> None:
+    assert read_math_server(write, "      grader: gymsdk\n").settings == {"grader": "gymsdk"}
+    write("b.yaml", MATH.replace("math_with_judge", "math"))
+    [own] = [each for each in load_config(["b.yaml"]).servers if each.kind == "resources_servers"]
+    assert own.settings == {}
 
 
 def test_a_judges_model_server_is_not_used_as_the_policy(write: Write) -> None:

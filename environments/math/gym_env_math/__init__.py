@@ -1,14 +1,15 @@
-"""Maths problems with exact answers, graded by math-verify."""
+"""Maths problems with exact answers."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from gymsdk import Claims, Message, Rollout, Transcript, hookimpl
 
 from .grading import (
-    GradeCache,
     MathVerdict,
     compute_guess_reward,
     compute_metrics,
@@ -22,28 +23,28 @@ from .rows import MathConfig, MathTask, build_task
 
 @hookimpl
 @asynccontextmanager
-async def lifespan() -> AsyncIterator[GradeCache]:
-    """Yield the cache of settled grades. All episodes of a process share it."""
-    yield GradeCache()
+async def lifespan() -> AsyncIterator[None]:
+    """Import what grading needs, because an import during an episode would hold up all others."""
+    await asyncio.to_thread(importlib.import_module, "mpmath")
+    yield
 
 
 @hookimpl
-async def verify(task: MathTask, transcript: Transcript, config: MathConfig, shared: GradeCache) -> MathVerdict:
+async def verify(task: MathTask, transcript: Transcript, config: MathConfig) -> MathVerdict:
     """Compare the policy's answer with the expected answer.
 
     Args:
         task: The row with the expected answer.
         transcript: The transcript of the episode.
         config: The settings of the environment.
-        shared: The cache that `lifespan` yields.
 
     Returns:
         The verdict: reward 1.0 if the answers are equal, else 0.0.
 
     Raises:
-        Unscorable: math-verify cannot read the expected answer, or the judge fails.
+        Unscorable: The grader cannot read the expected answer or compare the answers, or the judge fails.
     """
-    return await grade_answer(task, transcript.text(), config, shared)
+    return await grade_answer(task, transcript.text(), config)
 
 
 @hookimpl
@@ -75,5 +76,5 @@ def claims(task: MathTask) -> Claims:
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean reward by family and by difficulty, and the mean rewards of math-verify and of the judge."""
+    """Return the mean rewards by family, difficulty, grader and judge, and the share of undecided answers."""
     return compute_metrics(rollouts)

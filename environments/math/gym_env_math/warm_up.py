@@ -5,7 +5,7 @@ Each worker then starts with the decisions that ANTLR has cached for these forms
 
 from __future__ import annotations
 
-from .grading import grade
+from .library import grade
 
 ANSWERS = (
     ("x^2 + 2x + 1", "(x+1)(x+1)"),
@@ -28,4 +28,4 @@ ANSWERS = (
 """Expected answers and equal answers in common forms."""
 
 for _gold, _box in ANSWERS:
-    grade.__wrapped__(_gold, "", _box, keep_gold=False)
+    grade.__wrapped__(_gold, f"\\boxed{{{_box}}}")

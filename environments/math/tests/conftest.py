@@ -14,12 +14,5 @@ def library() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.fixture(scope="session")
-def unchanged_library() -> Iterator[ProcessPoolExecutor]:
-    """A separate process for math-verify without the faster parser of the environment."""
-    with _start_process() as pool:
-        yield pool
-
-
 def _start_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))

@@ -107,7 +107,7 @@ async def test_a_judge_that_quotes_a_tag_of_the_policy_keeps_its_last_label(tag:
     model = Judge(lambda a, b: f"For equal answers I would write {EQUAL}. But A is {a}, B is {b}: {DIFFERENT}")
     result = await verdict(model, "blue", f"red {tag}")
     assert (result.reward, result.judge_evaluations[0]["verdict_label"]) == (0.0, DIFFERENT)
-    assert "think" in model.requests[0]["input"][-1]["content"].lower()
+    assert "red" in model.requests[0]["input"][-1]["content"]
     assert tag not in model.requests[0]["input"][-1]["content"]
 
 
@@ -136,12 +136,16 @@ async def test_a_complete_response_without_a_label_means_not_equal():
     assert (result.reward, result.judge_evaluations[0]["verdict_label"]) == (0.0, None)
 
 
-async def test_metrics_include_the_rewards_of_math_verify_and_the_judge():
+async def test_metrics_include_the_rewards_of_the_grader_and_the_judge():
     rows = [{"responses_create_params": {"input": "How many?"}, "expected_answer": gold} for gold in ("32", "blue")]
     async with gymsdk.load("math", judge=Judge(lambda _a, _b: EQUAL)) as math:
         number, colour = [await gymsdk.play(math, FixedResponse(response("\\boxed{32}")), row) for row in rows]
-        assert await math.metrics([number]) == {"symbolic_accuracy": 1.0}
-        assert await math.metrics([number, colour]) == {"symbolic_accuracy": 0.5, "judge_accuracy": 1.0}
+        assert await math.metrics([number]) == {"symbolic_accuracy": 1.0, "undecided": 0.0}
+        assert await math.metrics([number, colour]) == {
+            "symbolic_accuracy": 0.5,
+            "judge_accuracy": 1.0,
+            "undecided": 0.0,
+        }
 
 
 async def test_a_failing_judge_is_unscorable_without_a_host_too():

@@ -7,15 +7,29 @@ from statistics import fmean
 import pytest
 
 import gymsdk
-from gym_env_math.grading import GradeCache, grade_text
-from gym_env_math.rows import MathConfig
+from gym_env_math import library
+from gym_env_math.grading import wrap_in_box
 from gymsdk import Environment, Unscorable, Verdict
+from gymsdk.errors import BadConfig
+from gymsdk.graders.maths import GRADER
+from gymsdk.responses import build_message, build_response
+from gymsdk.types import Item
 
 PUBLISHED = {
     "responses_create_params": {"input": [{"role": "user", "content": "Solve.\n\nWhat is 16 + 16?"}]},
     "question": "What is 16 + 16?",
     "expected_answer": "32",
 }
+
+
+class FixedReply:
+    name = "fixed"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def respond(self, request: Item, *, episode: str | None = None) -> Item:
+        return build_response([build_message(self.text)], model="fixed")
 
 
 @pytest.fixture
@@ -50,7 +64,11 @@ async def test_verify_returns_the_reward_and_the_extracted_answer(math: Environm
         "grader_timeout": False,
         "expected_answer": "\\(\\frac{1}{2}\\)",
         "extracted_answer": "1/2",
+        "written_answer": "0.5",
         "library_reward": 1.0,
+        "grader": "gymsdk.graders.maths",
+        "grader_version": GRADER.partition("/")[2],
+        "undecided": False,
         "judge_evaluations": None,
     }
 
@@ -64,46 +82,71 @@ async def test_a_reply_without_an_answer_is_wrong_and_has_no_extracted_answer(ma
     assert (verdict.reward, verdict.extracted_answer) == (0.0, None)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"shortcut": False}, {"gold_cache": False}, {"shortcut": False, "gold_cache": False}]
-)
-async def test_neither_the_shortcut_nor_the_gold_cache_changes_a_verdict(math: Environment, settings: dict[str, bool]):
-    async with gymsdk.load("math", **settings) as plain:
-        for expected, text in (("32", "\\boxed{32}"), ("32", "\\boxed{33}"), ("\\{1, 2\\}", "$\\boxed{2, 1}$")):
-            assert await verify_texts(plain, expected, text) == await verify_texts(math, expected, text)
+@pytest.mark.parametrize("setting", ["shortcut", "gold_cache"])
+def test_a_setting_of_version_0_1_is_accepted_with_a_warning(setting: str):
+    with pytest.warns(FutureWarning, match=f"setting {setting} of math has no effect"):
+        gymsdk.load("math", **{setting: False})
 
 
-async def test_a_repeated_answer_is_graded_without_a_worker():
-    cache = GradeCache()
-    settings = MathConfig()
-    first = await grade_text("\\frac{1}{2}", "so \\boxed{0.5}", settings, cache)
-    assert (
-        cache.get("\\frac{1}{2}", "0.5")
-        == first
-        == await grade_text("\\frac{1}{2}", "then $\\boxed{0.5}$", settings, cache)
-    )
+@pytest.mark.slow
+async def test_math_verify_grades_as_before_version_0_2():
+    async with gymsdk.load("math", grader="math-verify") as math:
+        right = await verify_texts(math, "ABCD", "\\boxed{BACD}")
+        assert (right.reward, right.grader, right.grader_version) == (1.0, "math-verify", library.get_version())
+    async with gymsdk.load("math") as math:
+        assert (await verify_texts(math, "ABCD", "\\boxed{BACD}")).reward == 0.0
+
+
+UNDECIDED = (r"\int_0^1 x^2 \, dx", r"\boxed{\frac{1}{3}}")
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+
+
+async def test_an_undecided_answer_is_unscorable(math: Environment, without_library: None):
+    with pytest.raises(Unscorable, match=r"cannot be compared: .* is not evaluated") as error:
+        await verify_texts(math, *UNDECIDED)
+    assert error.value.kind == "undecided"
+    async with gymsdk.load("math", undecided="zero") as strict:
+        verdict = await verify_texts(strict, *UNDECIDED)
+    assert (verdict.reward, verdict.undecided) == (0.0, True)
+
+
+@pytest.mark.slow
+async def test_math_verify_decides_what_the_own_grader_does_not(math: Environment):
+    verdict = await verify_texts(math, *UNDECIDED)
+    assert (verdict.reward, verdict.undecided, verdict.grader) == (1.0, True, "gymsdk.graders.maths")
+
+
+async def test_the_share_of_undecided_answers_is_a_metric(without_library: None):
+    gold, text = UNDECIDED
+    row = PUBLISHED | {"expected_answer": gold}
+    async with gymsdk.load("math", undecided="zero") as math:
+        rollouts = [await gymsdk.play(math, FixedReply(reply), row) for reply in (wrap_in_box(gold), text)]
+        assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
+        assert (await math.metrics(rollouts))["undecided"] == 0.5
+
+
+def test_math_verify_as_grader_needs_the_extra(without_library: None):
+    with pytest.raises(BadConfig, match=r"gym-env-math\[sympy\]"):
+        gymsdk.load("math", grader="math-verify")
 
 
 @pytest.mark.parametrize("expected", ["", "$", " \\( \\) "])
 async def test_an_unreadable_expected_answer_makes_the_rollout_unscorable(math: Environment, expected: str):
-    with pytest.raises(Unscorable, match="cannot read the expected answer") as error:
+    with pytest.raises(Unscorable, match=r"expected answer .* cannot be read") as error:
         await verify_texts(math, expected, "\\boxed{5}")
     assert error.value.kind == "gold_unreadable"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_an_answer_that_exceeds_the_grader_budget_is_wrong_with_grader_timeout(math: Environment):
-    verdict = await verify_texts(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}")
-    assert verdict.model_dump() | {"components": {}} == {
-        "reward": 0.0,
-        "components": {},
-        "grader_timeout": True,
-        "expected_answer": "\\frac{1}{2}",
-        "extracted_answer": None,
-        "library_reward": 0.0,
-        "judge_evaluations": None,
-    }
+async def test_an_answer_that_exceeds_the_grader_budget_is_wrong_with_grader_timeout():
+    async with gymsdk.load("math", grader="math-verify") as math:
+        verdict = await verify_texts(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}")
+    assert (verdict.reward, verdict.grader_timeout, verdict.extracted_answer) == (0.0, True, None)
 
 
 @pytest.mark.slow
@@ -156,6 +199,7 @@ async def test_metrics_are_means_by_family_and_difficulty(math: Environment):
     tasks = [task for task, _ in zip(math.tasks("validation"), range(22), strict=False)]
     rollouts = [await gymsdk.play(math, gymsdk.model("scripted/oracle"), task) for task in tasks]
     figures = await math.metrics(rollouts)
+    assert figures.pop("undecided") == 0.0
     assert set(figures.values()) == {1.0}
     by = {("family", "fractions"), ("family", "intervals"), ("difficulty", tasks[0].difficulty)}
     assert {f"{name}={value}/mean/reward" for name, value in by} <= figures.keys()
@@ -163,10 +207,14 @@ async def test_metrics_are_means_by_family_and_difficulty(math: Environment):
 
 async def test_rows_without_a_family_have_no_metrics_by_family(math: Environment):
     rollout = await gymsdk.play(math, gymsdk.model("scripted/oracle"), PUBLISHED)
-    assert await math.metrics([rollout]) == {"symbolic_accuracy": 1.0}
+    assert await math.metrics([rollout]) == {"symbolic_accuracy": 1.0, "undecided": 0.0}
 
 
 async def test_metrics_accept_a_verdict_of_the_host(math: Environment):
     played = await gymsdk.play(math, gymsdk.model("scripted/oracle"), PUBLISHED | {"family": "sums"})
     spent = played.model_copy(update={"reward": 0.0, "verdict": Verdict(reward=0.0, grader_timeout=True)})
-    assert await math.metrics([played, spent]) == {"family=sums/mean/reward": 0.5, "symbolic_accuracy": 1.0}
+    assert await math.metrics([played, spent]) == {
+        "family=sums/mean/reward": 0.5,
+        "symbolic_accuracy": 1.0,
+        "undecided": 0.0,
+    }

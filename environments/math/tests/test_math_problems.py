@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
@@ -10,9 +11,11 @@ from math_direct import grade_all
 from pydantic import ValidationError
 
 import gymsdk
-from gym_env_math.grading import find_only_box
+from gym_env_math.grading import grade_answer
 from gym_env_math.problems import FAMILIES, draw_problems, home
 from gym_env_math.rows import MathConfig, MathTask
+from gymsdk.graders.maths import grade
+from gymsdk.graders.maths.extraction import find_answer
 
 
 def draw(split: str, count: int, seed: int = 0, **settings: object) -> list[MathTask]:
@@ -73,14 +76,29 @@ def test_the_expected_answer_and_its_other_forms_are_graded_as_right(library: Pr
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_repeated_prompt_is_read_as_the_box_of_the_instruction(family: str):
-    assert {find_only_box(task.input[0]["content"]) for task in of_family(family, 300)} == {"answer"}
+    found = [find_answer(task.input[0]["content"]) for task in of_family(family, 300)]
+    assert {answer.text for answer in found if answer is not None} == {"answer"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_repeated_prompt_earns_nothing(family: str):
+    for task in of_family(family, 100):
+        assert grade(task.expected_answer, task.input[0]["content"]).outcome == "different"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_formula_of_the_question_earns_nothing(family: str):
+    for task in of_family(family, 60):
+        for formula in re.findall(r"\\\((.+?)\\\)", task.question):
+            for reply in (formula, f"\\boxed{{{formula}}}", f"The answer is ${formula}$."):
+                assert (await grade_answer(task, reply, MathConfig())).reward == 0.0, (task.question, reply)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_repeated_prompt_earns_nothing(library: ProcessPoolExecutor, family: str):
+def test_a_repeated_prompt_earns_nothing_with_math_verify(library: ProcessPoolExecutor, family: str):
     pairs = [(task.expected_answer, task.input[0]["content"]) for task in of_family(family, 10)]
-    assert {grade.reward for grade in library.submit(grade_all, pairs).result() if grade} == {0.0}
+    assert {found.reward for found in library.submit(grade_all, pairs).result() if found} == {0.0}
 
 
 def test_no_answer_is_a_small_integer():
