@@ -71,7 +71,7 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
         bool,
         typer.Option(
             "--force",
-            help="Also use servers that do not declare stateless verification.",
+            help="Also use servers that do not declare stateless verification, and graders that the run did not use.",
             rich_help_panel=options.RUN,
         ),
     ] = False,
@@ -192,6 +192,8 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     from gymsdk.rollouts.tasks import AtomicRowWriter
     from gymsdk.sockets import count_affordable
 
+    settings = options.parse_settings(run.list_environments(), reverify_options.settings)
+    named = {name for name, overrides in settings.items() if "grader" in overrides}
     concurrency = min(reverify_options.concurrency, count_affordable(2))
     rejudgements, last_report = (
         reverify(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=concurrency),
@@ -204,12 +206,32 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     ):
         async with aclosing(rejudgements):
             async for each in rejudgements:
+                if not reverify_options.force:
+                    _check_grader(each, named)
                 results.add(each)
                 if sheet and (line := each.build_line()) is not None:
                     sheet.add(line)
                 if time.monotonic() >= last_report + PROGRESS_SECONDS:
                     last_report = time.monotonic()
                     typer.echo(f"{results.rollouts:,} verified, {len(results.changed):,} rewards changed", err=True)
+
+
+def _check_grader(result: Reverified, named: set[str]) -> None:
+    """Raise `UsageError` if another grader than that of the run gave the new verdict.
+
+    A stored verdict without a grader is accepted for the environments in *named*: the user chose their grader.
+    """
+    if result.new_grader is None:
+        return
+    old, new = result.new_grader
+    if not old and result.case.environment in named:
+        return
+    graded = f"was graded by {old}" if old else "names no grader"
+    raise UsageError(
+        f"line {result.case.number} {graded}, and {result.case.environment} grades with {new} now, so that rewards may"
+        " change for this reason alone; use the grader and version of the run (--set grader=NAME), or grade all"
+        " rollouts again with --force"
+    )
 
 
 def _print(results: _Results, *, json: bool) -> None:

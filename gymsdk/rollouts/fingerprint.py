@@ -25,6 +25,9 @@ DIGEST_CHARS = 16
 ADDED_PARTS = ("imports", "distributions", "environ")
 """The parts that runs of earlier versions lack. A resume of such a run does not compare them."""
 
+GRADERS = "gymsdk.graders."
+"""The prefix of the modules of gymsdk's graders. Their versions belong to the identity of an environment."""
+
 SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 ENTRY_POINTS = "entry_points.txt"
@@ -103,8 +106,9 @@ def digest_files(files: Mapping[str, Path]) -> str:
 def digest_imports(plugin: object) -> dict[str, str]:
     """Return the digests of the files that *plugin* imports, directly or not, by the name of their module.
 
-    Files of the standard library, of site-packages and of gymsdk are left out, as well as those of the fingerprint. The
-    imports are found in the namespaces of the plugin and its imports, and in the sources, also in functions.
+    Files of the standard library, of site-packages and of gymsdk are left out, as well as those of the fingerprint. Of
+    a grader of gymsdk, the name and version count. The imports are found in the namespaces of the plugin and its
+    imports, and in the sources, also in functions.
     """
     module = _get_module(plugin)
     if module is None:
@@ -119,7 +123,7 @@ def digest_imports(plugin: object) -> dict[str, str]:
         found.follow_source(path, ".".join(filter(None, (package, *folders))))
     own_paths = {path.resolve() for path in own.values()}
     files = {name: path for name, path in sorted(found.files.items()) if path.resolve() not in own_paths}
-    return {name: digest_files({"": path}) for name, path in files.items()}
+    return {name: digest_files({"": path}) for name, path in files.items()} | found.graders
 
 
 class _ImportSearch:
@@ -130,10 +134,12 @@ class _ImportSearch:
 
     Attributes:
         files: The files by the name of their module.
+        graders: The names and versions of gymsdk's graders, by the name of their module.
     """
 
     def __init__(self, home: str) -> None:
         self.files: dict[str, Path] = {}
+        self.graders: dict[str, str] = {}
         self._home = home
         self._bound: set[str] = set()
         self._seen: set[str] = set()
@@ -199,6 +205,8 @@ class _ImportSearch:
 
     def _add(self, name: str, loaded: ModuleType | None) -> Path | None:
         """Add the file of module *name* if it counts, and return it."""
+        if name.startswith(GRADERS) and (grader := getattr(loaded, "GRADER", None)) is not None:
+            self.graders[name] = str(grader)
         if name.partition(".")[0] in {"gymsdk", "__main__", ""}:
             return None
         file = _find_file(name, loaded)

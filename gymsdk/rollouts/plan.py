@@ -21,7 +21,7 @@ from gymsdk.errors import BadRow
 from gymsdk.http.tls import mask_url
 from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api, TokenInterface
-from gymsdk.rollouts.fingerprint import CODE_PARTS, describe_code, digest_files, drop_unknown_parts
+from gymsdk.rollouts.fingerprint import CODE_PARTS, GRADERS, describe_code, digest_files, drop_unknown_parts
 from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Budget, Row
 from gymsdk.working_folder import get_working_folder, shorten_path
@@ -248,6 +248,8 @@ def _describe_code_change(part: str, item: str, name: str, before: object, now: 
     }[part]
     if before is None or now is None:
         return f"{about} was {absent if before is None else 'there'}, now {absent if now is None else 'there'}"
+    if item.startswith(GRADERS):
+        return f"the grader of environment {name!r} was {before}, now {now}"
     old, new = (str(each).rpartition(" ")[0] for each in (before, now))
     return f"{about} was {old}, now {new}" if old != new else f"{about} has changed"
 

@@ -200,7 +200,7 @@ class HeadServers:
         return [agent for agent, resources in self.agents.items() if resources in servers]
 
     def _list_resources_of(self, environment: str) -> list[str]:
-        """Return the resources server with the name *environment*, or else all that serve it."""
+        """Return the resources server with the name *environment*, or else all its resources servers."""
         if environment in self.resources:
             return [environment]
         served = resolve_environment_name(environment)

@@ -229,6 +229,16 @@ class Reverified:
     reason: str = ""
 
     @property
+    def new_grader(self) -> tuple[str, str] | None:
+        """The stored and the new grader with their versions, if the verdict names another one; else `None`.
+
+        The stored one is empty if the stored verdict names none.
+        """
+        fields = self.verdict.fields if self.verdict is not None else {}
+        old, new = _get_grader(self.case.line), _get_grader(fields)
+        return (old, new) if new and old != new else None
+
+    @property
     def changed(self) -> bool:
         """Whether the reward differs from the stored one."""
         if self.verdict is None:
@@ -259,6 +269,12 @@ class Reverified:
             stored = {"stored_reward": self.case.reward} if self.changed and self.case.reward is not None else {}
             line["gymsdk"] = {**host_fields, **stored, "outcome": "scored", "verdict": list(self.verdict.fields)}
         return line
+
+
+def _get_grader(fields: Mapping[str, Any]) -> str:
+    """Return the grader and its version that a verdict names; empty if it names none."""
+    grader, version = fields.get("grader"), fields.get("grader_version")
+    return f"{grader} {version}".strip() if isinstance(grader, str) and isinstance(version, str) else ""
 
 
 async def reverify(cases: Iterable[Case], judge: Judge, *, concurrency: int) -> AsyncGenerator[Reverified, None]:

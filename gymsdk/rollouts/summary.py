@@ -250,6 +250,9 @@ async def _summarize(environment: MetricsSource, tally: Tally, read: Callable[[]
         "token_limit": tally.limit.describe() or None,
         "grader_timeouts": tally.overspent,
         "failures": dict(tally.failures.most_common()),
+        "failure_shares": {
+            kind: failed / max(1, sum(tally.outcomes.values())) for kind, failed in tally.failures.items()
+        },
         "failures_for_good": tally.terminal,
         "failures_retryable": tally.retryable,
         "failures_raised": tally.raised,

@@ -120,6 +120,9 @@ def test_retryable_and_terminal_failures_are_counted_separately(
         folder.append(line | {"gymsdk": line["gymsdk"] | gymsdk_fields}, failed=True)
     result = _summary(folder, environment_with_metrics)
     assert (result["failures_retryable"], result["failures_for_good"]) == (1, 1)
+    assert result["failure_shares"] == {
+        kind: count / sum(result["outcomes"].values()) for kind, count in result["failures"].items()
+    }
 
 
 def test_prompts_that_were_too_long_are_counted(folder: RunFolder, environment_with_metrics: Environment) -> None:
