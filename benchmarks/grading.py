@@ -1,49 +1,51 @@
-r"""Compare the CPU time to grade a math answer with calling math-verify in a loop.
+r"""Measure gymsdk's maths grader beside math-verify: rates, CPU time, and right answers lost.
 
-    python benchmarks/grading.py [--golds 800] [--rounds 5]
+    python benchmarks/grading.py [--pairs FILE] [--golds 200] [--rounds 3]
 
-The answers are a standard mix of twenty forms. 85 % are correct, and each is part of a different worked solution. Each
-expected answer occurs once per round, as in training with groups. The script alternates between these methods on the
-same texts:
+The script prints three tables, all measured in this run:
 
-a. `math_metric` of math-verify, called in a loop in one warm process;
-b. the math environment with its shortcut and gold cache enabled;
-c. the math environment with both disabled;
-d. for comparison, the math environment with only the gold cache.
+1. The rates on the pairs of FILE (by default the pairs of the tests; JSON lines with `gold`, `reply`, `right`, and
+   `ambiguous` for pairs that do not count), and the CPU time of each grade in one warm process, by
+   `time.process_time_ns`. math-verify runs in a process of its own, which is stopped after 10 s of an answer.
+2. The CPU time of an episode through `gymsdk.play`, workers included, with each grader.
+3. Ordinary replies: the environment's own tasks with their other forms, word problems in the form of GSM8K, and boxed
+   answers in the form of MATH. A right answer is lost if math-verify accepts it and gymsdk's grader does not.
 
-CPU time is that of this process and its workers, without start-up. The exit status is 1 if b needs more than 0.6 times
-the CPU time of a, if c needs more than 1.3 times the CPU time of a, or if any reward differs from that of a.
+The exit status is 1 if the median of a grade is over 0.5 ms, the 99th percentile over 3 ms, the maximum over 50 ms, a
+right ordinary answer is lost, more than 1 % of the right answers are refused or a wrong one is accepted, or an episode
+with gymsdk's grader needs more than 0.3 times the CPU time of one with math-verify.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import json
 import logging
 import multiprocessing
 import os
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gym_env_math.grading import (
-    Grade,
-    GradeCache,
-    compare_integers,
-    find_only_box,
-    grade_answer,
-    strip_delimiters,
-    wrap_in_box,
-)
-from gym_env_math.rows import MathConfig, MathTask
+import gymsdk
+from gym_env_math.grading import strip_delimiters, wrap_in_box
+from gym_env_math.rows import MathTask
+from gymsdk.graders.maths import EQUAL, UNDECIDED, GoldUnreadable, grade
+from gymsdk.responses import build_message, build_response
+from gymsdk.types import Episode, Item
 
-MAX_RATIO_WITH_CACHE, MAX_RATIO_WITHOUT_CACHE = 0.6, 1.3
+PAIRS = Path(__file__).resolve().parent.parent / "tests" / "graders" / "maths_pairs.jsonl"
+MAX_MEDIAN, MAX_P99, MAX_MAX = 0.5, 3.0, 50.0
+MAX_REFUSED, MAX_RATIO = 0.01, 0.3
+SECONDS = 10
 CORRECT_SHARE = 0.85
 CHUNK = 100
 CONCURRENCY = 16
@@ -58,23 +60,19 @@ STEPS = (
 )
 
 
-class Answer(NamedTuple):
-    """An expected answer, and the text to grade."""
+class Pair(NamedTuple):
+    """An expected answer, a reply, and whether the reply is right; `None` if careful people differ."""
 
     gold: str
     text: str
+    right: bool | None = True
 
 
-class CountingCache(GradeCache):
-    """A gold cache that counts its hits."""
+class Graded(NamedTuple):
+    """The result of a grader: whether it accepts the answer, `None` without a decision; and the CPU time in ms."""
 
-    hits = 0
-
-    def get(self, gold: str, box: str) -> Grade | None:
-        """Return the cached grade, and count the hit."""
-        found = super().get(gold, box)
-        self.hits += found is not None
-        return found
+    accepted: bool | None
+    milliseconds: float
 
 
 def pairs(rng: random.Random, golds: int) -> list[tuple[str, str]]:
@@ -112,7 +110,7 @@ def forms(a: int, b: int, c: int, d: int) -> list[tuple[str, str]]:
     ]
 
 
-def answers(golds: int, rounds: int) -> Iterator[Answer]:
+def answers(golds: int, rounds: int) -> Iterator[Pair]:
     """Yield the texts to grade: each expected answer once per round, and no text twice."""
     rng = random.Random(20)
     expected = pairs(rng, golds)
@@ -120,7 +118,7 @@ def answers(golds: int, rounds: int) -> Iterator[Answer]:
         for row, (gold, right) in enumerate(expected):
             answer = right if rng.random() < CORRECT_SHARE else str(rng.randint(100, 999))
             worked = "".join(rng.choice(STEPS) for _ in range(10))
-            yield Answer(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${wrap_in_box(answer)}$.")
+            yield Pair(gold, f"Solution {each}.{row}. {worked}Therefore the final answer is ${wrap_in_box(answer)}$.")
 
 
 @lru_cache(maxsize=1)
@@ -137,27 +135,103 @@ def metric() -> Callable[[list[str], list[str]], tuple[float, object]]:
     return built
 
 
-def grade_in_loop(chunk: Sequence[Answer]) -> tuple[list[float], float]:
-    """Return the rewards of math-verify, and their CPU time in seconds."""
-    started = time.process_time()
-    rewards = [float(metric()([wrap_in_box(strip_delimiters(gold))], [text])[0]) for gold, text in chunk]
-    return rewards, time.process_time() - started
+def grade_with_gymsdk(pair: Pair) -> Graded:
+    """Grade in this process."""
+    started = time.process_time_ns()
+    try:
+        outcome = grade(pair.gold, pair.text).outcome
+    except GoldUnreadable:
+        outcome = UNDECIDED
+    milliseconds = (time.process_time_ns() - started) / 1e6
+    return Graded(None if outcome == UNDECIDED else outcome == EQUAL, milliseconds)
 
 
-async def grade_in_environment(chunk: Sequence[Answer], config: MathConfig, kept: GradeCache) -> list[float]:
-    """Return the rewards of the environment."""
-    limit = asyncio.Semaphore(CONCURRENCY)
+def grade_with_library(pair: Pair) -> Graded:
+    """Grade with math-verify in a warm process."""
+    from math_verify.errors import TimeoutException
 
-    async def one(answer: Answer) -> float:
-        async with limit:
-            task = MathTask.ask("", expected_answer=answer.gold)
-            return (await grade_answer(task, answer.text, config, kept)).reward
+    started = time.process_time_ns()
+    try:
+        accepted: bool | None = metric()([wrap_in_box(strip_delimiters(pair.gold))], [pair.text])[0] > 0
+    except (Exception, TimeoutException):  # noqa: BLE001 -- any exception is no decision
+        accepted = None
+    return Graded(accepted, (time.process_time_ns() - started) / 1e6)
 
-    return await asyncio.gather(*map(one, chunk))
+
+def grade_all_with_library(pairs: Sequence[Pair]) -> list[Graded]:
+    """Grade with math-verify in a process that is replaced if it takes longer than the limit."""
+    results: list[Graded] = []
+    context = multiprocessing.get_context("spawn")
+    while len(results) < len(pairs):
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            pool.submit(grade_with_library, Pair("1", "\\boxed{1}")).result()
+            for pair in pairs[len(results) :]:
+                try:
+                    results.append(pool.submit(grade_with_library, pair).result(timeout=SECONDS))
+                except (TimeoutError, BrokenProcessPool):
+                    results.append(Graded(None, SECONDS * 1e3))
+                    for process in list((pool._processes or {}).values()):  # noqa: SLF001 -- there is no public way
+                        process.kill()
+                    break
+    return results
 
 
-def cpu(excluded: int) -> float:
-    """Return the CPU time of this process and its descendants in seconds, without the process *excluded*."""
+def read_pairs(path: Path) -> list[Pair]:
+    """Return the pairs of a file."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [Pair(row["gold"], row["reply"], None if row.get("ambiguous") else row["right"]) for row in rows]
+
+
+class Rates(NamedTuple):
+    """What a grader refuses and accepts wrongly, and its CPU times in ms."""
+
+    refused: float
+    accepted: float
+    undecided: float
+    median: float
+    p99: float
+    highest: float
+
+
+def compute_rates(pairs: Sequence[Pair], graded: Sequence[Graded]) -> Rates:
+    """Compute the rates of a grader over the pairs that count."""
+    decided = [(pair.right, result) for pair, result in zip(pairs, graded, strict=True) if pair.right is not None]
+    right = [result for is_right, result in decided if is_right]
+    wrong = [result for is_right, result in decided if not is_right]
+    times = sorted(result.milliseconds for result in graded)
+    return Rates(
+        sum(not result.accepted for result in right) / len(right),
+        sum(result.accepted is True for result in wrong) / len(wrong),
+        sum(result.accepted is None for _, result in decided) / len(decided),
+        times[len(times) // 2],
+        times[int(0.99 * len(times))],
+        times[-1],
+    )
+
+
+def measure_rates(path: Path, rounds: int) -> bool:
+    """Print the rates and CPU times of both graders on a file, and return whether they are in the limits."""
+    pairs = read_pairs(path)
+    print(f"{len(pairs)} pairs, {sum(pair.right is True for pair in pairs)} right, hard ones on purpose")
+    for pair in pairs[:200]:
+        grade_with_gymsdk(pair)
+    library = compute_rates(pairs, grade_all_with_library(pairs))
+    measured = [compute_rates(pairs, list(map(grade_with_gymsdk, pairs))) for _ in range(rounds)]
+    print("| grader | right refused | wrong accepted | undecided | CPU ms: median, p99, max |")
+    print("|---|---|---|---|---|")
+    for name, rates in [("math-verify", library), *(("gymsdk", rates) for rates in measured)]:
+        shares = " | ".join(f"{share:.2%}" for share in rates[:3])
+        print(f"| {name} | {shares} | {', '.join(f'{value:.2f}' for value in rates[3:])} |")
+    return all(
+        rates.refused <= MAX_REFUSED
+        and rates.accepted == 0
+        and (rates.median <= MAX_MEDIAN and rates.p99 <= MAX_P99 and rates.highest <= MAX_MAX)
+        for rates in measured
+    )
+
+
+def cpu() -> float:
+    """Return the CPU time of this process and its descendants in seconds."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -168,69 +242,120 @@ def cpu(excluded: int) -> float:
         parents[int(stat.parent.name)] = int(fields[1])
         used[int(stat.parent.name)] = sum(map(int, fields[11:15]))
     included = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in included} - included - {excluded}:
+    while more := {pid for pid, parent in parents.items() if parent in included} - included:
         included |= more
     return sum(used[pid] for pid in included) / TICKS
 
 
-async def measure(golds: int, rounds: int) -> int:
-    """Measure all methods in turn, print their CPU time, and return the exit status."""
+class Say:
+    """A policy that replies with one text."""
+
+    name = "say"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Return the text."""
+        del request, episode
+        return build_response([build_message(self._text)], model=self.name)
+
+
+async def play_all(environment: gymsdk.Environment, pairs: Iterable[Pair]) -> list[float | None]:
+    """Play an episode for each pair, and return the rewards."""
+    limit = asyncio.Semaphore(CONCURRENCY)
+
+    async def play(pair: Pair) -> float | None:
+        async with limit:
+            row = {"responses_create_params": {"input": "?"}, "question": "?", "expected_answer": pair.gold}
+            return (await gymsdk.play(environment, Say(pair.text), row)).reward
+
+    return await asyncio.gather(*map(play, pairs))
+
+
+async def measure_episodes(golds: int, rounds: int) -> bool:
+    """Print the CPU time of an episode with each grader, and return whether the ratio is in the limit."""
     stream = list(answers(golds, rounds))
-    methods = {"b": MathConfig(), "c": MathConfig(shortcut=False, gold_cache=False), "d": MathConfig(shortcut=False)}
-    kept = CountingCache()
-    cpu_seconds = dict.fromkeys("abcd", 0.0)
-    differing = 0
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as loop:
-        loop_pid = loop.submit(os.getpid).result()
-        warm = stream[:40]
-        loop.submit(grade_in_loop, warm).result()
-        await grade_in_environment([*warm, *warm], methods["c"], GradeCache())
+    seconds = {"math-verify": 0.0, "gymsdk": 0.0}
+    async with gymsdk.load("math", grader="math-verify") as library, gymsdk.load("math") as own:
+        environments = {"math-verify": library, "gymsdk": own}
+        for environment in environments.values():
+            await play_all(environment, stream[:40])
         for start in range(0, len(stream), CHUNK):
-            chunk = stream[start : start + CHUNK]
-            expected_rewards, seconds = loop.submit(grade_in_loop, chunk).result()
-            cpu_seconds["a"] += seconds
-            for method, config in methods.items():
-                started = cpu(loop_pid)
-                rewards = await grade_in_environment(chunk, config, kept)
-                cpu_seconds[method] += cpu(loop_pid) - started
-                differing += sum(one != other for one, other in zip(expected_rewards, rewards, strict=True))
-    print_shares(stream, kept)
-    return print_costs(cpu_seconds, len(stream), differing)
+            for name, environment in environments.items():
+                before = cpu()
+                await play_all(environment, stream[start : start + CHUNK])
+                seconds[name] += cpu() - before
+    ratio = seconds["gymsdk"] / seconds["math-verify"]
+    print(f"\n{len(stream)} episodes through gymsdk.play, twenty forms, {CORRECT_SHARE:.0%} right")
+    for name, spent in seconds.items():
+        print(f"  {name:12s}{1e3 * spent / len(stream):7.2f} ms of CPU per episode")
+    print(f"  ratio {ratio:.2f} (limit {MAX_RATIO})")
+    return ratio <= MAX_RATIO
 
 
-def print_shares(stream: Sequence[Answer], kept: CountingCache) -> None:
-    """Print how many answers the shortcut and the cache graded without a worker."""
-    boxes = [(strip_delimiters(gold), find_only_box(text)) for gold, text in stream]
-    integer_pairs = sum(box is not None and compare_integers(gold, box) is not None for gold, box in boxes)
-    repeated = sum(count - 1 for count in Counter(gold for gold, _ in boxes).values())
-    shares = {"both integers": integer_pairs, "cached answer": kept.hits}
-    shares["sent to a worker"] = len(stream) - sum(shares.values())
-    print(f"{len(stream)} answers to {len(stream) - repeated} expected answers")
-    for name, count in shares.items():
-        print(f"  {name:24s}{count / len(stream):7.1%}")
+def ordinary() -> list[Pair]:
+    """Return right replies as models write them: our own tasks, word problems, and boxed answers."""
+    rng = random.Random(5)
+    environment = gymsdk.load("math")
+    drawn = itertools.islice(environment.tasks("train", seed=9), 600)
+    tasks = [task for task in drawn if isinstance(task, MathTask)]
+    own = [
+        Pair(task.expected_answer, f"We work it out. The answer is ${wrap_in_box(form)}$.")
+        for task in tasks
+        for form in (task.expected_answer, *task.other_answers)
+    ]
+    words = []
+    for _ in range(300):
+        value = rng.choice([rng.randint(2, 99), rng.randint(1000, 99999), rng.randint(1, 400) / 4])
+        written = f"{value:,}"
+        words += [
+            Pair(f"{value}", f"She has {value} of them.\n#### {written}"),
+            Pair(f"{value}", f"So the total cost is ${written}.\n\nThe answer is {written}."),
+            Pair(f"{value}", f"Therefore, the answer is **{written}**."),
+        ]
+    boxed = [
+        Pair(gold, f"Thus we obtain\n\\[\n{wrap_in_box(answer)}\n\\]")
+        for _ in range(40)
+        for gold, answer in forms(*(rng.randint(2, 60) for _ in range(4)))
+    ]
+    return [*own, *words, *boxed]
 
 
-def print_costs(cpu_seconds: dict[str, float], count: int, differing: int) -> int:
-    """Print the CPU time per answer and the ratios with their limits, and return the exit status."""
-    names = {"a": "math-verify in a loop", "b": "shortcut and gold cache on", "c": "both off", "d": "gold cache only"}
-    limits = {"b": MAX_RATIO_WITH_CACHE, "c": MAX_RATIO_WITHOUT_CACHE}
-    for method, name in names.items():
-        milliseconds = 1000 * cpu_seconds[method] / count
-        ratio = cpu_seconds[method] / cpu_seconds["a"]
-        bound = f" (limit {limits[method]})" if method in limits else ""
-        print(f"{method}. {name:28s}{milliseconds:7.2f} ms of CPU per answer, ratio {ratio:.2f}{bound}")
-    print(f"rewards that differ from math-verify's: {differing}")
-    broken = [method for method, bound in limits.items() if cpu_seconds[method] > bound * cpu_seconds["a"]]
-    return int(bool(broken or differing))
+def measure_ordinary() -> bool:
+    """Print how many right ordinary answers each grader accepts, and return whether none is lost."""
+    pairs = ordinary()
+    own, library = list(map(grade_with_gymsdk, pairs)), grade_all_with_library(pairs)
+    lost = [
+        pair for pair, ours, theirs in zip(pairs, own, library, strict=True) if theirs.accepted and not ours.accepted
+    ]
+    undecided = sum(result.accepted is None for result in own)
+    found = sum(map(accepts, own)), sum(map(accepts, library))
+    print(f"\n{len(pairs)} right ordinary replies: gymsdk accepts {found[0]}, math-verify {found[1]}")
+    print(f"  accepted by math-verify and not by gymsdk: {len(lost)}; undecided: {undecided / len(pairs):.2%}")
+    for pair in lost[:10]:
+        print(f"  {pair.gold!r} <- {pair.text[-80:]!r}")
+    return not lost
+
+
+def accepts(result: Graded) -> bool:
+    """Return whether a grader accepts the answer."""
+    return result.accepted is True
 
 
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--golds", type=int, default=800, help="expected answers")
-    parser.add_argument("--rounds", type=int, default=5, help="answers per expected answer")
+    parser.add_argument("--pairs", type=Path, default=PAIRS, help="the pairs")
+    parser.add_argument("--golds", type=int, default=200, help="expected answers of the episodes")
+    parser.add_argument("--rounds", type=int, default=3, help="runs over the pairs, and answers per expected answer")
     options = parser.parse_args()
-    sys.exit(asyncio.run(measure(options.golds, options.rounds)))
+    in_limits = [
+        measure_rates(options.pairs, options.rounds),
+        asyncio.run(measure_episodes(options.golds, options.rounds)),
+        measure_ordinary(),
+    ]
+    sys.exit(not all(in_limits))
 
 
 if __name__ == "__main__":

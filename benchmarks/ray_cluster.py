@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import grading
 from ray.cluster_utils import Cluster
 
-from gym_env_math.grading import grade
+from gym_env_math.library import grade
 from gymsdk import offload
 from gymsdk.ray import RayExecutor, connect
 from gymsdk.workers.offload import Executor, InlineExecutor, use_executor
@@ -82,11 +82,11 @@ def run(executor: Executor, work: Callable[[], Any]) -> tuple[Any, float, float]
         return result, time.perf_counter() - began, measure_cpu() - cpu
 
 
-def print_grading(executors: dict[str, Executor], answers: Sequence[grading.Answer]) -> bool:
+def print_grading(executors: dict[str, Executor], answers: Sequence[grading.Pair]) -> bool:
     """Print the first table, and return whether all grades are equal."""
 
     async def grade_all() -> list[Any]:
-        return [str(each) for each in await asyncio.gather(*(grade(gold, text, None, False) for gold, text in answers))]
+        return [str(each) for each in await asyncio.gather(*(grade(pair.gold, pair.text) for pair in answers))]
 
     print(f"{len(answers)} maths answers       wall      CPU   CPU per answer")
     results = {}

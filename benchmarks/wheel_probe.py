@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-import nemo_gym.base_resources_server
+import nemo_gym.base_resources_server  # type: ignore[import-not-found]  # NeMo Gym's wheel, in its own environment
 import nemo_gym.server_utils  # noqa: F401 - imported for the forks
 
 PROBE_SECONDS = 25.0
