@@ -141,7 +141,7 @@ class Failed(EpisodeError):
     """The model, a tool or the environment broke.
 
     Attributes:
-        param: The parameter of a model's request that is to blame, if any.
+        param: The parameter of a model's request that caused the error, or `None`.
     """
 
     param: str | None = None

@@ -94,9 +94,9 @@ def build_deployment(
         deployment = _add_settings(deployment, named)
         check_deployment(deployment, chosen.get("role"))
         deployment = _check_for_servers(deployment, chosen.keys(), files)
-        read = {server.name for server in deployment.servers if not server.is_in_files}
+        added = {server.name for server in deployment.servers if not server.is_in_files}
         chosen["environments"] = {
-            name: settings for name, settings in chosen.get("environments", {}).items() if name not in read
+            name: settings for name, settings in chosen.get("environments", {}).items() if name not in added
         }
     logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
     read = {field: getattr(deployment, field) for field in deployment.model_fields_set}

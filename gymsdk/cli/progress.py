@@ -65,7 +65,7 @@ def run_rollouts(
 
     Args:
         run: The run.
-        replicas: The deployment whose replicas on a Ray cluster play the run; by default this process plays it.
+        replicas: The deployment with the replicas on a Ray cluster that play the run; by default this process plays it.
         on_start: Called when the folder holds the run and before it begins.
     """
     folder = run.output
@@ -89,7 +89,7 @@ def check_run(run: Run, replicas: Deployment | None, address: str) -> None:
 
     Args:
         run: The run.
-        replicas: The deployment whose replicas play the run, if any do.
+        replicas: The deployment with the replicas that play the run, or `None`.
         address: The address of the cluster.
     """
     if replicas is not None:

@@ -404,7 +404,7 @@ def check_configuration_key(name: str) -> None:
 
 
 def build_bad_key_error(name: str, message: str) -> Failed:
-    """Return the failure of a request whose key *name* cannot be served."""
+    """Return the failure of a request because of its key *name*."""
     error = Failed(message, kind="model_bad_request")
     error.param = name
     return error

@@ -17,15 +17,15 @@ from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.shared_memory import MAX_PAUSES
 
 FUTURE_ENGINE_URL = "http://127.0.0.1:9/v1"
-"""The address of a vLLM server that has not been started, in place of the one that its start decides."""
+"""A placeholder for the address of a vLLM server before its start."""
 
 
 def check_deployment(deployment: Deployment, *, bound: Collection[str] = ()) -> None:
-    """Check all that can be known about the servers of *deployment* before they start.
+    """Check the servers of *deployment* as far as possible before they start.
 
     Args:
         deployment: The deployment, as the command line and the files name it.
-        bound: The names of the servers whose sockets are bound already.
+        bound: The names of the servers with bound sockets.
 
     Raises:
         UsageError: The servers cannot be served as requested.

@@ -320,9 +320,9 @@ def _build_launch(program: Program, python: Path, service: Service, config: Mapp
 
 
 def write_config(config: Mapping[str, Any], name: str, block: Mapping[str, Any]) -> str:
-    """Return the configuration for the program *name*, whose settings are in *block*.
+    """Return the configuration for the program *name* with the settings in *block*.
 
-    It has the address of every server, or only of those that the settings name, if it would be too long for a variable.
+    It has the addresses of all servers; if it would be too long for a variable, of those in the settings only.
     """
     # JSON is YAML.
     text = json.dumps({**config, name: block})
@@ -341,7 +341,7 @@ async def _fetch_config(head_url: str, token: SecretStr | None, names: Collectio
     """Return the configuration that the head serves, with the address of each server; waits for those in *names*."""
     from gymsdk.client import ServerClient
 
-    # Servers in processes of their own are ready before they are registered.
+    # Servers in separate processes are ready before they are registered.
     client = ServerClient(head_url, token=token or "")
     return dict(await client.wait_for_config(lambda config: all(name in config for name in names)))
 

@@ -185,7 +185,7 @@ class _Dispatcher:
             self._watch = self._loop.create_task(self._watch_waits())
 
     async def _watch_waits(self) -> None:
-        """While tasks run, report those that wait because the cluster has no free CPU."""
+        """Report tasks that wait because the cluster has no free CPU."""
         try:
             while self._running:
                 await asyncio.sleep(WATCH_SECONDS)

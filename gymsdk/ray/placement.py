@@ -44,7 +44,7 @@ class NodeRoom(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a deployment reserves on a cluster.
+    """The resources that a deployment reserves on a cluster.
 
     Attributes:
         replicas: The number of replicas.
@@ -60,7 +60,7 @@ class Demand(NamedTuple):
 
     @classmethod
     def of(cls, deployment: Deployment) -> Self:
-        """Return the demand of *deployment*, whose environments have been loaded."""
+        """Return the demand of *deployment* after its environments were loaded."""
         has_gradings = deployment.offload == "ray" and bool(list_work())
         return cls(deployment.replicas, deployment.cpus_per_replica, deployment.gpus_per_replica, has_gradings)
 
@@ -147,7 +147,7 @@ def get_free_room() -> NodeRoom:
 
 
 def has_free_room(demand: Demand) -> bool:
-    """Return whether the cluster has enough free CPUs and GPUs for *demand*, whatever their nodes."""
+    """Return whether the cluster has enough free CPUs and GPUs for *demand* on all nodes together."""
     free = get_free_room()
     cpus = demand.replicas * demand.cpus + demand.compute_grading_cpus(sum(node.cpus for node in list_room()))
     return round(free.cpus * UNITS) >= round(cpus * UNITS) and free.gpus >= demand.replicas * demand.gpus

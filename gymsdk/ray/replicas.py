@@ -277,7 +277,7 @@ async def _wait_for_room(demand: Demand) -> None:
 
 
 def _describe_shortage(demand: Demand) -> str:
-    """Return what *demand* sums up to, and what the cluster has."""
+    """Return the sum of *demand* and the resources of the cluster."""
     nodes, free = list_room(), get_free_room()
     cpus, with_gpus = sum(node.cpus for node in nodes), demand.gpus > 0
     return (
@@ -287,7 +287,7 @@ def _describe_shortage(demand: Demand) -> str:
 
 
 async def _wait_until_up(actors: Sequence[Any], demand: Demand) -> None:
-    """Wait until all replicas are registered, and report those that wait for resources."""
+    """Wait until all replicas are registered, and report replicas that wait for resources."""
     references = [actor.describe.remote() for actor in actors]
     waiting = [asyncio.wrap_future(reference.future()) for reference in references]
     for future in waiting:

@@ -120,7 +120,7 @@ def check_advertised(what: str, advertised: str | None, host: str, port: int) ->
 
     Args:
         what: The server, for the error message.
-        advertised: The host that clients are told, if it is not the one on which the server listens.
+        advertised: The host in the addresses for clients, if the server listens at another.
         host: The host on which the server listens.
         port: Its port.
 

@@ -111,7 +111,7 @@ ERROR_RESPONSES = {
     TOO_MANY_REQUESTS: "Too many requests: send the request again after `retry-after` seconds.",
     BAD_GATEWAY: "The model's server is misconfigured, or returned an invalid response.",
     GATEWAY_TIMEOUT: "The model did not answer in time.",
-    NOT_IMPLEMENTED: "The engine does not offer what the route needs.",
+    NOT_IMPLEMENTED: "The engine lacks an endpoint that the route needs.",
 }
 """Descriptions of the error statuses beside those of all servers."""
 

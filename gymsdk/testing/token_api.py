@@ -43,7 +43,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 STREAMED_APIS: MappingProxyType[str, InboundApi] = MappingProxyType({"/v1/completions": completions.COMPLETIONS_API})
-"""The APIs whose answers a client may stream, by path."""
+"""The APIs with streamed answers, by path."""
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/inference/v1/generate"})
 """The paths at which the policy generates."""

@@ -1,4 +1,4 @@
-"""Work of this process that waits for resources of a cluster: what the log and `gymsdk status` say about it."""
+"""Work of this process that waits for resources of a cluster, for the log and `gymsdk status`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResourceWait:
         work: What waits.
         count: How many waits there are.
         seconds: For how long the longest has waited.
-        need: What the work waits for.
+        need: The resources that the work waits for.
     """
 
     work: str

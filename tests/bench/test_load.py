@@ -196,7 +196,7 @@ async def test_a_token_is_sent_only_to_its_servers() -> None:
     app = web.Application()
     app.router.add_get("/metrics", metrics)
     async with testing.serve(app) as url:
-        for head in ("https://127.0.0.1:1", "http://127.0.0.1:1"):
+        for head in ("https://head.example:1", "http://127.0.0.1:1"):
             await read_metrics(
                 [url.removesuffix("/v1")], ServerClient(head, token="a-token-of-the-head").build_headers_for
             )

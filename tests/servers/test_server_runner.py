@@ -90,14 +90,14 @@ def build_lamp_runner(**options) -> ServerRunner:
 async def test_a_joining_runner_is_registered_under_its_advertised_host() -> None:
     loads = {"lamp": Load(sessions=3)}
     async with serve_head() as head_url:
-        runner = build_lamp_runner(connection=HeadConnection(head_url, advertise="127.0.0.9", loads=lambda: loads))
+        runner = build_lamp_runner(connection=HeadConnection(head_url, advertise="lamp.example", loads=lambda: loads))
         running = asyncio.ensure_future(runner.run())
         await runner.wait_until_up(running)
         (known,) = (await fetch_nodes(head_url))["instances"]
         await stop(running)
         after = await fetch_nodes(head_url)
         await client.aclose()
-    assert known["url"] == f"http://127.0.0.9:{runner.services[0].port}"
+    assert known["url"] == f"http://lamp.example:{runner.services[0].port}"
     assert known["load"]["sessions"] == 3
     assert (runner.head_url, after["instances"], after["lost"]) == (head_url, [], [])
 
