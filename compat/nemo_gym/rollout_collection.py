@@ -33,8 +33,8 @@ VERL = "verl"
 
 NOT_FOUND_STATUS, BAD_ANSWER_STATUS, UNAVAILABLE_STATUS = 404, 502, 503
 
-REFUSED_STATUSES = frozenset({400, NOT_FOUND_STATUS, 413, 422})
-"""The statuses of a row that is wrong; with all others, the row may be played later."""
+REFUSED_STATUSES = frozenset({400, 413, 422})
+"""The statuses of a row that is wrong. An agent that is not found may be on a node that is lost, so 404 is none."""
 
 NOT_PLAYED_STATUSES = frozenset({429, BAD_ANSWER_STATUS, UNAVAILABLE_STATUS, 504})
 """The statuses that say nothing of the rollout, as in NeMo Gym."""
