@@ -70,6 +70,9 @@ NEMO_GYM_REQUIREMENT = re.compile(r"^\s*(-e\s+)?nemo[-_.]gym\b", re.MULTILINE | 
 NEMO_GYM_VERSIONS = ((3, 14), (3, 13), (3, 12))
 """The versions of Python with which NeMo Gym can run, the newest first."""
 
+CHECK_SECONDS = 60.0
+"""Seconds within which an interpreter must start; a virtual file system can be slow."""
+
 MAX_CONFIG_BYTES = 120_000
 """The longest configuration that a program gets; Linux starts no process with a variable of more than 131,071 bytes."""
 
@@ -434,7 +437,11 @@ def get_base_python(requirements: str) -> str | None:
 def _starts(interpreter: str) -> bool:
     """Return whether *interpreter* runs; a version manager has commands for versions that are not installed."""
     command = build_module_command("venv", "--help", python=interpreter)
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603 - our own command
+    try:
+        found = subprocess.run(command, capture_output=True, check=False, timeout=CHECK_SECONDS)  # noqa: S603 - our own
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.returncode == 0
 
 
 def rewrite_requirements(requirements: Path) -> str:

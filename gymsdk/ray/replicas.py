@@ -263,15 +263,16 @@ async def _wait_for_room(demand: Demand) -> None:
     Replicas that took the last CPUs would leave none for their own gradings. A cluster that grows gets the replicas at
     once, because it adds nodes only for what waits.
     """
-    if can_grow():
+    if await asyncio.to_thread(can_grow):
         return
-    check_demand(demand, list_room())
+    check_demand(demand, await asyncio.to_thread(list_room))
     began = time.monotonic()
     while not await asyncio.to_thread(has_free_room, demand):
         waited = time.monotonic() - began
+        shortage = await asyncio.to_thread(_describe_shortage, demand)
         if waited > START_SECONDS:
-            raise UsageError(f"no replica started within {START_SECONDS:g} s: {_describe_shortage(demand)}; {ADVICE}")
-        resource_waits.report(REPLICAS, demand.replicas, waited, _describe_shortage(demand))
+            raise UsageError(f"no replica started within {START_SECONDS:g} s: {shortage}; {ADVICE}")
+        resource_waits.report(REPLICAS, demand.replicas, waited, shortage)
         await asyncio.sleep(POLL_SECONDS)
     resource_waits.clear(REPLICAS)
 
@@ -293,7 +294,8 @@ async def _wait_until_up(actors: Sequence[Any], demand: Demand) -> None:
     for future in waiting:
         # The first error is raised; asyncio would log the others when they are collected.
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
-    limit, began = (GROW_SECONDS if can_grow() else START_SECONDS), time.monotonic()
+    limit = GROW_SECONDS if await asyncio.to_thread(can_grow) else START_SECONDS
+    began = time.monotonic()
     pending: set[asyncio.Future[Any]] = set(waiting)
     while pending and time.monotonic() - began < limit:
         done, pending = await asyncio.wait(pending, timeout=POLL_SECONDS, return_when="FIRST_EXCEPTION")
