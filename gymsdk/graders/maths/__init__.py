@@ -121,9 +121,14 @@ def read_gold(gold: str) -> Answer:
 def _check_value(answer: Answer) -> None:
     """Raise `Undefined` if an expression has no value at all, as after a division by zero."""
     if isinstance(answer, Scalar) and answer.kind != "infinity":
-        point = {name: Fraction(number, 7) for number, name in enumerate(find_variables(answer.node), 11)}
         with suppress(TooLarge, Undecidable):
-            Evaluation(PRECISIONS[0], point).evaluate(answer.node)
+            _evaluate(answer.node)
+
+
+def _evaluate(node: Node) -> None:
+    """Evaluate an expression at one point, for the error that this raises."""
+    point = {name: Fraction(number, 7) for number, name in enumerate(sorted(find_variables(node)), 11)}
+    Evaluation(PRECISIONS[0], point).evaluate(node)
 
 
 def _has_parts(expected: Answer, count: int) -> bool:
@@ -140,9 +145,8 @@ def _read_together(boxes: tuple[str, ...]) -> Answer | None:
 def _can_be_evaluated(answer: Answer) -> bool:
     """Return whether all expressions in an answer have a value, or none, at a point."""
     for node in _iter_expressions(answer):
-        point = {name: Fraction(number, 7) for number, name in enumerate(find_variables(node), 11)}
         try:
-            Evaluation(PRECISIONS[0], point).evaluate(node)
+            _evaluate(node)
         except (TooLarge, Undecidable):
             return False
         except Undefined:

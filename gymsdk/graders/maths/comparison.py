@@ -44,7 +44,7 @@ from gymsdk.graders.maths.kinds import (
     Words,
 )
 from gymsdk.graders.maths.limits import PRECISIONS
-from gymsdk.graders.maths.parser import ONE, ZERO, Node, get_children, negate, replace_children, write_node
+from gymsdk.graders.maths.parser import FLIPPED, ONE, ZERO, Node, get_children, negate, replace_children, write_node
 from gymsdk.graders.maths.reals import convert_to_reals
 from gymsdk.graders.maths.units import NO_UNIT, find_unit
 from gymsdk.graders.maths.values import Evaluation, contains, contains_node, find_variables
@@ -52,8 +52,6 @@ from gymsdk.graders.maths.values import Evaluation, contains, contains_node, fin
 MAX_SETS = 8
 MAX_ITEMS = 30
 """Larger collections are compared by normal forms, because the time to compare pairs grows with the square."""
-
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 
 
 def compare(first: Answer, second: Answer) -> Comparison:
@@ -487,13 +485,13 @@ def _compare_relations(first: Relation, second: Relation) -> Comparison:
     parts = first.parts, second.parts
     if len(parts[0]) != len(parts[1]):
         return Comparison(DIFFERENT, "another chain of relations")
-    if any(isinstance(part, str) and part not in _FLIPPED for part in (*parts[0][1::2], *parts[1][1::2])):
+    if any(isinstance(part, str) and part not in FLIPPED for part in (*parts[0][1::2], *parts[1][1::2])):
         return SAME if parts[0] == parts[1] else Comparison(DIFFERENT, "another relation")
     parts = _sort_equal(parts[0]), _sort_equal(parts[1])
     straight = _compare_chains(parts[0], parts[1])
     if straight.outcome == EQUAL:
         return straight
-    turned = _sort_equal(tuple(_FLIPPED[part] if isinstance(part, str) else part for part in reversed(parts[1])))
+    turned = _sort_equal(tuple(FLIPPED[part] if isinstance(part, str) else part for part in reversed(parts[1])))
     reversed_outcome = _compare_chains(parts[0], turned)
     if reversed_outcome.outcome == EQUAL or len(parts[0]) > 3:  # noqa: PLR2004 -- one relation
         return reversed_outcome
@@ -530,7 +528,7 @@ def _compare_inequalities(first: Sequence[Any], second: Sequence[Any]) -> Compar
     sides = []
     for left, operator, right in (first, second):
         if operator[0] == ">":
-            sides.append((_FLIPPED[operator], ("add", right, negate(left))))
+            sides.append((FLIPPED[operator], ("add", right, negate(left))))
         else:
             sides.append((operator, ("add", left, negate(right))))
     if sides[0][0] != sides[1][0]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -81,7 +83,7 @@ def describe_node(node: Node) -> str:
     names = sorted(find_variables(node))
     if not names:
         return _describe_number(node)
-    values = list(_evaluate_at_points(node, names))
+    values = [_write_value(value) for value in itertools.islice(_iter_values(node), _CHECKED)]
     if values and len(set(values)) == 1 and not values[0].startswith("number"):
         return values[0]
     return f"expression in {', '.join(names)}: {_digest(' '.join(values) or write_node(node))}"
@@ -99,18 +101,14 @@ def _describe_number(node: Node) -> str:
     return _write_value(value) if residues is None else f"{_write_value(value)} {_digest(str(residues))}"
 
 
-def _evaluate_at_points(node: Node, names: Sequence[str]) -> list[str]:
+def _iter_values(node: Node) -> Iterator[Any]:
+    """Yield the values of an expression at points that depend on its variables only."""
+    names = sorted(find_variables(node))
     rng = random.Random(" ".join(names))
-    values: list[str] = []
     for _ in range(_TRIES):
         point = {name: Fraction(rng.randrange(500, 19946), 9973) for name in names}
-        try:
-            values.append(_write_value(Evaluation(PRECISIONS[0], point).evaluate(node)))
-        except (ArithmeticError, ValueError):
-            continue
-        if len(values) == _CHECKED:
-            break
-    return values
+        with suppress(ArithmeticError, ValueError):
+            yield Evaluation(PRECISIONS[0], point).evaluate(node)
 
 
 def _write_value(value: Any) -> str:
@@ -154,22 +152,10 @@ def _describe_interval(interval: Interval) -> str:
 
 def _describe_side(node: Node) -> str:
     """Return the normal form of an expression up to a constant factor."""
-    names = sorted(find_variables(node))
-    rng = random.Random(" ".join(names))
-    values: list[Any] = []
+    first, *others = [value for value in _iter_values(node) if value] or [Fraction(1)]
     evaluation = Evaluation(PRECISIONS[0])
-    for _ in range(_TRIES):
-        point = {name: Fraction(rng.randrange(500, 19946), 9973) for name in names}
-        try:
-            value = Evaluation(PRECISIONS[0], point).evaluate(node)
-        except (ArithmeticError, ValueError):
-            continue
-        if value:
-            values.append(value)
-    ratios = [
-        _write_value(evaluation.evaluate(("div", ("value", value), ("value", values[0])))) for value in values[1:]
-    ]
-    return f"equation in {', '.join(names)}: {_digest(' '.join(ratios))}"
+    ratios = [_write_value(evaluation.evaluate(("div", ("value", value), ("value", first)))) for value in others]
+    return f"equation in {', '.join(sorted(find_variables(node)))}: {_digest(' '.join(ratios))}"
 
 
 def _digest(text: str) -> str:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from gymsdk.graders.maths.units import AMBIGUOUS_NAMES, PRODUCTS, find_unit
-from gymsdk.graders.maths.words import MULTIPLIERS, read_number, word_set
+from gymsdk.graders.maths.words import MULTIPLIERS, SHORTEST_WORD, read_number, word_set
 
 MAX_TOKENS = 4000
 _DIGITS_AT_ONCE = 4000
@@ -58,7 +58,7 @@ _GREEK = word_set(
 )
 _SAME_GREEK = {"varepsilon": "epsilon", "vartheta": "theta", "varrho": "rho", "varphi": "phi", "varsigma": "sigma"}
 _SYMBOL_MACROS = {
-    **dict.fromkeys(("times", "cdot", "ast", "star", "bullet", "cdotp", "x"), "*"),
+    **dict.fromkeys(("times", "cdot", "ast", "star", "bullet", "cdotp"), "*"),
     **dict.fromkeys(("div", "slash"), "/"),
     **dict.fromkeys(("le", "leq", "leqslant", "leqq"), "<="),
     **dict.fromkeys(("ge", "geq", "geqslant", "geqq"), ">="),
@@ -101,13 +101,11 @@ _SYMBOL_MACROS = {
     "infin": "inf",
     "emptyset": "empty",
     "varnothing": "empty",
-    "pounds": "GBP",
-    "euro": "EUR",
-    "yen": "JPY",
     "bot": "perp",
     "perp": "perp",
     "over": "over",
 }
+_CURRENCIES = {"pounds": "GBP", "euro": "EUR", "yen": "JPY"}
 _STYLE = word_set(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle"
     " textstyle scriptstyle scriptscriptstyle limits nolimits rm bf it sf tt cal boldmath mathstrut strut"
@@ -277,8 +275,8 @@ class _Lexer:
         return end
 
     def add_macro(self, name: str) -> None:
-        if name in ("pounds", "euro", "yen"):
-            self.add("words", _SYMBOL_MACROS[name])
+        if name in _CURRENCIES:
+            self.add("words", _CURRENCIES[name])
         elif name in ("angle", "triangle", "measuredangle"):
             self.add("name", f"\\{name}")
         elif name in _SYMBOL_MACROS:
@@ -323,12 +321,7 @@ class _Lexer:
 
     def add_text(self, inner: str, *, is_prose: bool) -> None:
         text = inner.strip()
-        if (
-            is_prose
-            and not re.search("[^\\W\\d_]{2}", text)
-            and re.search("[^\\W\\d_]", text)
-            and re.search(r"[\d^+=*/]", text)
-        ):
+        if is_prose and _MATHS_IN_TEXT.search(text) and not _TWO_LETTERS.search(text) and _LETTERS.search(text):
             self.run(text)
             return
         if found := _WORD_IN_BRACKETS.fullmatch(text):
@@ -390,12 +383,8 @@ def _is_word(letters: str) -> bool:
         letters.startswith(name) and len(letters) - len(name) == 1
         for name in ("sin", "cos", "tan", "log", "ln", "sqrt")
     )
-    is_long = len(letters) > _PRODUCT_LETTERS and not letters.isupper() and not starts_with_function
-    return is_long or (len(letters) == _PRODUCT_LETTERS and letters[0].isupper() and letters[1:].islower())
-
-
-_PRODUCT_LETTERS = 3
-"""The letters of a product at most: more are a word, and so are three that begin with a capital."""
+    is_long = len(letters) > SHORTEST_WORD and not letters.isupper() and not starts_with_function
+    return is_long or (len(letters) == SHORTEST_WORD and letters[0].isupper() and letters[1:].islower())
 
 
 def _read_group(text: str, at: int) -> tuple[str, int]:

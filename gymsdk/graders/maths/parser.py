@@ -23,6 +23,9 @@ Node = tuple[Any, ...]
 
 MAX_DEPTH = 60
 MAX_DETERMINANT = 4
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+"""The operator between two sides that change places."""
+
 RELATIONS = frozenset({"=", "!=", "<", "<=", ">", ">=", "~", "in", "notin", "equiv", "->"})
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "<<": ">>", "lfloor": "rfloor", "lceil": "rceil", "|": "|"}
 _STARTS = frozenset({"(", "[", "{", r"\{", "<<", "lfloor", "lceil", "inf", "empty", "$"})
@@ -333,8 +336,8 @@ class _Parser:
             return self.parse_money("USD")
         raise Unreadable(f"{symbol!r} is not expected there")
 
-    def parse_inside(self, closing: str, parse_content: Callable[[], Node], name: str | None = None) -> Node:
-        self.closers.append(name or closing)
+    def parse_inside(self, closing: str, parse_content: Callable[[], Node]) -> Node:
+        self.closers.append(closing)
         node = parse_content()
         self.closers.pop()
         self.expect(closing)

@@ -11,12 +11,10 @@ from gymsdk.graders.maths.lexer import LONE_SIGN, Unreadable, split_tokens
 from gymsdk.graders.maths.parser import parse
 from gymsdk.graders.maths.unicode import to_latex
 from gymsdk.graders.maths.units import find_unit
-from gymsdk.graders.maths.words import get_meaning, number_words, read_number, word_set
+from gymsdk.graders.maths.words import SHORTEST_WORD, get_meaning, number_words, read_number, word_set
 
 MAX_CHARS = 5000
 _END_CHARS = 100
-SHORTEST_WORD = 3
-"""The letters of the shortest word: two are a product of variables."""
 
 _BASE_WORDS = number_words(
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen", 2

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from gymsdk.graders.maths.equality import EQUAL, compare_numbers
 from gymsdk.graders.maths.kinds import ALL_REALS, Answer, Collection, Interval, Reals, Scalar
 from gymsdk.graders.maths.lexer import Unreadable
-from gymsdk.graders.maths.parser import INFINITY, Node, negate
+from gymsdk.graders.maths.parser import FLIPPED, INFINITY, Node, negate
 from gymsdk.graders.maths.values import Evaluation, check_expression, find_variables
 
 INEQUALITIES = frozenset({"<", "<=", ">", ">=", "!="})
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _LEFT, _RIGHT = {"(": False, "[": True}, {")": False, "]": True}
 _ENDLESS = (INFINITY, ("neg", INFINITY))
 
@@ -157,11 +156,11 @@ def _solve_simple(left: Node, operator: str, right: Node, name: str) -> Reals:
     if left == ("var", name) and name not in find_variables(right):
         return _cut(operator, right)
     if right == ("var", name) and name not in find_variables(left):
-        return _cut(_FLIPPED[operator], left)
+        return _cut(FLIPPED[operator], left)
     if right == ("call", "abs", ("var", name)):
-        left, operator, right = right, _FLIPPED[operator], left
+        left, operator, right = right, FLIPPED[operator], left
     if left == ("call", "abs", ("var", name)) and name not in find_variables(right):
-        parts = _cut(operator, right), _cut(_FLIPPED[operator], negate(right))
+        parts = _cut(operator, right), _cut(FLIPPED[operator], negate(right))
         return _combine("cup" if operator.startswith(">") else "cap", *parts)
     raise Unreadable("the inequality is not solved")
 

@@ -36,11 +36,6 @@ class Unit(NamedTuple):
         """Whether it only names counted things, such as "apples"."""
         return all(power == 1 and base not in _BASES for base, power in self.powers)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether all its base units are measures, and none is just a word."""
-        return all(base in _BASES for base, _ in self.powers)
-
 
 NO_UNIT = Unit(Fraction(1), ())
 _BASES = {

@@ -38,6 +38,9 @@ _PARTS = {
     "thousandth": 1000,
 }
 _PLURALS = {"halves": "half", **{f"{name}s": name for name in _PARTS}}
+SHORTEST_WORD = 3
+"""The letters of the shortest word: two are a product of variables."""
+
 MULTIPLIERS = {"dozen": 12, "hundred": 100, **_SCALES}
 """Words that multiply the preceding number: "2.5 million"."""
 
