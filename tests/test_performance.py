@@ -1,4 +1,4 @@
-"""The table of `docs/performance.md` and the script that fills it."""
+"""The table of `benchmarks/README.md` and the script that fills it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_page_lists_the_rows_that_the_script_measures() -> None:
     pytest.importorskip("uvloop")
     rejected = run_script("--row", "none").stderr
     rows = re.findall(r"'?([\w-]+)'?", rejected.rpartition("choose from ")[2])
-    documented = re.findall(r"^\|.*--row ([\w-]+)", (ROOT / "docs" / "performance.md").read_text(), re.MULTILINE)
+    documented = re.findall(r"^\|.*performance.py --row ([\w-]+)", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
     assert documented == rows
 
 
