@@ -1,11 +1,12 @@
 """The import graph of `gymsdk`: directions between layers, no cycles, third-party packages where they belong.
 
-`docs/architecture.md` describes the layers; `LAYERS` is their definition.
+`LAYERS` defines the layers; `python tests/test_layers.py` writes their drawing into `docs/architecture.md`.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -175,3 +176,42 @@ def test_third_party_packages_are_imported_where_they_belong():
         )
     ]
     assert not misplaced
+
+
+ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
+START, END = "<!-- layers: written by `python tests/test_layers.py` -->\n", "<!-- end of layers -->\n"
+
+
+def drawing() -> str:
+    """Return the drawing of the layers, highest first, and the table of packages with the first line of each."""
+    labels = [", ".join(sorted(name or "gymsdk" for name in layer)) for layer in LAYERS]
+    boxes = [f'    L{number}["{label}"]' for number, label in reversed(list(enumerate(labels)))]
+    arrows = " --> ".join(f"L{number}" for number in reversed(range(len(LAYERS))))
+    folders = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    rows = [f"| `gymsdk.{name}` | {(ast.get_docstring(MODULES[name]) or '').splitlines()[0]} |" for name in folders]
+    mermaid = ["```mermaid", "flowchart TB", *boxes, f"    {arrows}", "```"]
+    return "\n".join([*mermaid, "", "| package | contents |", "|---|---|", *rows, ""])
+
+
+def split_page() -> tuple[str, str, str]:
+    """Return the page before the drawing, the drawing, and the page after it."""
+    before, _, rest = ARCHITECTURE.read_text().partition(START)
+    written, _, after = rest.partition(END)
+    return before, written, after
+
+
+def test_the_page_on_architecture_shows_the_layers_and_the_packages():
+    assert split_page()[1] == drawing(), "run `python tests/test_layers.py`"
+
+
+def test_the_page_on_architecture_names_existing_packages_and_modules():
+    before, _, _ = split_page()
+    steps = re.findall(r"^\| [^|]+ \| ((?:`[\w.]+`(?:, )?)+) \|$", before, re.MULTILINE)
+    named = {name for step in steps for name in re.findall(r"`([\w.]+)`", step)}
+    assert len(named) >= 8
+    assert sorted(named - set(MODULES)) == []
+
+
+if __name__ == "__main__":
+    before, _, after = split_page()
+    ARCHITECTURE.write_text(before + START + drawing() + END + after)

@@ -28,7 +28,8 @@ def test_the_page_lists_the_rows_that_the_script_measures() -> None:
     pytest.importorskip("uvloop")
     rejected = run_script("--row", "none").stderr
     rows = re.findall(r"'?([\w-]+)'?", rejected.rpartition("choose from ")[2])
-    documented = re.findall(r"^\|.*performance.py --row ([\w-]+)", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    documented = re.findall(r"^\|.*performance.py --row ([\w-]+)", page, re.MULTILINE)
     assert documented == rows
 
 
