@@ -11,69 +11,49 @@ import typer
 
 from gymsdk import console
 from gymsdk.cli import output, process
-from gymsdk.cli.bench import bench
-from gymsdk.cli.check import check
-from gymsdk.cli.compare import compare
-from gymsdk.cli.config import config
-from gymsdk.cli.export import export
-from gymsdk.cli.info import info
-from gymsdk.cli.list import list_
-from gymsdk.cli.new import new
-from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.group import CommandGroup, LazyCommand, create_group
 from gymsdk.cli.output import echo
-from gymsdk.cli.play import play
-from gymsdk.cli.policy import app as policy
 from gymsdk.cli.process import limit_exit_time
-from gymsdk.cli.profile import profile
-from gymsdk.cli.replay import replay
-from gymsdk.cli.restart import restart
-from gymsdk.cli.reverify import reverify
-from gymsdk.cli.rollout import rollout
-from gymsdk.cli.serve import serve
-from gymsdk.cli.show import show
-from gymsdk.cli.status import status
-from gymsdk.cli.tasks import tasks
-from gymsdk.cli.tokens import app as tokens
-from gymsdk.cli.trainer import app as trainer
-from gymsdk.cli.view import view
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.working_folder import find_working_folder
 
 ENVIRONMENTS, EPISODES, RUNS, SERVERS = "Environments", "Episodes", "Runs", "Servers"
 """The panels of commands in the help of `gymsdk`."""
 
-app = typer.Typer(
-    name="gymsdk",
-    help="Play, grade and serve LLM environments.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    add_completion=False,
-    cls=CommandGroup,
-)
-app.command("list", cls=Command, rich_help_panel=ENVIRONMENTS)(list_)
-app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(info)
-app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(tasks)
-app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(new)
-app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(check)
-app.command(cls=Command, rich_help_panel=EPISODES)(play)
-app.command(cls=Command, rich_help_panel=EPISODES)(rollout)
-app.command(cls=Command, rich_help_panel=EPISODES)(reverify)
-app.command(cls=Command, rich_help_panel=EPISODES)(profile)
-app.command(cls=Command, rich_help_panel=RUNS)(view)
-app.command(cls=Command, rich_help_panel=RUNS)(show)
-app.command(cls=Command, rich_help_panel=RUNS)(compare)
-app.command(cls=Command, rich_help_panel=RUNS)(replay)
-app.command(cls=Command, rich_help_panel=RUNS)(export)
-app.command(cls=Command, rich_help_panel=SERVERS)(serve)
-app.command(cls=Command, rich_help_panel=SERVERS)(status)
-app.command(cls=Command, rich_help_panel=SERVERS)(restart)
-app.command(cls=Command, rich_help_panel=SERVERS)(config)
-app.command(cls=Command, rich_help_panel=SERVERS)(bench)
-app.add_typer(policy, name="policy", rich_help_panel=SERVERS)
-app.add_typer(tokens, name="tokens", rich_help_panel=EPISODES)
-app.add_typer(trainer, name="trainer", rich_help_panel=SERVERS)
+COMMANDS = {
+    "list": LazyCommand("list:list_", ENVIRONMENTS, "List the installed environments."),
+    "info": LazyCommand("info:info", ENVIRONMENTS, "Describe an environment: splits, fields, settings and tools."),
+    "tasks": LazyCommand("tasks:tasks", ENVIRONMENTS, "Write task rows for trainers, or check a file of rows."),
+    "new": LazyCommand("new:new", ENVIRONMENTS, "Create an environment package from a template."),
+    "check": LazyCommand("check:check", ENVIRONMENTS, "Find problems in an environment's tasks, verifier and package."),
+    "play": LazyCommand("play:play", EPISODES, "Play one episode and show its verdict."),
+    "rollout": LazyCommand("rollout:rollout", EPISODES, "Play and grade many episodes."),
+    "reverify": LazyCommand("reverify:reverify", EPISODES, "Compute the rewards of stored rollouts again."),
+    "profile": LazyCommand("profile:profile", EPISODES, "Estimate what training on an environment would learn."),
+    "view": LazyCommand("view:view", RUNS, "Show runs in the browser: transcripts, tables, comparisons."),
+    "show": LazyCommand("show:show", RUNS, "Print a stored run with its lowest rewards, or one transcript."),
+    "compare": LazyCommand("compare:compare", RUNS, "Compare two runs on the tasks that both have."),
+    "replay": LazyCommand("replay:replay", RUNS, "Play stored rollouts again, or continue one differently."),
+    "export": LazyCommand("export:export", RUNS, "Write training files from runs, or send runs to a service."),
+    "serve": LazyCommand("serve:serve", SERVERS, "Serve environments over HTTP until Ctrl-C."),
+    "status": LazyCommand("status:status", SERVERS, "Show the health of the servers of a head."),
+    "restart": LazyCommand("restart:restart", SERVERS, "Restart a supervised server after its sessions have ended."),
+    "config": LazyCommand("config:config", SERVERS, "Show settings with their origins, or write a configuration."),
+    "bench": LazyCommand("bench:bench", SERVERS, "Measure throughput and latency of served environments."),
+    "policy": LazyCommand("policy:app", SERVERS, "Serve a scripted policy as an OpenAI-compatible endpoint."),
+    "tokens": LazyCommand("tokens:app", EPISODES, "Check the token ids of conversations before training."),
+    "trainer": LazyCommand("trainer:app", SERVERS, "Check the integration of a trainer."),
+}
+"""The commands by name."""
 
+
+class RootGroup(CommandGroup):
+    """The group of all commands."""
+
+    lazy = COMMANDS
+
+
+app = create_group(RootGroup)
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a file, or of standard output, for which the system has no room."""

@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 
@@ -83,9 +83,7 @@ RefuseTools = Annotated[
         rich_help_panel=FAULTS,
     ),
 ]
-app = typer.Typer(
-    help="Serve a scripted policy as an OpenAI-compatible endpoint.", no_args_is_help=True, cls=CommandGroup
-)
+app = create_group()
 POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 

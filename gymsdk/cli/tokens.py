@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gymsdk.environment import Environment
     from gymsdk.types import Budget, Row
 
-app = typer.Typer(help="Check the token ids of conversations before training.", no_args_is_help=True, cls=CommandGroup)
+app = create_group()
 
 
 @app.callback()

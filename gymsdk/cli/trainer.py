@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.options import Command, CommandGroup
+from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gymsdk.checks.results import CheckResult
     from gymsdk.checks.trainer import TrainerStack
 
-app = typer.Typer(help="Check the integration of a trainer.", no_args_is_help=True, cls=CommandGroup)
+app = create_group()
 
 COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import click
@@ -11,8 +13,9 @@ import pytest
 import typer
 
 from cli.conftest import Command
+from gymsdk.cli import COMMANDS as LAZY_COMMANDS
 from gymsdk.cli import app
-from gymsdk.cli.options import START
+from gymsdk.cli.group import START
 
 ROOT: Any = typer.main.get_command(app)
 COMMANDS: dict[str, Any] = {
@@ -74,3 +77,17 @@ def test_the_help_is_plain_text(gymsdk: Command) -> None:
 def test_the_summary_of_each_command_fits_into_one_line(gymsdk: Command) -> None:
     lines = gymsdk("--help").out.splitlines()
     assert [line for line in lines if line.endswith("...") and line.startswith("  ")] == []
+
+
+@pytest.mark.parametrize("name", ROOT.commands)
+def test_the_summary_in_the_list_of_commands_is_the_first_sentence_of_the_help(name: str) -> None:
+    assert LAZY_COMMANDS[name].summary == ROOT.commands[name].get_short_help_str(100)
+
+
+def test_the_help_imports_no_module_of_a_command() -> None:
+    code = (
+        "import sys; from gymsdk.cli import app; app(['--help'], standalone_mode=False);"
+        "sys.exit(str([name for name in ('pydantic', 'aiohttp', 'orjson', 'gymsdk.cli.serve') if name in sys.modules]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.stderr.strip() == "[]"
