@@ -12,6 +12,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.settings import LIMITS, MODEL, OUTPUT, RUN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +34,11 @@ def bench(  # noqa: PLR0913  # each is an option of the command
             metavar="SHAPE[,SHAPE...]",
             help="Instead of an environment, measure rollouts of these shapes: simple (one model call), steps:N (N tool"
             " calls and a reply), turns:N (N user turns).",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = None,
     rollouts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Play N rollouts per load.", rich_help_panel=options.RUN)
+        int, typer.Option(min=1, metavar="N", help="Play N rollouts per load.", rich_help_panel=RUN)
     ] = 200,
     minutes: Annotated[
         float | None,
@@ -46,7 +47,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
             metavar="M",
             callback=options.check_finite,
             help="Run each load for M minutes instead.",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = None,
     concurrency: Annotated[
@@ -54,7 +55,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="C[,C...]",
             help="Run one load per number, with this many concurrent rollouts (closed loop).",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = "1,16,64",
     rate: Annotated[
@@ -83,16 +84,14 @@ def bench(  # noqa: PLR0913  # each is an option of the command
             metavar="scripted/NAME",
             help="Play with this model inside the servers; with --head, check rewards against this model's.",
             show_default="an endpoint that replays scripted/oracle",
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     split: options.Split = None,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     attempts: Annotated[
         int,
-        typer.Option(
-            min=1, metavar="N", help="Try a rollout that fails up to N times.", rich_help_panel=options.LIMITS
-        ),
+        typer.Option(min=1, metavar="N", help="Try a rollout that fails up to N times.", rich_help_panel=LIMITS),
     ] = 1,
     json: options.Json = False,
     plot: Annotated[
@@ -100,7 +99,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="FILE",
             help="Draw the results as a PNG, SVG or PDF file; needs gymsdk[plot].",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
 ) -> None:

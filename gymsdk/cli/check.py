@@ -10,6 +10,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
+from gymsdk.settings import OUTPUT, RUN, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
             metavar="ID",
             help="Run this check, or this family of checks.",
             show_default=False,
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = [],  # noqa: B006  # typer copies it
     skip: Annotated[
@@ -41,25 +42,23 @@ def check(  # noqa: PLR0913  # each is an option of the command
             metavar="ID",
             help="Leave out this check, or this family of checks.",
             show_default=False,
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = [],  # noqa: B006  # typer copies it
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     tasks: options.Tasks = None,
     split: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Check the tasks of this split only.", rich_help_panel=options.TASKS),
+        typer.Option(metavar="NAME", help="Check the tasks of this split only.", rich_help_panel=TASKS),
     ] = None,
     seed: options.Seed = 0,
     limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Check N tasks of each split.", rich_help_panel=options.TASKS)
+        int, typer.Option(min=1, metavar="N", help="Check N tasks of each split.", rich_help_panel=TASKS)
     ] = 8,
     turns: options.Turns = 32,
     tool_calls: options.ToolCalls = 128,
     deadline: options.Deadline = 600.0,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the checks and exit.", rich_help_panel=options.OUTPUT)
-    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the checks and exit.", rich_help_panel=OUTPUT)] = False,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:

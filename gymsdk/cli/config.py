@@ -10,6 +10,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UnknownEnvironment, UsageError, format_name
+from gymsdk.settings import OUTPUT
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def config(
             "-o",
             metavar="FILE",
             help="Write to this file instead of standard output.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     json: options.Json = False,

@@ -18,6 +18,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
+from gymsdk.settings import OUTPUT
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def export(  # noqa: PLR0913  # each is an option of the command
             metavar="FILE",
             help="Write conversations for supervised fine-tuning to this JSONL file.",
             show_default=False,
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     dpo: Annotated[
@@ -59,7 +60,7 @@ def export(  # noqa: PLR0913  # each is an option of the command
             metavar="FILE",
             help="Write pairs of a better and a worse conversation to this JSONL file.",
             show_default=False,
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     best: Annotated[

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from gymsdk import console
 from gymsdk.cli.output import reserve_stdout
 from gymsdk.errors import format_suggestion
+from gymsdk.settings import LIMITS, LOGGING, MODEL, NETWORK, OUTPUT, RAY, RUN, SAMPLING, SECURITY, SETTINGS, TASKS
 from gymsdk.working_folder import keep_working_folder, resolve_path
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
@@ -26,6 +27,12 @@ START = (
     ("gymsdk rollout math", "Play and grade many episodes with a model."),
 )
 """The commands that the help of `gymsdk` shows first."""
+
+PANELS = (
+    *("Branch", "Viewer", "Package", MODEL, TASKS, SETTINGS, SAMPLING, LIMITS, RUN, "Open loop", RAY),
+    *(NETWORK, SECURITY, "Format", "Faults", LOGGING, "Export", "Selection", "Service", OUTPUT),
+)
+"""The panels of options in the order in which the help of a command shows them."""
 
 MAX_UNGROUPED = 5
 """The largest number of options that the help of a command lists without panels."""
@@ -191,7 +198,8 @@ def _write_panels(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
     if len(options) <= MAX_UNGROUPED:
         sections = [("Arguments", arguments), ("Options", options)]
     else:
-        sections = [("Arguments", arguments), *panels.items(), ("Other options", others)]
+        ordered = sorted(panels.items(), key=lambda item: PANELS.index(item[0]))
+        sections = [("Arguments", arguments), *ordered, ("Other options", others)]
     for panel, records in sections:
         if records:
             with formatter.section(panel):

@@ -13,6 +13,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.settings import OUTPUT
 from gymsdk.working_folder import shorten_path
 
 DISTRIBUTION_PREFIX = "gym-env-"
@@ -89,7 +90,7 @@ Output = Annotated[
         "-o",
         metavar="DIR",
         help="Create the package's folder inside this folder.",
-        rich_help_panel=options.OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
 

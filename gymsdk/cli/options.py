@@ -10,10 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gymsdk.errors import UsageError, format_name
-
-TASKS, SETTINGS, MODEL, SAMPLING, LIMITS = "Tasks", "Settings", "Model", "Sampling", "Limits"
-RUN, OUTPUT, NETWORK, SECURITY, LOGGING = "Run", "Output", "Network", "Security", "Logging"
-"""The panels of options in the help of a command."""
+from gymsdk.settings import LIMITS, MODEL, OUTPUT, RAY, RUN, SAMPLING, SETTINGS, TASKS
 
 RESERVED_REQUEST_KEYS = frozenset({"input", "messages", "stream", "tools"})
 """Request parameters that the host sets for each request, and that users cannot set."""
@@ -191,7 +188,7 @@ RayAddress = Annotated[
         metavar="HOST:PORT|auto|local|none",
         help="Use this Ray cluster, the one of this machine, a new one, or none.",
         show_default="RAY_ADDRESS",
-        rich_help_panel="Ray",
+        rich_help_panel=RAY,
     ),
 ]
 Replicas = Annotated[
@@ -201,21 +198,21 @@ Replicas = Annotated[
         metavar="N",
         help="Let Ray run N replicas of the environments and agents on its nodes.",
         show_default=False,
-        rich_help_panel="Ray",
+        rich_help_panel=RAY,
     ),
 ]
 CpusPerReplica = Annotated[
-    float, typer.Option(min=0, metavar="N", help="Reserve N CPUs for a replica.", rich_help_panel="Ray")
+    float, typer.Option(min=0, metavar="N", help="Reserve N CPUs for a replica.", rich_help_panel=RAY)
 ]
 GpusPerReplica = Annotated[
-    float, typer.Option(min=0, metavar="N", help="Reserve N GPUs for a replica.", rich_help_panel="Ray")
+    float, typer.Option(min=0, metavar="N", help="Reserve N GPUs for a replica.", rich_help_panel=RAY)
 ]
 Offload = Annotated[
     Literal["local", "inline", "ray"] | None,
     typer.Option(
         help="Run offloaded functions in local workers, in the calling thread, or on the Ray cluster.",
         show_default="ray with a cluster",
-        rich_help_panel="Ray",
+        rich_help_panel=RAY,
     ),
 ]
 Concurrency = Annotated[

@@ -9,6 +9,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
+from gymsdk.settings import MODEL, OUTPUT, RUN, TASKS
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="PROVIDER/NAME",
             help="Play with this model. By default, you play.",
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
@@ -45,7 +46,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
     split: options.Split = None,
     task: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Play the task with this number, from 0.", rich_help_panel=options.TASKS),
+        typer.Option(min=0, metavar="N", help="Play the task with this number, from 0.", rich_help_panel=TASKS),
     ] = 0,
     seed: options.Seed = 0,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
@@ -59,7 +60,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             "--gym",
             help="Play through Gymnasium: gymnasium.make, reset, step.",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = False,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
@@ -68,7 +69,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             "--json",
             help="Print the rollout as JSON, and everything else to standard error.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = False,
 ) -> None:

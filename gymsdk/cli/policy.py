@@ -16,6 +16,7 @@ from gymsdk.cli import options
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.settings import NETWORK, SECURITY, TASKS
 
 if TYPE_CHECKING:
     from gymsdk.testing.faults import Faults
@@ -166,7 +167,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="NAME",
             help="Let the oracle solve the tasks of this environment; can be repeated.",
             show_default=False,
-            rich_help_panel=options.TASKS,
+            rich_help_panel=TASKS,
         ),
     ] = [],  # noqa: B006  # typer copies it
     split: Annotated[
@@ -174,7 +175,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="NAME",
             help="Let the oracle solve the rows of this split. By default, of all splits.",
-            rich_help_panel=options.TASKS,
+            rich_help_panel=TASKS,
         ),
     ] = None,
     tasks: options.Tasks = None,
@@ -185,7 +186,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             min=1,
             metavar="N",
             help="Let the oracle read at most N rows. By default, 10,000.",
-            rich_help_panel=options.TASKS,
+            rich_help_panel=TASKS,
         ),
     ] = None,
     host: Annotated[
@@ -193,7 +194,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="HOST",
             help="Listen on this host; a non-loopback host needs --insecure.",
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = "127.0.0.1",
     port: Annotated[
@@ -203,18 +204,18 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             max=65535,
             metavar="N",
             help="Listen on this port; 0 takes any free port.",
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = 8000,
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="Serve the model under this name.", rich_help_panel=options.NETWORK)
+        str, typer.Option(metavar="NAME", help="Serve the model under this name.", rich_help_panel=NETWORK)
     ] = "policy",
     insecure: Annotated[
         bool,
         typer.Option(
             "--insecure",
             help="Allow everyone who reaches the host to use the endpoint.",
-            rich_help_panel=options.SECURITY,
+            rich_help_panel=SECURITY,
         ),
     ] = False,
     reasoning: Reasoning = "field",

@@ -27,6 +27,7 @@ import typer
 from gymsdk import locks
 from gymsdk.concurrency import create_event_loop
 from gymsdk.errors import GymsdkError, describe_exception
+from gymsdk.settings import OUTPUT
 from gymsdk.sockets import raise_open_file_limit
 
 LOGGER_NAME = "gymsdk.tracebacks"
@@ -64,7 +65,7 @@ Traceback = Annotated[
         "--traceback",
         callback=lambda asked: enable(asked=asked),
         help="Show whole tracebacks of the environment's code.",
-        rich_help_panel="Output",
+        rich_help_panel=OUTPUT,
     ),
 ]
 

@@ -10,6 +10,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
+from gymsdk.settings import OUTPUT, TASKS
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     tokenizer: options.Tokenizer = None,
     tasks: options.Tasks = None,
     split: options.Split = None,
-    limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=options.TASKS)
-    ] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=TASKS)] = 100,
     repeats: options.Repeats = 8,
     concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
@@ -55,7 +54,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     overwrite: options.Overwrite = False,
     plot: Annotated[
         bool,
-        typer.Option(help="Draw profile.png if gymsdk[plot] is installed.", rich_help_panel=options.OUTPUT),
+        typer.Option(help="Draw profile.png if gymsdk[plot] is installed.", rich_help_panel=OUTPUT),
     ] = True,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,

@@ -12,6 +12,7 @@ from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
+from gymsdk.settings import RUN
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def replay(  # noqa: PLR0913  # each is an option of the command
     ] = 1,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Go on after the environment has answered differently.", rich_help_panel=options.RUN
-        ),
+        typer.Option("--force", help="Go on after the environment has answered differently.", rich_help_panel=RUN),
     ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     output: options.Output = None,

@@ -9,6 +9,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import Failed, GymsdkError
+from gymsdk.settings import LIMITS
 
 if TYPE_CHECKING:
     from gymsdk.servers.reports import HeadSnapshot, RestartReply
@@ -37,7 +38,7 @@ def restart(
             max=3600,
             metavar="SECONDS",
             help="Wait up to this long for the server's sessions to end.",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 30.0,
     timeout: Annotated[
@@ -46,7 +47,7 @@ def restart(
             min=1,
             metavar="SECONDS",
             help="Wait up to this long for the new server to answer.",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 60.0,
 ) -> None:

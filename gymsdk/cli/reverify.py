@@ -13,6 +13,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.settings import OUTPUT, RUN, TASKS
 
 if TYPE_CHECKING:
     from gymsdk.rollouts.reverify import Judge, Reverified, StoredRun
@@ -37,12 +38,12 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="NAME",
             help="Use this agent or environment for rollouts that name none.",
-            rich_help_panel=options.TASKS,
+            rich_help_panel=TASKS,
         ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Verify the first N rollouts only.", rich_help_panel=options.TASKS),
+        typer.Option(min=1, metavar="N", help="Verify the first N rollouts only.", rich_help_panel=TASKS),
     ] = None,
     concurrency: Annotated[
         int,
@@ -51,7 +52,7 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
             min=1,
             metavar="C",
             help="Verify up to C rollouts concurrently.",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = 64,
     output: Annotated[
@@ -61,23 +62,21 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
             "-o",
             metavar="FILE",
             help="Write the lines with the new rewards to this file.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=options.OUTPUT)
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=OUTPUT)] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
             help="Also use servers that do not declare stateless verification, and graders that the run did not use.",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = False,
     fail_on_change: Annotated[
         bool,
-        typer.Option("--fail-on-change", help="Exit with 1 if a reward changed.", rich_help_panel=options.OUTPUT),
+        typer.Option("--fail-on-change", help="Exit with 1 if a reward changed.", rich_help_panel=OUTPUT),
     ] = False,
     json: options.Json = False,
 ) -> None:

@@ -15,6 +15,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError, format_name
+from gymsdk.settings import OUTPUT
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     trajectories: options.Trajectories = False,
     view: Annotated[
         bool,
-        typer.Option("--view", help="Show the run in the browser while it plays.", rich_help_panel=options.OUTPUT),
+        typer.Option("--view", help="Show the run in the browser while it plays.", rich_help_panel=OUTPUT),
     ] = False,
     export: Annotated[
         str | None,
@@ -105,7 +106,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
             metavar="SERVICE",
             help="Send the run to wandb, mlflow or otel while it plays, as `gymsdk export` does afterwards.",
             show_default=False,
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     output: options.Output = None,

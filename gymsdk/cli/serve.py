@@ -15,6 +15,7 @@ import typer
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.settings import LIMITS, LOGGING, MODEL, NETWORK, OUTPUT, RUN, SECURITY
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
@@ -194,13 +195,13 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             "--launch-vllm",
             help="Start vLLM with the model; put flags for vLLM after --.",
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     separate: Annotated[
         bool,
-        typer.Option("--separate", help="Run each server in a supervised process.", rich_help_panel=options.RUN),
+        typer.Option("--separate", help="Run each server in a supervised process.", rich_help_panel=RUN),
     ] = False,
     workers: Annotated[
         int | None,
@@ -210,19 +211,19 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="N",
             help="Run N supervised processes behind the same ports, each with all servers.",
             show_default=False,
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = None,
     role: Annotated[
         Literal["head", "resources", "agent", "model"] | None,
-        typer.Option(help="Run only the servers of this role.", rich_help_panel=options.RUN),
+        typer.Option(help="Run only the servers of this role.", rich_help_panel=RUN),
     ] = None,
     head: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
             help="Register with this head on another node instead of starting one.",
-            rich_help_panel=options.RUN,
+            rich_help_panel=RUN,
         ),
     ] = None,
     ray_address: options.RayAddress = None,
@@ -236,7 +237,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="HOST",
             help="Listen on this host; a non-loopback host needs a token.",
             show_default="127.0.0.1",
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     advertise_host: Annotated[
@@ -245,7 +246,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="HOST",
             help="Announce this host to other nodes as the address of the servers.",
             show_default="the host",
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     port: Annotated[
@@ -256,7 +257,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="N",
             help="Let the head listen on this port; 0 takes any free port.",
             show_default="11000",
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     server_port: Annotated[
@@ -265,7 +266,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="SERVER=N",
             help="Let another server listen on this port. By default, on any free port.",
             show_default=False,
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = [],  # noqa: B006  # typer copies it
     token_file: Annotated[
@@ -274,7 +275,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="FILE",
             help="Require the token in this file from every client.",
             show_default="GYMSDK_TOKEN_FILE",
-            rich_help_panel=options.SECURITY,
+            rich_help_panel=SECURITY,
         ),
     ] = None,
     insecure: Annotated[
@@ -282,16 +283,16 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             "--insecure",
             help="Allow everyone who reaches the host to use the servers.",
-            rich_help_panel=options.SECURITY,
+            rich_help_panel=SECURITY,
         ),
     ] = False,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Use TLS with this certificate.", rich_help_panel=options.SECURITY),
+        typer.Option(metavar="FILE", help="Use TLS with this certificate.", rich_help_panel=SECURITY),
     ] = None,
     tls_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Use this key of the certificate.", rich_help_panel=options.SECURITY),
+        typer.Option(metavar="FILE", help="Use this key of the certificate.", rich_help_panel=SECURITY),
     ] = None,
     root_path: Annotated[
         str,
@@ -299,7 +300,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="PATH",
             help="Set the path at which a proxy serves the head; other servers are at PATH/SERVER.",
             show_default=False,
-            rich_help_panel=options.NETWORK,
+            rich_help_panel=NETWORK,
         ),
     ] = "",
     max_body: Annotated[
@@ -309,7 +310,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="BYTES",
             help="Limit the body of a request.",
             show_default="256 MiB",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     max_bodies: Annotated[
@@ -319,7 +320,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="BYTES",
             help="Limit the memory for all large requests together.",
             show_default="a quarter of the memory",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     max_connections: Annotated[
@@ -329,7 +330,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="N",
             help="Limit the connections to each server.",
             show_default="20000",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     max_output: Annotated[
@@ -339,7 +340,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="CHARS",
             help="Limit the output of a tool call.",
             show_default="4 Mi",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     turns: options.Turns = 32,
@@ -352,36 +353,32 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             metavar="SECONDS",
             callback=options.check_finite,
             help="Close sessions that are unused for this long.",
-            rich_help_panel=options.LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 3600.0,
     sessions: Annotated[
         int,
-        typer.Option(
-            min=1, metavar="N", help="Limit the open sessions of an environment.", rich_help_panel=options.LIMITS
-        ),
+        typer.Option(min=1, metavar="N", help="Limit the open sessions of an environment.", rich_help_panel=LIMITS),
     ] = 10_000,
-    mcp: Annotated[
-        bool, typer.Option("--mcp", help="Also serve the tools at /mcp.", rich_help_panel=options.NETWORK)
-    ] = False,
+    mcp: Annotated[bool, typer.Option("--mcp", help="Also serve the tools at /mcp.", rich_help_panel=NETWORK)] = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option(
             help="Log messages from this level on; info adds a line per request.",
             show_default="warning",
-            rich_help_panel=options.LOGGING,
+            rich_help_panel=LOGGING,
         ),
     ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
-        typer.Option(help="Choose the format of log lines.", show_default="text", rich_help_panel=options.LOGGING),
+        typer.Option(help="Choose the format of log lines.", show_default="text", rich_help_panel=LOGGING),
     ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             help="Log to a file per server in this folder instead of standard error.",
-            rich_help_panel=options.LOGGING,
+            rich_help_panel=LOGGING,
         ),
     ] = None,
     profile: Annotated[
@@ -389,7 +386,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="DIR",
             help="Record CPU time per hook and route; write it to DIR on exit and serve it at /stats.",
-            rich_help_panel=options.LOGGING,
+            rich_help_panel=LOGGING,
         ),
     ] = None,
     capture_dir: Annotated[
@@ -397,7 +394,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="DIR",
             help="Write the model calls of each rollout to this folder, as NeMo Gym does.",
-            rich_help_panel=options.LOGGING,
+            rich_help_panel=LOGGING,
         ),
     ] = None,
     token_capture_dir: Annotated[
@@ -405,15 +402,13 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="DIR",
             help="Write the token ids of rollouts whose agents ask for it to this folder, as NeMo Gym does.",
-            rich_help_panel=options.LOGGING,
+            rich_help_panel=LOGGING,
         ),
     ] = None,
-    tries: Annotated[
-        bool, typer.Option("--open", help="Print curl commands to try.", rich_help_panel=options.OUTPUT)
-    ] = False,
+    tries: Annotated[bool, typer.Option("--open", help="Print curl commands to try.", rich_help_panel=OUTPUT)] = False,
     json: Annotated[
         bool,
-        typer.Option("--json", help="Print one line of JSON when ready.", rich_help_panel=options.OUTPUT),
+        typer.Option("--json", help="Print one line of JSON when ready.", rich_help_panel=OUTPUT),
     ] = False,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
     file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,

@@ -12,6 +12,7 @@ from gymsdk.cli import options
 from gymsdk.cli.output import echo, get_output
 from gymsdk.cli.serve import SERVER_LABELS
 from gymsdk.errors import Failed
+from gymsdk.settings import OUTPUT
 
 if TYPE_CHECKING:
     from gymsdk.observability.status import ServerStatus, StatusReport
@@ -35,7 +36,7 @@ def status(
     json: options.Json = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.", rich_help_panel=options.OUTPUT),
+        typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
     """Show the health of the servers of a head. The exit code is 1 if a server has a problem or no head answers.

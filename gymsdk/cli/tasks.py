@@ -20,6 +20,7 @@ from gymsdk.errors import (
     format_name,
     format_suggestion,
 )
+from gymsdk.settings import OUTPUT, TASKS
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
             min=1,
             metavar="N",
             help="Write N rows of each environment. By default, 100.",
-            rich_help_panel=options.TASKS,
+            rich_help_panel=TASKS,
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -209,23 +210,21 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
             "-o",
             metavar="FILE",
             help="Write to this file instead of standard output.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=options.OUTPUT)
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=OUTPUT)] = False,
     validate: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Check the rows of this file instead of writing rows.", rich_help_panel=options.TASKS
+            metavar="FILE", help="Check the rows of this file instead of writing rows.", rich_help_panel=TASKS
         ),
     ] = None,
     config: options.Configs = [],  # noqa: B006  # typer copies it
     dataset: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Check the rows of this dataset of the configuration.", rich_help_panel=options.TASKS
+            metavar="NAME", help="Check the rows of this dataset of the configuration.", rich_help_panel=TASKS
         ),
     ] = None,
     json: options.Json = False,

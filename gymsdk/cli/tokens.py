@@ -12,6 +12,7 @@ from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
+from gymsdk.settings import MODEL, TASKS
 
 if TYPE_CHECKING:
     from gymsdk.checks.tokens import Continuation, Difference, TokenModel, TokenReport
@@ -36,7 +37,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
             metavar="PROVIDER/NAME",
             help="Play with this model, through its server.",
             show_default=False,
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
@@ -48,7 +49,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
             help="Compare the server's ids and texts with this tokenizer, a name or a folder. Without a server: let a"
             " scripted policy play with it.",
             show_default=False,
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     policy: Annotated[
@@ -56,14 +57,12 @@ def check(  # noqa: PLR0913  # each is an option of the command
         typer.Option(
             metavar="scripted/NAME",
             help="The scripted policy that plays with --tokenizer.",
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = "scripted/oracle",
     tasks: options.Tasks = None,
     split: options.Split = None,
-    limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=options.TASKS)
-    ] = 8,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=TASKS)] = 8,
     seed: options.Seed = 0,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     turns: options.Turns = 32,

@@ -10,6 +10,7 @@ from gymsdk.cli import options
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
+from gymsdk.settings import MODEL
 
 if TYPE_CHECKING:
     from gymsdk.checks.results import CheckResult
@@ -34,14 +35,12 @@ def check(
             metavar="URL",
             help="Check the generation server at this address, as in http://127.0.0.1:8000/v1.",
             show_default=False,
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ],
     model: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="The name under which the server lists the policy.", rich_help_panel=options.MODEL
-        ),
+        typer.Option(metavar="NAME", help="The name under which the server lists the policy.", rich_help_panel=MODEL),
     ] = "policy",
     token_interface: options.TokenInterface = None,
     tokenizer: Annotated[
@@ -50,7 +49,7 @@ def check(
             metavar="NAME",
             help="Compare the engine's ids and texts with the trainer's tokenizer, a name or a folder.",
             show_default=False,
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     update_weights: Annotated[
@@ -60,7 +59,7 @@ def check(
             help="Run this shell command once, which sends other weights to the generation server, and check that the"
             " server uses them.",
             show_default=False,
-            rich_help_panel=options.MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = "",
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
