@@ -33,7 +33,7 @@ from typing import Any
 from clients.between import serve_app, with_streaming, without_cookies
 
 from gymsdk import load, model, play
-from gymsdk.rollouts import folder as lines
+from gymsdk.line import build_line
 from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 
 NAME, ROWS = "tool_call", 8
@@ -140,7 +140,7 @@ async def play_in_process(folder: Path) -> Results:
         for number, task in enumerate(islice(found.tasks("validation", seed=3), ROWS)):
             row = build_input_row(task.row(), environment=NAME, task=number, sampling={})
             rollout = await play(found, policy, row, seed=compute_seed(0, Job(NAME, number, 0, row)))
-            rollouts.append(lines.build_scored_line(rollout, (number, 0)))
+            rollouts.append(build_line(rollout, (number, 0)))
             # Agents on other machines know only the tools in the row.
             row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]
             rows.append(row)

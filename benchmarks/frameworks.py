@@ -25,7 +25,7 @@ from typing import Any
 from foreign import CommandError, Results, Score, create_venv, row_result, run_command
 
 from gymsdk import load, model, play
-from gymsdk.rollouts import folder as lines
+from gymsdk.line import build_line
 from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 
 NAMES, SKIPPED, ROWS = ("tool_call", "multineedle"), 1, 2
@@ -124,7 +124,7 @@ async def play_in_process(folder: Path, policy: str) -> Results:
             for number, task in enumerate(islice(found.tasks("validation"), SKIPPED, SKIPPED + ROWS)):
                 row = build_input_row(task.row(), environment=name, task=number, sampling={})
                 rollout = await play(found, model(policy), row, seed=compute_seed(0, Job(name, number, 0, row)))
-                ready.append(row_result(lines.build_scored_line(rollout, (number, 0))))
+                ready.append(row_result(build_line(rollout, (number, 0))))
                 row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]
                 rows.append(row)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -16,7 +16,7 @@ from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
-from gymsdk.lines import find_no_reward, get_verdict_names, is_gymsdk_result
+from gymsdk.line import find_no_reward, get_verdict_names, is_gymsdk_result
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"

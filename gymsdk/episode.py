@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
-from gymsdk.plugins.calls import STEPS_COMPONENT, add_rewards
+from gymsdk.plugins.calls import add_rewards
 from gymsdk.responses import (
     NOT_RUN_OUTPUT,
     build_function_call_output,
@@ -27,6 +27,7 @@ from gymsdk.timers import timeout_at
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
     MAX_OUTPUT_CHARS,
+    STEPS_COMPONENT,
     Action,
     Budget,
     EndReason,

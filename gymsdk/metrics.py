@@ -13,11 +13,8 @@ from itertools import accumulate
 from operator import mul
 from statistics import fmean, median
 
-from gymsdk.lines import read_index
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, read_index
 from gymsdk.types import Item, Row
-
-TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
-"""The fields in which NeMo Gym numbers tasks and the rollouts of each task."""
 
 MAX_SQUARABLE = 1e140
 """Sums of squares of values below this stay within the range of a float, for as many values as fit in memory."""
@@ -59,7 +56,7 @@ def build_scored_rollout(row: Row, reward: float, *, answer_key: str | None = No
 
     Args:
         row: The output row. A missing index of the task or the repeat is 0.
-        reward: Its reward, see `gymsdk.lines.read_reward`.
+        reward: Its reward, see `gymsdk.line.read_reward`.
         answer_key: The field with the answer for votes.
     """
     usage = (row.get("response") or {}).get("usage") or {}

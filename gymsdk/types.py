@@ -536,6 +536,10 @@ class Step(BaseModel):
     done: bool = False
 
 
+STEPS_COMPONENT = "steps"
+"""The reward component that holds the rewards of the steps; the host adds it."""
+
+
 class Verdict(BaseModel):
     """The judgement of a transcript.
 

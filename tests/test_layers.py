@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
     {"console", "errors", "graders", "once", "settings", "types", "usage", "working_folder"},
-    {"jsonl", "lines", "responses", "tracing"},
+    {"jsonl", "line", "responses", "tracing"},
     {
         "concurrency",
         "convert",

@@ -18,11 +18,10 @@ from gymsdk.bench.recording import Recording
 from gymsdk.bench.report import LoadResult, LoopLag, compute_latency, compute_mean, compute_stages
 from gymsdk.bench.stage import LOAD, Stage
 from gymsdk.bench.usage import Memories, measure_cpu, name_children, sample_memory, summarise_memory
-from gymsdk.lines import is_gymsdk_result, read_reward
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, get_agent_name, is_gymsdk_result, read_reward
 from gymsdk.observability.loop_lag import LoopLagSampler
 from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.rollouts.jobs import Job, PlayedJob, catch_errors, compute_seed, get_agent_name, play_with_retries
+from gymsdk.rollouts.jobs import Job, PlayedJob, catch_errors, compute_seed, play_with_retries
 from gymsdk.rollouts.remote import parse_response_row, parse_rollout
 from gymsdk.types import Budget, Rollout, Row, Timing
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UsageError
+from gymsdk.line import build_line
 from gymsdk.models.recordings import compute_digests
-from gymsdk.rollouts import folder
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row, iter_jobs
 from gymsdk.rollouts.run import LocalPlayer, collect
 from gymsdk.rollouts.tasks import get_default_split, read_splits
@@ -82,7 +82,7 @@ async def record_rollouts(
         environment=environment.name,
         jobs=tuple(each.job for each in chosen),
         rewards=tuple(each.rollout.reward or 0.0 for each in chosen),
-        lines=tuple(folder.build_scored_line(each.rollout, each.job.key) for each in chosen),
+        lines=tuple(build_line(each.rollout, each.job.key) for each in chosen),
     )
 
 

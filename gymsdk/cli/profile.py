@@ -134,7 +134,7 @@ def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
 def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
     """Return the maximum reward that the environment claims for each task of the run, by task index."""
     from gymsdk.cli.process import run_in_new_loop
-    from gymsdk.metrics import TASK_INDEX
+    from gymsdk.line import TASK_INDEX
     from gymsdk.plugins import registry
 
     name, settings = next(iter(plan.environments.items()))

@@ -185,7 +185,7 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
 
 def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[str]:
     """Yield the parts of a transcript: the conversation, and the result below it."""
-    from gymsdk.lines import get_verdict_names
+    from gymsdk.line import get_verdict_names
     from gymsdk.runs.records import PART, get_opening, get_output
 
     yield _draw_rule(f"{clean(row['environment'])} {row['task']}:{row['repeat']}")

@@ -42,7 +42,7 @@ from gymsdk.jsonl import dump_portable_json
 from gymsdk.threads import ThreadPool
 from gymsdk.timers import timeout_at
 from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
-from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict
+from gymsdk.types import ROLLOUT_FIELDS, STEPS_COMPONENT, Action, Message, Reset, State, Step, ToolCall, Verdict
 from gymsdk.workers.cpu_watch import CpuWatch, ThreadClock, limit_cpu
 
 MAX_EXCERPT_CHARS = 500
@@ -50,9 +50,6 @@ MAX_EXCERPT_CHARS = 500
 
 LIFESPAN_SECONDS = 600.0
 """Seconds that a `lifespan` may take to start, and to end."""
-
-STEPS_COMPONENT = "steps"
-"""The reward component that holds the rewards of the steps; the host adds it."""
 
 IMMUTABLE_TYPES = frozenset({bool, bytes, float, int, str, type(None)})
 """The types of fields that a copy of a state may share with the state."""

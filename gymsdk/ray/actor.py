@@ -14,11 +14,10 @@ from gymsdk.config.model import Deployment, ModelServerConfig
 from gymsdk.deploy.process import RunningServers, serve, use_offload
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http import client
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_environment_name
 from gymsdk.ray.placement import check_room
 from gymsdk.ray.replicas import make_reachable, run_replicas
-from gymsdk.rollouts.folder import build_failed_line, build_scored_line
-from gymsdk.rollouts.jobs import Job, get_environment_name
+from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
 from gymsdk.rollouts.run import collect
 from gymsdk.rollouts.token_limit import TokenLimitCounter
@@ -116,7 +115,6 @@ class Gym:
             if not has_warned and (sentence := limit.describe()):
                 has_warned = True
                 log.warning(sentence)
-            build_line = build_scored_line if played.rollout.failure is None else build_failed_line
             line = build_line(played.rollout, played.job.key, attempts=played.attempts)
             yield played.job.task, mask_untrainable(line)
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
 from gymsdk.jsonl import dump_json
-from gymsdk.lines import read_reward
-from gymsdk.metrics import TASK_INDEX
+from gymsdk.line import TASK_INDEX, get_environment_name, read_reward
 from gymsdk.responses import is_incomplete_response, is_on_policy
-from gymsdk.rollouts.jobs import get_environment_name
 from gymsdk.types import Item, Row, pair_outputs
 
 TRUNCATED = "truncated: a budget ended the episode"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 from collections import Counter
@@ -14,146 +13,18 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Self
 
-from pydantic import ConfigDict
-
-from gymsdk import jsonl, locks, responses
+from gymsdk import jsonl, locks
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import BadOutput, GymsdkError
-from gymsdk.lines import ATTEMPT_INDEX, RESULT_FIELDS, TASK_DIGEST, read_index, read_reward, strip_results
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.plugins.calls import STEPS_COMPONENT
-from gymsdk.rollouts.jobs import Key
-from gymsdk.types import Failure, Rollout, Row, Timing, Verdict
-from gymsdk.usage import Usage
+from gymsdk.line import (
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    Key,
+    read_index,
+    read_reward,
+)
+from gymsdk.types import Row
 from gymsdk.working_folder import get_working_folder, resolve_path, shorten_path
-
-RESUMABLE_KINDS = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
-"""Failure kinds outside the model whose cause may no longer exist when the run is resumed."""
-
-SCALAR_FIELDS = ("id", "rollout_id", "environment", "seed", "outcome", "ended", "turns")
-"""The fields of a rollout that its line holds unchanged."""
-
-WORKER_FAILURE_KINDS = frozenset({"worker_killed", "worker_timeout", "worker_start"})
-"""Failure kinds that the answer may cause in `verify`. Further attempts would select answers by their reward."""
-
-
-class StoredVerdict(Verdict):
-    """A verdict read from a line, with the environment's own fields as JSON values."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1, digest: str = "") -> Row:
-    """Return the line of a scored rollout.
-
-    The fields of the verdict are top-level keys beside those of the row. The *digest* is that of the row as sent.
-
-    Raises:
-        ValueError: The reward is not finite. JSON has no such number.
-    """
-    if rollout.reward is None or not math.isfinite(rollout.reward):
-        raise ValueError(f"the reward of a scored rollout must be a finite number, not {rollout.reward}")
-    verdict: dict[str, Any] = {}
-    if rollout.verdict is not None:
-        verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})
-    components = {"reward_components": rollout.components} if rollout.components else {}
-    host_fields = _build_gymsdk_field(rollout, attempts, digest) | {"verdict": list(verdict)}
-    return {
-        **_build_row(rollout),
-        **verdict,
-        "reward": rollout.reward,
-        **components,
-        **_build_index_fields(key),
-        "gymsdk": host_fields,
-    }
-
-
-def build_failed_line(rollout: Rollout, key: Key, *, attempts: int, digest: str = "") -> Row:
-    """Return the line of a rollout without a reward: the kind, stage and message of the failure, and the response.
-
-    A resume does not repeat the rollout if its failure is terminal.
-    """
-    failure = rollout.failure or Failure(stage="", kind="unknown", message="")
-    failure_keys = {
-        "_ng_failure_class": failure.kind,
-        "_ng_failure_stage": failure.stage,
-        "_ng_failure_message": failure.message,
-        "_ng_failure_terminal": _is_terminal(failure),
-        ATTEMPT_INDEX: attempts - 1,
-    }
-    host_fields = _build_gymsdk_field(rollout, attempts, digest) | {"retryable": failure.retryable}
-    return {**_build_row(rollout), **failure_keys, **_build_index_fields(key), "gymsdk": host_fields}
-
-
-def _is_terminal(failure: Failure) -> bool:
-    """Return whether a resume must not repeat the rollout: another attempt cannot help, or would select by reward."""
-    if failure.stage == "verify" and failure.kind in WORKER_FAILURE_KINDS:
-        return True
-    return not (failure.retryable or failure.stage == "model" or failure.kind in RESUMABLE_KINDS)
-
-
-def get_key(line: Row) -> Key:
-    """Return the position of a line's rollout in its run."""
-    return line[TASK_INDEX], line[ROLLOUT_INDEX]
-
-
-def parse_rollout(line: Row) -> Rollout:
-    """Return the scored rollout on *line*, with the verdict's own fields as JSON values."""
-    host_fields, reward = line["gymsdk"], float(line["reward"])
-    fields = {name: line[name] for name in host_fields["verdict"] if name in line}
-    components = line.get("reward_components", {})
-    verdict_components = {name: value for name, value in components.items() if name != STEPS_COMPONENT}
-    params = line["responses_create_params"]
-    return Rollout(
-        id=host_fields["id"],
-        rollout_id=host_fields.get("rollout_id", ""),
-        environment=host_fields["environment"],
-        row={key: value for key, value in line.items() if key not in RESULT_FIELDS},
-        seed=host_fields["seed"],
-        repeat=line[ROLLOUT_INDEX],
-        outcome="scored",
-        ended=host_fields["ended"],
-        opening=params["input"],
-        tools=params.get("tools", []),
-        response=line["response"],
-        reward=reward,
-        components=components,
-        verdict=StoredVerdict(
-            **{
-                "reward": reward - components.get(STEPS_COMPONENT, 0.0),
-                "components": verdict_components,
-                **fields,
-            }
-        ),
-        turns=host_fields["turns"],
-        usage={role: Usage(**usage) for role, usage in host_fields["usage"].items()},
-        timing=Timing(**host_fields["timing"]),
-    )
-
-
-def _build_row(rollout: Rollout) -> Row:
-    row = strip_results(rollout.row)
-    row_params = row.get("responses_create_params", {})
-    params = {**row_params, **rollout.sampling, "input": rollout.opening or row_params.get("input", [])}
-    params |= {"tools": rollout.tools} if rollout.tools else {}
-    return {**row, "responses_create_params": params, "response": rollout.response}
-
-
-def _build_index_fields(key: Key) -> Row:
-    return {TASK_INDEX: key[0], ROLLOUT_INDEX: key[1]}
-
-
-def _build_gymsdk_field(rollout: Rollout, attempts: int, digest: str) -> Row:
-    # `model_dump` would take three times as long; a test compares the two.
-    fields: Row = {name: getattr(rollout, name) for name in SCALAR_FIELDS if name != "rollout_id" or rollout.rollout_id}
-    timing = vars(rollout.timing) | {
-        "model_calls": [*rollout.timing.model_calls],
-        "turns": [[*turn] for turn in rollout.timing.turns],
-    }
-    fields |= {"usage": {role: dict(vars(usage)) for role, usage in rollout.usage.items()}, "timing": timing}
-    versions = responses.get_weight_versions(rollout.response)
-    identity = {TASK_DIGEST: digest} if digest else {}
-    return fields | {"attempts": attempts} | identity | ({"weight_versions": versions} if versions else {})
 
 
 def drop_partial_line(path: Path) -> None:
@@ -438,13 +309,13 @@ class RunFolder:
         """Return the progress of the run."""
         progress = RunProgress()
         for line in self.read_rollouts():
-            progress.done.add(get_key(line))
+            progress.done.add((line[TASK_INDEX], line[ROLLOUT_INDEX]))
             reward = read_reward(line)
             progress.scored += reward is not None
             progress.failed += reward is None
             progress.earned += reward or 0.0
         for line in self.read_failures():
-            progress.done.add(get_key(line))
+            progress.done.add((line[TASK_INDEX], line[ROLLOUT_INDEX]))
             progress.failed += 1
         return progress
 

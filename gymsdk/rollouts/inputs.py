@@ -12,9 +12,9 @@ from typing import IO
 from gymsdk import jsonl
 from gymsdk.concurrency import MAX_SLICE_SECONDS, yield_regularly
 from gymsdk.errors import BadOutput
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import Job, JobBuilder, Key
+from gymsdk.rollouts.jobs import Job, JobBuilder
 from gymsdk.threads import ThreadIterator
 from gymsdk.types import Row
 

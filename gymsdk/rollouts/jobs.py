@@ -11,13 +11,9 @@ from typing import Any
 
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
-from gymsdk.lines import compute_task_digest
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, compute_task_digest, get_environment_name
 from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, build_agent_reference
 from gymsdk.usage import UsageByRole, merge_usage
-
-Key = tuple[int, int]
-"""The position of a rollout in its run: the index of the task and of the repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +71,6 @@ def build_input_row(
         TASK_INDEX: task,
         ROLLOUT_INDEX: repeat,
     }
-
-
-def get_agent_name(row: Row) -> str | None:
-    """Return the name of the agent that *row* names, or `None`."""
-    reference = row.get("agent_ref")
-    name = reference.get("name") if isinstance(reference, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def get_environment_name(row: Row) -> str | None:
-    """Return the environment that *row* names by its agent, or `None`."""
-    name = get_agent_name(row)
-    return None if name is None else name.removesuffix(AGENT_SUFFIX)
 
 
 MAX_SHARED_TOOL_LISTS = 8

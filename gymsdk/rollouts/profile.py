@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import UsageError
-from gymsdk.lines import find_no_reward
-from gymsdk.metrics import (
-    ROLLOUT_INDEX,
-    TASK_INDEX,
-    ScoredRollout,
-    compute_bin_edges,
-    compute_pass_curve,
-    group_by_task,
-    std,
-    to_fraction,
-)
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, find_no_reward
+from gymsdk.metrics import ScoredRollout, compute_bin_edges, compute_pass_curve, group_by_task, std, to_fraction
 from gymsdk.types import Row
 
 if TYPE_CHECKING:

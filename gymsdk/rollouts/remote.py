@@ -18,20 +18,17 @@ from gymsdk.config.model import resolve_environment_name
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
-from gymsdk.lines import is_gymsdk_result
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.rollouts import folder
-from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.rollouts.folder import StoredVerdict
-from gymsdk.rollouts.jobs import (
-    Job,
-    PlayedJob,
-    build_unscored_rollout,
-    catch_errors,
-    compute_seed,
+from gymsdk.line import (
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    StoredRollout,
+    StoredVerdict,
+    build_line,
     get_agent_name,
-    play_with_retries,
+    is_gymsdk_result,
 )
+from gymsdk.rollouts.agent_client import AgentClient
+from gymsdk.rollouts.jobs import Job, PlayedJob, build_unscored_rollout, catch_errors, compute_seed, play_with_retries
 from gymsdk.types import AGENT_SUFFIX, Budget, Item, Rollout, Row, Timing
 from gymsdk.usage import parse_usage
 
@@ -74,7 +71,7 @@ def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rol
 
 def _read_own(body: Row, job: Job) -> Rollout:
     client.parse_verdict(body, job.row)
-    return folder.parse_rollout(body)
+    return StoredRollout(body).to_rollout()
 
 
 def _read_foreign(body: Row, job: Job, seed: int, milliseconds: float) -> Rollout:
@@ -344,7 +341,7 @@ def has_all(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) ->
 def _build_metrics_row(rollout: Rollout) -> Row:
     """Return the line of a rollout without its messages: metrics need only the usage of the response."""
     task, _, repeat = rollout.id.partition(":")
-    line = folder.build_scored_line(rollout, (int(task), int(repeat)))
+    line = build_line(rollout, (int(task), int(repeat)))
     usage = (line.pop("response") or {}).get("usage")
     line.pop("responses_create_params")
     return {**line, "response": {"usage": usage}}

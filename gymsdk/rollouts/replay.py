@@ -17,9 +17,9 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, UsageError
-from gymsdk.lines import compute_task_digest, read_reward, strip_results
+from gymsdk.line import StoredRollout, build_line, compute_task_digest, read_reward, strip_results
 from gymsdk.responses import build_message, build_response, iter_turn_spans, query_model
-from gymsdk.rollouts.folder import RunFolder, build_failed_line, build_scored_line, get_key
+from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import build_input_row
 from gymsdk.rollouts.plan import Plan, build_settings, describe_start
 from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field, is_policy_item
@@ -118,7 +118,7 @@ def parse_episode(line: Row, inputs: dict[tuple[int, int], Row]) -> StoredEpisod
         raise UsageError("only rollouts that gymsdk has played can be replayed: the line names no seed")
     if not isinstance(response, dict):
         raise UsageError(f"rollout {host_fields['id']} has no response, so that there is nothing to replay")
-    key = get_key(line)
+    key = StoredRollout(line).key
     return StoredEpisode(
         id=host_fields["id"],
         environment=host_fields["environment"],
@@ -298,16 +298,9 @@ def write_branches(folder: RunFolder, plan: Plan, replays: Sequence[Replayed], s
         key = (each.stored.task, repeat)
         rollout = each.rollout.model_copy(update={"id": f"{each.stored.task}:{repeat}"})
         is_failed = rollout.failure is not None
-        build_line = build_failed_line if is_failed else build_scored_line
+        origin = {"run": source, "id": each.stored.id, "turn": branch.turn, "edited": bool(branch.edited)}
         digest = compute_task_digest(each.stored.row, each.stored.environment)
-        line = build_line(rollout, key, attempts=1, digest=digest)
-        line["gymsdk"]["branch"] = {
-            "run": source,
-            "id": each.stored.id,
-            "turn": branch.turn,
-            "edited": bool(branch.edited),
-        }
-        folder.append(line, failed=is_failed)
+        folder.append(build_line(rollout, key, digest=digest, branch=origin), failed=is_failed)
 
 
 def _is_same_item(item: Item, expected: Item | None) -> bool:

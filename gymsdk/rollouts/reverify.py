@@ -16,21 +16,24 @@ from gymsdk import client, episode, jsonl, responses
 from gymsdk.client import RemoteVerdict
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
-from gymsdk.lines import (
+from gymsdk.line import (
     MASK_FIELDS,
     RESULT_FIELDS,
+    ROLLOUT_INDEX,
+    TASK_INDEX,
     TRAJECTORY,
+    get_agent_name,
+    get_environment_name,
     get_verdict_names,
     read_index,
     read_reward,
     strip_results,
 )
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
 from gymsdk.rollouts import remote
 from gymsdk.rollouts.agent_client import convert_to_server_error
 from gymsdk.rollouts.folder import FILES
-from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name, get_environment_name
+from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
 from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference

@@ -28,25 +28,21 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import client
-from gymsdk.lines import TRAJECTORY
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, TRAJECTORY, Key, build_line, get_agent_name, get_environment_name
 from gymsdk.memory import EpisodeCounter, collect_rarely
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
-from gymsdk.rollouts.folder import RunFolder, RunProgress, build_failed_line, build_scored_line
+from gymsdk.rollouts.folder import RunFolder, RunProgress
 from gymsdk.rollouts.inputs import ROWS_BEFORE_START, RunInputs
 from gymsdk.rollouts.jobs import (
     CircuitBreaker,
     Job,
-    Key,
     PlayedJob,
     build_failed_rollout,
     build_input_row,
     catch_errors,
     compute_seed,
-    get_agent_name,
-    get_environment_name,
     play_with_retries,
 )
 from gymsdk.rollouts.plan import (
@@ -258,15 +254,11 @@ def write_result(folder: RunFolder, played: PlayedJob, *, trajectories: bool = F
 
 def _keep(folder: RunFolder, played: PlayedJob, *, trajectories: bool = False) -> None:
     key, rollout = played.job.key, played.rollout
-    if rollout.failure is None:
-        line = build_scored_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
-        if trajectories:
-            name = get_task_name(rollout.row, key[0])
-            line[TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
-        folder.append(line)
-    else:
-        line = build_failed_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
-        folder.append(line, failed=True)
+    line = build_line(rollout, key, attempts=played.attempts, digest=played.job.digest)
+    if trajectories and rollout.failure is None:
+        name = get_task_name(rollout.row, key[0])
+        line[TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
+    folder.append(line, failed=rollout.failure is not None)
 
 
 DEFAULT_TASKS = 100

@@ -13,10 +13,9 @@ from typing import Protocol, Self, overload
 from gymsdk import jsonl, metrics
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import EpisodeError
-from gymsdk.lines import NoReward, find_no_reward, read_reward
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
-from gymsdk.rollouts.folder import RunFolder, parse_rollout
-from gymsdk.rollouts.jobs import get_agent_name
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, NoReward, StoredRollout, find_no_reward, get_agent_name, read_reward
+from gymsdk.metrics import ScoredRollout
+from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.token_limit import TokenLimitCounter, is_prompt_too_long
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
@@ -115,7 +114,7 @@ class StoredRollouts(Sequence[Rollout]):
 
     def __iter__(self) -> Iterator[Rollout]:
         lines = (line for line in self._read() if line["gymsdk"]["environment"] == self._environment)
-        return (parse_rollout(line) for line in lines if read_reward(line) is not None)
+        return (StoredRollout(line).to_rollout() for line in lines if read_reward(line) is not None)
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...

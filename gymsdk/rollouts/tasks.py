@@ -18,10 +18,7 @@ from gymsdk import errors, jsonl
 from gymsdk.client import UnknownServer
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, UnknownSplit, UsageError
-from gymsdk.lines import strip_results
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.rollouts import jobs
-from gymsdk.rollouts.jobs import get_environment_name
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, get_agent_name, get_environment_name, strip_results
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference
 from gymsdk.working_folder import shorten_path
@@ -185,7 +182,7 @@ def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: s
         except BadRow:
             # `read_file_for_servers` reports this line.
             continue
-        wanted[jobs.get_agent_name(row), name] = None
+        wanted[get_agent_name(row), name] = None
         count += 1
         if count == limit:
             break

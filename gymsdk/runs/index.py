@@ -25,8 +25,7 @@ import orjson
 
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError
-from gymsdk.lines import compute_line_digest, compute_task_digest
-from gymsdk.metrics import TASK_INDEX
+from gymsdk.line import TASK_INDEX, compute_line_digest, compute_task_digest
 from gymsdk.runs.file_state import FileState, Verification, extend_digest, is_settled, sign
 from gymsdk.runs.records import parse_record
 from gymsdk.runs.schema import (

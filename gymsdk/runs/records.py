@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymsdk import jsonl, responses
-from gymsdk.lines import RESULT_FIELDS, SKIPPED, TASK_DIGEST, NoReward, find_no_reward, get_verdict_names, read_index
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, select_numbers
-from gymsdk.rollouts.jobs import get_environment_name
+from gymsdk.line import (
+    RESULT_FIELDS,
+    ROLLOUT_INDEX,
+    SKIPPED,
+    TASK_DIGEST,
+    TASK_INDEX,
+    NoReward,
+    find_no_reward,
+    get_environment_name,
+    get_verdict_names,
+    read_index,
+)
+from gymsdk.metrics import select_numbers
 from gymsdk.types import UNMASKED_FIELDS, Item, Row, pair_outputs
 
 PROMPT_CHARS = 120

@@ -12,7 +12,7 @@ from typing import Any
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, UsageError
 from gymsdk.http import client
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models.registry import model
 from gymsdk.plugins import registry
 from gymsdk.rollouts.folder import RunFolder, create_dated_folder

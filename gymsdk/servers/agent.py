@@ -17,9 +17,8 @@ from gymsdk.episode import play
 from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.http import client
 from gymsdk.jsonl import dump_json
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_agent_name, get_environment_name
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.rollouts import folder, jobs
 from gymsdk.servers import agent_sessions
 from gymsdk.servers.agent_sessions import AgentSession, AgentSessions, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
@@ -247,7 +246,7 @@ def _rollout_id(indices: Row) -> str:
 
 
 def _rollout_to_row(rollout: Rollout) -> Row:
-    fields = folder.build_scored_line(rollout, (0, rollout.repeat))
+    fields = build_line(rollout, (0, rollout.repeat))
     for name in INDEX_FIELDS:
         fields.pop(name, None)
     return mask_untrainable(fields) | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
@@ -491,8 +490,8 @@ class AgentEndpoints:
 
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""
-        name = jobs.get_agent_name(row)
-        if name not in {None, self._name} and jobs.get_environment_name(row) != self._runs.environment.name:
+        name = get_agent_name(row)
+        if name not in {None, self._name} and get_environment_name(row) != self._runs.environment.name:
             mismatch = f"the row is for the agent {name!r}, and this is {self._name!r}"
             raise RequestRejected(422, f"{mismatch}; send the row there, or correct its `agent_ref`")
 

@@ -13,9 +13,17 @@ from weakref import WeakKeyDictionary
 from gymsdk import metrics
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
-from gymsdk.lines import MASK, RESULT_FIELDS, SKIPPED, get_verdict_names, read_reward
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
-from gymsdk.rollouts.folder import StoredVerdict
+from gymsdk.line import (
+    MASK,
+    RESULT_FIELDS,
+    ROLLOUT_INDEX,
+    SKIPPED,
+    TASK_INDEX,
+    StoredVerdict,
+    get_verdict_names,
+    read_reward,
+)
+from gymsdk.metrics import ScoredRollout
 from gymsdk.rollouts.summary import ANSWER, METRIC_FIELDS
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from gymsdk import tracing
 from gymsdk.errors import UsageError
 from gymsdk.jsonl import is_finite_number
-from gymsdk.lines import ATTEMPT_INDEX, TRAJECTORY
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ATTEMPT_INDEX, ROLLOUT_INDEX, TASK_INDEX, TRAJECTORY
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.trajectory import build_observations, build_trajectory, get_task_name
 from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, RolloutFailed, RunService

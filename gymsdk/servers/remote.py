@@ -18,7 +18,7 @@ from gymsdk.config.model import POLICY_SERVER
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
-from gymsdk.rollouts.folder import StoredVerdict
+from gymsdk.line import StoredVerdict
 from gymsdk.router import ReplicaClient, get_sticky_key
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import (

@@ -14,8 +14,8 @@ from gymsdk import errors
 from gymsdk.client import build_bad_answer_error, build_failure, parse_object
 from gymsdk.episode import TurnResult
 from gymsdk.http.client import HttpResponse
+from gymsdk.line import StoredVerdict
 from gymsdk.responses import build_function_call_output
-from gymsdk.rollouts.folder import StoredVerdict
 from gymsdk.servers.gymnasium import REQUEST_ID_FIELD
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState, open_failure, read_row, read_tools
 from gymsdk.types import Content, EndReason, Episode, Item, Message, Row, Task, ToolRun, Transcript, Verdict

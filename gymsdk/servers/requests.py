@@ -21,8 +21,7 @@ from gymsdk import errors, tracing
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
-from gymsdk.lines import strip_results
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, strip_results
 from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.servers.errors import RequestRejected

@@ -14,9 +14,8 @@ from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import JudgedEpisode
 from gymsdk.errors import Unscorable
-from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.line import RESUMABLE_KINDS, ROLLOUT_INDEX, TASK_INDEX, WORKER_FAILURE_KINDS
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
-from gymsdk.rollouts.folder import RESUMABLE_KINDS, WORKER_FAILURE_KINDS
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpoint, read_json_object

@@ -10,9 +10,9 @@ import pytest
 from gymsdk import Environment, Failed, Message, Reset, State, Step, Task, ToolCall, Verdict, hookimpl, jsonl, play
 from gymsdk import responses as wire
 from gymsdk.errors import BadModelOption, UnknownModel
+from gymsdk.line import build_line
 from gymsdk.models.options import ModelOptions
 from gymsdk.models.scripted import build
-from gymsdk.rollouts import folder
 from gymsdk.tools import build_tool
 
 
@@ -206,9 +206,7 @@ async def recorded(adding, tmp_path):
         for repeat in range(3)
     ]
     path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(
-        b"".join(jsonl.dump_row(folder.build_scored_line(each, (index, repeat))) for index, repeat, each in rollouts)
-    )
+    path.write_bytes(b"".join(jsonl.dump_row(build_line(each, (index, repeat))) for index, repeat, each in rollouts))
     return path, rollouts
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed, get_environment_name, iter_jobs
+from gymsdk.line import get_environment_name
+from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed, iter_jobs
 
 ROW = {"responses_create_params": {"input": "2 + 2", "temperature": 0.5}, "answer": 4}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 
 import pytest
 
 from gymsdk import Rollout, Step, Verdict, hookimpl, jsonl, play
 from gymsdk.environment import Environment
-from gymsdk.rollouts import folder
+from gymsdk.line import StoredRollout, build_line, strip_results
 from gymsdk.types import Budget, Failure
 
 
@@ -48,7 +49,7 @@ async def rollout(policy):
 
 
 async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rollout):
-    line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
+    line = json.loads(jsonl.dump_row(build_line(rollout, (3, 1))))
     gymsdk_fields = line.pop("gymsdk")
     response = line.pop("response")
     assert line == {
@@ -77,7 +78,8 @@ async def test_a_scored_line_holds_the_row_the_response_and_the_flat_verdict(rol
 @pytest.mark.parametrize("rollout_id", ["", "run-7"])
 async def test_gymsdks_own_fields_are_the_rollouts_fields_as_json(rollout, rollout_id):
     rollout = rollout.model_copy(update={"rollout_id": rollout_id})
-    fields = folder.build_scored_line(rollout, (3, 1))["gymsdk"]
+    fields = build_line(rollout, (3, 1))["gymsdk"]
+    assert (fields.pop("format"), fields.pop("version")) == (1, version("gymsdk"))
     included = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"} | (
         {"rollout_id"} if rollout_id else set()
     )
@@ -90,9 +92,9 @@ async def test_gymsdks_own_fields_are_the_rollouts_fields_as_json(rollout, rollo
 
 
 async def test_a_scored_line_can_be_read_back(rollout):
-    line = folder.build_scored_line(rollout, (3, 1))
-    parsed = folder.parse_rollout(json.loads(jsonl.dump_row(line)))
-    assert folder.get_key(line) == (3, 1)
+    line = build_line(rollout, (3, 1))
+    parsed = StoredRollout(json.loads(jsonl.dump_row(line))).to_rollout()
+    assert StoredRollout(line).key == (3, 1)
     assert (parsed.reward, parsed.components, parsed.repeat, parsed.seed) == (1.25, rollout.components, 1, 5)
     assert (parsed.usage, parsed.timing, parsed.opening) == (rollout.usage, rollout.timing, rollout.opening)
     assert parsed.verdict.model_dump() == rollout.verdict.model_dump(mode="json")
@@ -100,8 +102,8 @@ async def test_a_scored_line_can_be_read_back(rollout):
 
 
 async def test_a_line_that_was_read_back_is_written_unchanged(rollout):
-    line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
-    assert json.loads(jsonl.dump_row(folder.build_scored_line(folder.parse_rollout(line), (3, 1)))) == line
+    line = json.loads(jsonl.dump_row(build_line(rollout, (3, 1))))
+    assert json.loads(jsonl.dump_row(build_line(StoredRollout(line).to_rollout(), (3, 1)))) == line
 
 
 async def test_a_verdict_without_components_adds_none_to_its_line(policy):
@@ -111,7 +113,7 @@ async def test_a_verdict_without_components_adds_none_to_its_line(policy):
             return Verdict(reward=0.5)
 
     rollout = await play(Environment("plain", NoComponents()), policy("4"), ROW)
-    assert "reward_components" not in folder.build_scored_line(rollout, (0, 0))
+    assert "reward_components" not in build_line(rollout, (0, 0))
 
 
 async def test_the_offered_tools_are_on_the_line(policy):
@@ -123,7 +125,7 @@ async def test_the_offered_tools_are_on_the_line(policy):
             return [search]
 
     rollout = await play(Environment("with_tools", WithTools()), policy("4"), ROW)
-    line = folder.build_scored_line(rollout, (0, 0))
+    line = build_line(rollout, (0, 0))
     assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["search"]
 
 
@@ -131,7 +133,7 @@ async def test_a_failed_line_describes_the_failure_and_has_no_reward(policy):
     rollout = await play(
         Environment("grades", GradedEnvironment(ValueError("no"))), policy("4"), ROW, budget=Budget(turns=1)
     )
-    line = json.loads(jsonl.dump_row(folder.build_failed_line(rollout, (3, 1), attempts=2)))
+    line = json.loads(jsonl.dump_row(build_line(rollout, (3, 1), attempts=2)))
     assert {key: value for key, value in line.items() if key.startswith("_ng_")} == {
         "_ng_failure_class": "hook_raised",
         "_ng_failure_stage": "verify",
@@ -149,7 +151,7 @@ async def test_a_failed_line_describes_the_failure_and_has_no_reward(policy):
 
 def test_a_rollout_that_failed_before_its_reset_has_a_line():
     rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed")
-    line = folder.build_failed_line(rollout, (0, 0), attempts=1)
+    line = build_line(rollout, (0, 0), attempts=1)
     assert line["responses_create_params"] == ROW["responses_create_params"]
     assert line["response"] is None
 
@@ -157,7 +159,7 @@ def test_a_rollout_that_failed_before_its_reset_has_a_line():
 async def test_a_line_omits_the_results_of_an_earlier_run(policy):
     row = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
     rollout = await play(Environment("grades", GradedEnvironment()), policy("4"), row)
-    line = folder.build_scored_line(rollout, (0, 0))
+    line = build_line(rollout, (0, 0))
     assert (line["reward"], line["mine"]) == (1.25, 1)
     assert "_ng_failure_class" not in line
 
@@ -172,7 +174,7 @@ async def test_a_failure_that_a_retry_cannot_fix_is_terminal(policy):
         ("step", "x", True),
     ):
         failure = Failure(stage=stage, kind=kind, message="")
-        line = folder.build_failed_line(rollout.model_copy(update={"failure": failure}), (0, 0), attempts=1)
+        line = build_line(rollout.model_copy(update={"failure": failure}), (0, 0), attempts=1)
         assert line["_ng_failure_terminal"] is terminal
 
 
@@ -181,25 +183,25 @@ def test_the_loss_of_a_worker_is_terminal_only_in_verify(kind):
     for stage, terminal in (("verify", True), ("step", False)):
         failure = Failure(stage=stage, kind=kind, message="", retryable=True)
         rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
-        assert folder.build_failed_line(rollout, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
+        assert build_line(rollout, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
 
 
 async def test_a_line_records_the_number_of_attempts(rollout):
-    assert folder.build_scored_line(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
+    assert build_line(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
 
 
 async def test_strip_results_removes_the_verdict_of_an_earlier_run(rollout):
-    row = {**folder.build_scored_line(rollout, (3, 1)), "_ng_failure_class": "old", "_ng_attempt_index": 2}
-    assert folder.strip_results(row) == {
+    row = {**build_line(rollout, (3, 1)), "_ng_failure_class": "old", "_ng_attempt_index": 2}
+    assert strip_results(row) == {
         "responses_create_params": row["responses_create_params"],
         "expected_answer": "4",
         "verifier_metadata": {},
         "_ng_task_index": 3,
         "_ng_rollout_index": 1,
     }
-    assert folder.strip_results(row, keep={"extracted"})["extracted"] == "4"
+    assert strip_results(row, keep={"extracted"})["extracted"] == "4"
 
 
 @pytest.mark.parametrize("gymsdk_field", [None, 3, {}, {"verdict": None}, {"verdict": [["x"]]}])
 def test_a_gymsdk_field_without_a_verdict_does_not_affect_the_other_fields(gymsdk_field):
-    assert folder.strip_results({**ROW, "gymsdk": gymsdk_field}) == ROW
+    assert strip_results({**ROW, "gymsdk": gymsdk_field}) == ROW

@@ -19,7 +19,7 @@ import pytest
 from gymsdk import client
 from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import dump_row, parse_json, read_rows
-from gymsdk.lines import read_reward
+from gymsdk.line import read_reward
 from gymsdk.rollouts.export import ExportReport, Selection, export_sft
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.profile import build_profile

@@ -14,7 +14,7 @@ import pytest
 
 from gymsdk import Environment, Model, load, model, play
 from gymsdk.http import client as http
-from gymsdk.rollouts import folder
+from gymsdk.line import build_line
 from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 from gymsdk.servers import agent, environment, resources
 from gymsdk.servers.balancing import LoadBalancer
@@ -55,7 +55,7 @@ def play_directly(against: Playable, policy: Model) -> PlayRow:
         job = Job(against.name, row["_ng_task_index"], 0, {k: v for k, v in row.items() if not k.startswith("_ng_")})
         rollout = await play(against, policy, job.row, seed=compute_seed(0, job), id=job.id)
         assert rollout.failure is None, rollout.failure
-        return folder.build_scored_line(rollout, job.key)
+        return build_line(rollout, job.key)
 
     return play_row
 
