@@ -126,16 +126,17 @@ class _Results:
 
     def add(self, each: Reverified) -> None:
         """Count one rollout."""
-        case = each.case
-        place = {"line": case.number, "environment": case.environment, "task": case.task, "repeat": case.repeat}
+        stored = each.stored
+        task, repeat = stored.key
+        place = {"line": stored.number + 1, "environment": stored.environment, "task": task, "repeat": repeat}
         self.rollouts += 1
         if each.verdict is None:
-            self.unscored.append({**place, "old": case.reward, "kind": each.kind, "reason": each.reason})
+            self.unscored.append({**place, "old": stored.reward, "kind": each.kind, "reason": each.reason})
             return
         self.after.append(each.verdict.reward)
-        self.before += [] if case.reward is None else [case.reward]
+        self.before += [] if stored.reward is None else [stored.reward]
         if each.changed:
-            self.changed.append({**place, "old": case.reward, "new": each.verdict.reward})
+            self.changed.append({**place, "old": stored.reward, "new": each.verdict.reward})
 
 
 def _check_output(run: StoredRun, output: Path, *, overwrite: bool) -> None:
@@ -195,7 +196,7 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     named = {name for name, overrides in settings.items() if "grader" in overrides}
     concurrency = min(reverify_options.concurrency, count_affordable(2))
     rejudgements, last_report = (
-        reverify(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=concurrency),
+        reverify(islice(run.iter_rollouts(), reverify_options.limit), judge, concurrency=concurrency),
         time.monotonic(),
     )
     with (
@@ -223,13 +224,13 @@ def _check_grader(result: Reverified, named: set[str]) -> None:
     if result.new_grader is None:
         return
     old, new = result.new_grader
-    if not old and result.case.environment in named:
+    if not old and result.stored.environment in named:
         return
     graded = f"was graded by {old}" if old else "names no grader"
     raise UsageError(
-        f"line {result.case.number} {graded}, and {result.case.environment} grades with {new} now, so that rewards may"
-        " change for this reason alone; use the grader and version of the run (--set grader=NAME), or grade all"
-        " rollouts again with --force"
+        f"line {result.stored.number + 1} {graded}, and {result.stored.environment} grades with {new} now, so that"
+        " rewards may change for this reason alone; use the grader and version of the run (--set grader=NAME), or"
+        " grade all rollouts again with --force"
     )
 
 

@@ -1,28 +1,126 @@
-"""The rows of a run: a thread computes them, and the run plays the first ones while it writes the others."""
+"""The rows of a run: computed in a thread while the first ones are played, and found in `inputs.jsonl` afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import IO
+from pathlib import Path
+from typing import IO, Self
 
 from gymsdk import jsonl
 from gymsdk.concurrency import MAX_SLICE_SECONDS, yield_regularly
-from gymsdk.errors import BadOutput
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key
+from gymsdk.errors import BadOutput, GymsdkError
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, read_index
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, JobBuilder
 from gymsdk.threads import ThreadIterator
 from gymsdk.types import Row
+from gymsdk.working_folder import shorten_path
 
 ROWS_BEFORE_START = 256
 """How many rows of a split are computed before the first episode. An error in them leaves the folder unchanged."""
 
 MAX_CHUNK_ROWS = 64
 """How many rows are computed at most before they are written."""
+
+
+def _parse(line: bytes, where: str) -> Row:
+    return jsonl.parse_row(line, where=where)
+
+
+class InputIndex(Mapping[int, Row]):
+    """Finds rows as sent in `inputs.jsonl` and reads them one by one: a run may have a million.
+
+    As a mapping, it has the first row of each task, by the index of the task. Rows without an index are left out.
+
+    Args:
+        path: The file.
+        open_file: Opens the file.
+        parse: Returns the row on a line that stands where its second argument says; raises `GymsdkError` or
+            `ValueError` if there is none.
+        on_error: Called with the number of a line that is no row, from 1, and the error. By default it is raised.
+
+    Attributes:
+        counts: The number of rows of each task.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        open_file: Callable[[Path], IO[bytes]] = lambda path: path.open("rb"),
+        parse: Callable[[bytes, str], Row] = _parse,
+        on_error: Callable[[int, Exception], None] | None = None,
+    ) -> None:
+        self._path = path
+        self._where = shorten_path(path)
+        self._open = open_file
+        self._parse = parse
+        self._on_error = on_error
+        self._first: dict[int, int] = {}
+        self._others: dict[Key, int] = {}
+        self.counts = Counter[int]()
+
+    def read(self) -> Self:
+        """Find the rows, and return the index."""
+        with self._open(self._path) as file:
+            offset = 0
+            for number, line in enumerate(file, 1):
+                offset += self._add(number, offset, line)
+        return self
+
+    async def read_in_turn(self) -> Self:
+        """Find the rows while the event loop runs its other tasks, and return the index."""
+        with self._open(self._path) as file:
+            number = offset = 0
+            async for line in yield_regularly(file):
+                number += 1
+                offset += self._add(number, offset, line)
+        return self
+
+    def find(self, task: int, repeat: int) -> Row | None:
+        """Return the row of a rollout, or else the first row of its task, without the indices; `None` without one."""
+        offset = self._others.get((task, repeat), self._first.get(task))
+        if offset is None:
+            return None
+        row = self._read_row(offset)
+        return {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._first)
+
+    def __getitem__(self, task: int) -> Row:
+        return self._read_row(self._first[task])
+
+    def _add(self, number: int, offset: int, line: bytes) -> int:
+        """Add the row on a *line*, and return the length of the line."""
+        if line.strip():
+            try:
+                row = self._parse(line.removeprefix(jsonl.BOM) if not offset else line, f"{self._where}:{number}")
+            except (GymsdkError, ValueError) as error:
+                if self._on_error is None:
+                    raise
+                self._on_error(number, error)
+                return len(line)
+            task = row.get(TASK_INDEX)
+            if type(task) is int:
+                self.counts[task] += 1
+                if self._first.setdefault(task, offset) != offset:
+                    self._others.setdefault((task, read_index(row, ROLLOUT_INDEX, 0)), offset)
+        return len(line)
+
+    def _read_row(self, offset: int) -> Row:
+        with self._open(self._path) as file:
+            file.seek(offset)
+            line = file.readline()
+        return self._parse(line.removeprefix(jsonl.BOM) if not offset else line, str(self._where))
 
 
 class RunInputs:

@@ -92,7 +92,7 @@ async def _open_judge(path: Path, **settings: Any) -> AsyncIterator[Judge]:
 
 
 async def _reverify(path: Path, judge: Judge) -> list[Reverified]:
-    return [each async for each in reverify_reverify(reverify.StoredRun(path).iter_cases(), judge, concurrency=3)]
+    return [each async for each in reverify_reverify(reverify.StoredRun(path).iter_rollouts(), judge, concurrency=3)]
 
 
 async def _play(folder: Path, *, model: str = "scripted/oracle:0.5", **settings: Any) -> Path:
@@ -109,7 +109,7 @@ async def played(tmp_path: Path) -> Path:
 async def test_the_state_is_rebuilt_and_every_line_is_unchanged(played: Path) -> None:
     async with _open_judge(played) as judge:
         results = await _reverify(played, judge)
-    assert {each.case.reward for each in results} == {0.25, 1.25}
+    assert {each.stored.reward for each in results} == {0.25, 1.25}
     assert [each.changed for each in results] == [False] * 8
     assert [each.build_line() for each in results] == read_lines(played / "rollouts.jsonl")
 
@@ -129,7 +129,7 @@ async def test_a_changed_verifier_changes_rewards(played: Path) -> None:
     assert [each.changed for each in results] == [True] * 8
     for each in results:
         assert each.verdict is not None
-        assert each.verdict.reward == (each.case.reward or 0) + 0.5
+        assert each.verdict.reward == (each.stored.reward or 0) + 0.5
         assert each.verdict.components["steps"] == 0.25
 
 
@@ -209,7 +209,7 @@ async def test_a_server_that_needs_its_session_requires_force(tmp_path: Path) ->
         nemo_gym.mode = "stateless"
         assert await list_sessionless(servers, reverify.StoredRun(path), force=False) == []
         (result,) = await _reverify(path, build_remote_judge(servers))
-    assert (result.case.task, result.case.reward, result.changed) == (7, 0.0, True)
+    assert (result.stored.task, result.stored.reward, result.changed) == (7, 0.0, True)
     line = result.build_line()
     assert line is not None
     assert (line["reward"], line["extracted_answer"], line["_ng_task_index"]) == (1.0, "4", 7)

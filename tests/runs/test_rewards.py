@@ -19,11 +19,11 @@ import pytest
 from gymsdk import client
 from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import dump_row, parse_json, read_rows
-from gymsdk.line import read_reward
+from gymsdk.line import StoredRollout, read_reward
 from gymsdk.rollouts.export import ExportReport, Selection, export_sft
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.profile import build_profile
-from gymsdk.rollouts.reverify import Case, Reverified, StoredRun
+from gymsdk.rollouts.reverify import Reverified, StoredRun
 from gymsdk.runs import read
 from gymsdk.runs.records import parse_record
 
@@ -99,7 +99,7 @@ def test_a_reward_that_is_missing_or_that_json_cannot_hold_is_none(absent: dict[
     line = build_line({}, own=own) | absent
     line = {key: value for key, value in line.items() if value is not ...}
     assert read_reward(line) is None
-    assert [read_verdict(line), parse_record(line, number=0).reward, Case(1, line, "sums").reward] == [None] * 3
+    assert [read_verdict(line), parse_record(line, number=0).reward, StoredRollout(line).reward] == [None] * 3
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -110,7 +110,7 @@ def test_the_readers_of_one_line_agree(changes: dict[str, Any], expected: float 
     profile = build_profile("sums", "m", [line | {"_ng_task_index": 6, "_ng_rollout_index": 0}], []) if own else None
     found = {
         "record": record.reward,
-        "reverify": Case(7, line, "sums").reward,
+        "reverify": StoredRollout(line, number=6).reward,
         "verdict": read_verdict(line),
         "export": read_exported(line),
         "profile": expected if profile is None else (profile.reward.value if profile.reward else None),
@@ -119,13 +119,13 @@ def test_the_readers_of_one_line_agree(changes: dict[str, Any], expected: float 
     assert {type(value) for value in found.values()} == {type(expected)}, "`true` is a number, not a Boolean"
     assert record.outcome != "scored" if expected is None else record.outcome == "scored"
     assert bool(record.failure[0]) == (expected is None)
-    assert (record.task, Case(7, line, "sums").task) == (6, 6)
+    assert (record.task, StoredRollout(line, number=6).task) == (6, 6)
 
 
 def test_a_mask_of_the_environments_own_verdict_does_not_remove_its_reward() -> None:
     line = build_line({"mask_sample": True}, own=True)
     line["gymsdk"]["verdict"] = ["mask_sample"]
-    readers = (parse_record(line, number=0).reward, Case(1, line, "sums").reward, read_verdict(line))
+    readers = (parse_record(line, number=0).reward, StoredRollout(line).reward, read_verdict(line))
     assert readers == (1.0, 1.0, 1.0)
 
 
@@ -133,7 +133,7 @@ def test_a_mask_of_the_environments_own_verdict_does_not_remove_its_reward() -> 
 @pytest.mark.parametrize("change", [change for change, reward in CHANGES if reward is None])
 def test_a_line_that_is_graded_again_has_a_reward(change: dict[str, Any], own: bool) -> None:
     verdict = client.RemoteVerdict(0.5, {}, {"extracted_answer": "4"})
-    line = Reverified(Case(1, build_line(change, own=own), "sums"), verdict).build_line()
+    line = Reverified(StoredRollout(build_line(change, own=own)), verdict).build_line()
     assert line is not None
     assert read_reward(line) == 0.5
     assert "stored_reward" not in line.get("gymsdk", {})
@@ -143,9 +143,9 @@ def test_a_line_that_is_graded_again_has_a_reward(change: dict[str, Any], own: b
 def test_a_damaged_list_of_the_verdicts_fields_ends_no_reader(names: Any) -> None:
     line = build_line({}, own=True)
     line["gymsdk"]["verdict"] = names
-    regraded = Reverified(Case(1, line, "sums"), client.RemoteVerdict(0.5, {}, {})).build_line()
+    regraded = Reverified(StoredRollout(line), client.RemoteVerdict(0.5, {}, {})).build_line()
     assert regraded is not None
-    readers = (parse_record(line, number=0).reward, Case(1, line, "sums").reward, read_verdict(line))
+    readers = (parse_record(line, number=0).reward, StoredRollout(line).reward, read_verdict(line))
     assert (*readers, read_reward(regraded)) == (1.0, 1.0, 1.0, 0.5)
 
 
@@ -211,7 +211,7 @@ def test_commands_viewer_frames_and_metrics_agree(
         answer = viewer.get(f"/api/runs/{folder.name}/rollouts/{task}:0").json()
         assert answer["row"]["reward"] == reward
 
-    assert {case.task: case.reward for case in StoredRun(folder).iter_cases()} == expected
+    assert {stored.task: stored.reward for stored in StoredRun(folder).iter_rollouts()} == expected
     progress = RunFolder(folder).read_progress()
     assert (progress.scored, progress.failed) == (len(scored), len(expected) - len(scored))
 
@@ -242,7 +242,7 @@ def test_a_line_without_a_task_index_has_the_number_of_the_line(original: Path, 
     with read(folder) as run:
         assert [(row["task"], row["repeat"]) for row in run.list_rows()] == expected
         assert run["3:0"]["reward"] == lines[3]["reward"]
-    assert [(case.task, case.repeat) for case in StoredRun(folder).iter_cases()] == expected
+    assert [(stored.task, stored.repeat) for stored in StoredRun(folder).iter_rollouts()] == expected
     assert [
         (line["_ng_task_index"], line["_ng_rollout_index"]) for line in RunFolder(folder).read_rollouts()
     ] == expected
