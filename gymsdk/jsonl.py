@@ -194,19 +194,18 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise BadRow(f"{shorten_path(path)}: {error.strerror or error}; name a JSONL file that can be read") from None
 
 
-def parse_row(line: bytes, *, where: str, exact: bool = True) -> Row:
+def parse_row(line: bytes, *, where: str) -> Row:
     """Return the JSON object in *line*.
 
     Args:
         line: A line of JSONL.
         where: The location of the line, for messages.
-        exact: Return integers beyond 64 bits exactly, see `parse_json`.
 
     Raises:
         BadRow: The line is not a JSON object.
     """
     try:
-        row = parse_json(line, strict=True, exact=exact)
+        row = parse_json(line, strict=True)
     except ValueError as error:
         raise BadRow(f"{where}: not valid JSON ({error}); correct or remove the line") from None
     if not isinstance(row, dict):

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import orjson
 from pydantic import ConfigDict
 
 from gymsdk import jsonl, responses
@@ -497,7 +498,13 @@ def parse(data: bytes, *, number: int, where: str, is_failure: bool = False, exa
     Raises:
         BadRow: The line is not a JSON object, or a later version of gymsdk wrote it.
     """
-    line = jsonl.parse_row(data, where=where, exact=exact)
+    try:
+        line = None if exact else orjson.loads(data)
+    except orjson.JSONDecodeError:
+        line = None
+    if not isinstance(line, dict):
+        # An integer of hundreds of digits is JSON, too.
+        line = jsonl.parse_row(data, where=where)
     return StoredRollout(line, number=number, is_failure=is_failure, where=where)
 
 

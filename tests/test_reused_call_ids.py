@@ -18,6 +18,7 @@ from pydantic import Field
 from gymsdk import Action, Reset, State, Step, Task, ToolCall, Transcript, Verdict, hookimpl, model, play, responses
 from gymsdk.environment import Environment
 from gymsdk.jsonl import dump_row, read_rows
+from gymsdk.line import StoredRollout
 from gymsdk.responses import get_played_actions, iter_turn_spans
 from gymsdk.rollouts.trajectory import build_trajectory
 from gymsdk.runs import read
@@ -166,7 +167,7 @@ def test_tables_counts_and_views_are_those_of_unique_ids(
     tables = [read(folder).arrow("tool_calls").drop_columns(["call_id"]).to_pylist() for folder in (unique, repeated)]
     assert tables[0] == tables[1]
     assert {row["is_error"] for row in tables[0]} == {False, True}
-    counts = [[parse_record(line, number=0).tools for line in read_lines(folder)] for folder in (unique, repeated)]
+    counts = [[parse_record(StoredRollout(line)).tools for line in read_lines(folder)] for folder in (unique, repeated)]
     assert counts[0] == counts[1]
     longest = max(read_lines(unique), key=lambda line: len(line["response"]["output"]))["gymsdk"]["id"]
     assert run_gymsdk("show", unique, longest) == run_gymsdk("show", repeated, longest)

@@ -19,6 +19,7 @@ from gymsdk.working_folder import shorten_path
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gymsdk.line import StoredRollout
     from gymsdk.runs import Run
     from gymsdk.types import Item, Row
 
@@ -175,21 +176,20 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
     if row is None:
         path = shorten_path(stored.source.path)
         raise UsageError(f"{path} has no rollout {name!r}; `gymsdk show {path}` lists some")
-    line = stored.queries.read_line(row["id"])
+    rollout = stored.queries.read(row["id"])
     if json:
-        echo(jsonl.dump_document(line), nl=False)
+        echo(jsonl.dump_document(rollout.line), nl=False)
         return
-    for part in _render_rollout(line, row, stored.queries.get_figures(row["id"])):
+    for part in _render_rollout(rollout, row, stored.queries.get_figures(row["id"])):
         echo(part)
 
 
-def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[str]:
+def _render_rollout(rollout: StoredRollout, row: Row, figures: dict[str, float]) -> Iterator[str]:
     """Yield the parts of a transcript: the conversation, and the result below it."""
-    from gymsdk.line import get_verdict_names
-    from gymsdk.runs.records import PART, get_opening, get_output
+    from gymsdk.runs.records import PART
 
     yield _draw_rule(f"{clean(row['environment'])} {row['task']}:{row['repeat']}")
-    yield from _render_items([*get_opening(line), *get_output(line)])
+    yield from _render_items([*rollout.opening, *rollout.output])
     yield _draw_rule()
     if row["reward"] is None:
         reason = f"no reward: {row['failure'] or row['outcome']} at {row['stage'] or '?'}"
@@ -200,8 +200,8 @@ def _render_rollout(line: Row, row: Row, figures: dict[str, float]) -> Iterator[
             f"{clean(key.removeprefix(PART))} {value:g}" for key, value in figures.items() if key.startswith(PART)
         )
         yield typer.style(f"reward {row['reward']:g}" + (f" = {parts}" if parts else ""), bold=True)
-    for key in get_verdict_names(line) or ():
-        yield f"  {clean(key)}: {clean(_format_value(line.get(key)))}"
+    for key, value in rollout.verdict.items():
+        yield f"  {clean(key)}: {clean(_format_value(value))}"
     counts = [
         *([f"ended: {row['ended']}"] if row["ended"] else []),
         format_count(row["turns"], "turn"),

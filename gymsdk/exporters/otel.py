@@ -30,8 +30,9 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from gymsdk import jsonl, responses
 from gymsdk.errors import GymsdkError
 from gymsdk.exporters.base import ExportOptions, compute_run_id
+from gymsdk.line import StoredRollout
 from gymsdk.runs import Run
-from gymsdk.runs.records import get_opening, get_output, get_reasoning, get_text, is_tool_error
+from gymsdk.runs.records import get_reasoning, get_text, is_tool_error
 from gymsdk.types import Item, Row, pair_outputs
 
 BATCH_SPANS = 500
@@ -102,9 +103,9 @@ class OtelExporter:
 
     def add(self, rollout: Row) -> None:
         """Send the trace of a rollout; traces are sent together."""
-        line = self._run.queries.read_line(rollout["id"])
+        stored = self._run.queries.read(rollout["id"])
         figures = self._run.queries.get_figures(rollout["id"])
-        self._add_trace(line, rollout, figures)
+        self._add_trace(stored, rollout, figures)
         if len(self._spans) >= BATCH_SPANS:
             self._send()
 
@@ -128,20 +129,20 @@ class OtelExporter:
             raise _build_error("events")
         self._sent += len(spans)
 
-    def _add_trace(self, line: Row, row: Row, figures: Mapping[str, float]) -> None:
+    def _add_trace(self, stored: StoredRollout, row: Row, figures: Mapping[str, float]) -> None:
         rollout = f"{row['task']}:{row['repeat']}"
         ids = (self._run_id, row["environment"], rollout)
-        model = _describe_model(self._model or (line.get("response") or {}).get("model"))
-        attributes = self._describe_rollout(line, row, rollout) | model
-        interval = self._find_interval(line, row)
+        model = _describe_model(self._model or stored.response.get("model"))
+        attributes = self._describe_rollout(stored, row, rollout) | model
+        interval = self._find_interval(stored, row)
         name = f"invoke_agent {row['environment']}"
         error = row["failure"] or None
         root = self._build_span(
             ids, _Span("invoke_agent", name, interval, attributes, error=error, message=row["message"] or "")
         )
         self._spans.append(root)
-        for number, (turn, outputs) in enumerate(_iter_turns(get_output(line))):
-            chat, step = _find_turn_intervals(line, number, interval)
+        for number, (turn, outputs) in enumerate(_iter_turns(stored.output)):
+            chat, step = _find_turn_intervals(stored, number, interval)
             self._spans += [
                 self._build_span(ids, span, root.get_span_context())
                 for span in (
@@ -192,9 +193,8 @@ class OtelExporter:
             end_time=span.interval.end,
         )
 
-    def _describe_rollout(self, line: Row, row: Row, rollout: str) -> Attributes:
-        host_fields = line.get("gymsdk") or {}
-        used = (host_fields.get("usage") or {}).get("policy") or (line.get("response") or {}).get("usage") or {}
+    def _describe_rollout(self, stored: StoredRollout, row: Row, rollout: str) -> Attributes:
+        used = stored.policy_usage
         attributes: Attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": row["environment"],
@@ -204,12 +204,12 @@ class OtelExporter:
             "gymsdk.reward": row["reward"],
             "gymsdk.task": row["task"],
             "gymsdk.repeat": row["repeat"],
-            "gymsdk.seed": host_fields.get("seed"),
+            "gymsdk.seed": stored.seed,
             "gymsdk.outcome": row["outcome"],
             "gymsdk.ended": row["ended"],
         }
         if self._options.content:
-            messages = [{"role": _get_role(item), "parts": _build_parts([item])} for item in get_opening(line)]
+            messages = [{"role": _get_role(item), "parts": _build_parts([item])} for item in stored.opening]
             attributes["gen_ai.input.messages"] = _dump(messages)
         return {name: value for name, value in attributes.items() if value is not None}
 
@@ -236,13 +236,13 @@ class OtelExporter:
             )
             yield ReadableLogRecord(record, self._resource, SCOPE)
 
-    def _find_interval(self, line: Row, row: Row) -> _Interval:
+    def _find_interval(self, stored: StoredRollout, row: Row) -> _Interval:
         """Return when the rollout was played; without a recorded start, it is placed at the start of the run.
 
         The duration is the sum of its stages, which can end some microseconds before the last turn: the time between
         two stages belongs to none. The interval contains every turn.
         """
-        timing = (line.get("gymsdk") or {}).get("timing") or {}
+        timing = stored.timing
         start = _to_nanoseconds(timing.get("started") or self._started or 0.0)
         ends = [sum(round(milliseconds * 1e6) for milliseconds in turn) for turn in timing.get("turns") or []]
         return _Interval(start, start + max([_to_nanoseconds(row["seconds"] or 0.0), *ends]))
@@ -269,12 +269,12 @@ def _iter_turns(output: Sequence[Item]) -> Iterator[tuple[list[Item], dict[int, 
         yield list(output[span]), texts
 
 
-def _find_turn_intervals(line: Row, number: int, whole: _Interval) -> tuple[_Interval, _Interval]:
+def _find_turn_intervals(stored: StoredRollout, number: int, whole: _Interval) -> tuple[_Interval, _Interval]:
     """Return when the model was called in a turn and when the environment answered.
 
     A rollout without recorded turns gives intervals of no length at the end of the rollout.
     """
-    turns = ((line.get("gymsdk") or {}).get("timing") or {}).get("turns") or []
+    turns = stored.timing.get("turns") or []
     if number >= len(turns):
         return _Interval(whole.end, whole.end), _Interval(whole.end, whole.end)
     start, model, step = (round(milliseconds * 1e6) for milliseconds in turns[number])

@@ -106,5 +106,5 @@ class WandbExporter:
     def _read_conversation(self, row: Row) -> list[Any]:
         if not self._options.content:
             return []
-        text = "\n\n".join(iter_texts(self._run.queries.read_line(row["id"])))
+        text = "\n\n".join(iter_texts(self._run.queries.read(row["id"])))
         return [text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"]

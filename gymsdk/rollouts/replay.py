@@ -17,7 +17,7 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, UsageError
-from gymsdk.line import StoredRollout, build_line, compute_task_digest, read_reward, strip_results
+from gymsdk.line import StoredRollout, build_line, compute_task_digest, strip_results
 from gymsdk.responses import build_message, build_response, iter_turn_spans, query_model
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import build_input_row
@@ -103,34 +103,29 @@ class Replayed:
         return self.diverged is None and self.rollout.reward == self.stored.reward
 
 
-def parse_episode(line: Row, inputs: dict[tuple[int, int], Row]) -> StoredEpisode:
-    """Return the stored episode of a line of `rollouts.jsonl` or `failures.jsonl`.
-
-    Args:
-        line: The line.
-        inputs: The rows as sent, by the index of the task and of the repeat.
+def parse_episode(stored: StoredRollout) -> StoredEpisode:
+    """Return the episode of a stored rollout.
 
     Raises:
-        UsageError: gymsdk did not write the line, or it has no response.
+        UsageError: gymsdk did not play the rollout, or it has no response.
     """
-    host_fields, response = line.get("gymsdk"), line.get("response")
-    if not isinstance(host_fields, dict) or "seed" not in host_fields:
+    if stored.seed is None:
         raise UsageError("only rollouts that gymsdk has played can be replayed: the line names no seed")
-    if not isinstance(response, dict):
-        raise UsageError(f"rollout {host_fields['id']} has no response, so that there is nothing to replay")
-    key = StoredRollout(line).key
+    if not stored.response:
+        raise UsageError(f"rollout {stored.id} has no response, so that there is nothing to replay")
+    task, repeat = stored.key
     return StoredEpisode(
-        id=host_fields["id"],
-        environment=host_fields["environment"],
-        row=inputs.get(key) or strip_results(line),
-        seed=host_fields["seed"],
-        repeat=key[1],
-        task=key[0],
-        opening=list(line["responses_create_params"].get("input") or []),
-        items=response["output"],
-        ended=host_fields.get("ended"),
-        reward=read_reward(line),
-        components=line.get("reward_components") or {},
+        id=stored.id,
+        environment=stored.environment,
+        row=stored.sent or strip_results(stored.line),
+        seed=stored.seed,
+        repeat=repeat,
+        task=task,
+        opening=stored.opening,
+        items=stored.response["output"],
+        ended=stored.ended,
+        reward=stored.reward,
+        components=stored.components,
     )
 
 

@@ -73,7 +73,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the stored lines of the rollouts."""
-        return (self.queries.read_line(row["id"]) for row in self.iter_rows())
+        return (self.queries.read(row["id"]).line for row in self.iter_rows())
 
     def __getitem__(self, name: str) -> Row:
         """Return the stored line of the rollout `TASK:REPEAT`.
@@ -84,7 +84,7 @@ class Run:
         found = self.queries.find(name)
         if found is None:
             raise KeyError(name)
-        return self.queries.read_line(found["id"])
+        return self.queries.read(found["id"]).line
 
     @property
     def name(self) -> str:

@@ -15,20 +15,20 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
-from gymsdk import jsonl
+from gymsdk import jsonl, line
 from gymsdk.errors import GymsdkError
-from gymsdk.line import TASK_INDEX, compute_line_digest, compute_task_digest
+from gymsdk.line import StoredRollout, compute_line_digest, compute_task_digest
+from gymsdk.rollouts.inputs import InputIndex
 from gymsdk.runs.file_state import FileState, Verification, extend_digest, is_settled, sign
 from gymsdk.runs.records import parse_record
 from gymsdk.runs.schema import (
+    FAILURES,
     INDEXES,
     INPUTS,
     INSERT_TEXT,
@@ -179,7 +179,7 @@ class RunIndex:
             ).fetchall()
             if not found:
                 return
-            rows, state = self._read_inputs({task for _, task, digest in found if digest is None}, state)
+            rows, state = self._read_inputs(state)
             with transaction(connection):
                 for environment, task, own in found:
                     row = rows.get(task) if own is None else None
@@ -202,24 +202,28 @@ class RunIndex:
             ).fetchall()
             with transaction(connection):
                 for environment, task, rollout in unknown:
-                    digest = compute_line_digest(self.read_line(connection, rollout), environment)
+                    digest = compute_line_digest(self.read(connection, rollout).line, environment)
                     connection.execute(
                         "UPDATE task SET line_digest = ? WHERE environment = ? AND task = ?",
                         (digest, environment, task),
                     )
 
-    def read_line(self, connection: sqlite3.Connection, rollout: int) -> Row:
+    def read(self, connection: sqlite3.Connection, rollout: int) -> StoredRollout:
         """Return the stored line of the rollout with this id; raises `GymsdkError` if the file has changed."""
-        return jsonl.parse_row(self.read_bytes(connection, rollout), where=str(self.source.path))
+        data, place = self._read_bytes(connection, rollout)
+        is_failure = place["file"] == FAILURES
+        return line.parse(data, number=place["task"], where=str(self.source.path), is_failure=is_failure)
 
     def read_bytes(self, connection: sqlite3.Connection, rollout: int) -> bytes:
         """Return the bytes of the stored line of the rollout with this id."""
-        found = connection.execute("SELECT file, offset, length FROM rollout WHERE id = ?", (rollout,)).fetchone()
-        if found is None:
+        return self._read_bytes(connection, rollout)[0]
+
+    def _read_bytes(self, connection: sqlite3.Connection, rollout: int) -> tuple[bytes, sqlite3.Row]:
+        place = connection.execute("SELECT file, offset, length, task FROM rollout WHERE id = ?", (rollout,)).fetchone()
+        if place is None:
             raise GymsdkError(f"{self.source.path} has no rollout with the id {rollout} any more; reload")
-        number, offset, length = found
-        with self.open_file(number) as file:
-            return os.pread(file.fileno(), length, offset)
+        with self.open_file(place["file"]) as file:
+            return os.pread(file.fileno(), place["length"], place["offset"]), place
 
     def open_file(self, number: int) -> IO[bytes]:
         """Return a file of the run, opened for reading; raises `GymsdkError` if it cannot be read."""
@@ -296,11 +300,11 @@ class RunIndex:
         # A viewer that follows a run parses each new line once for both passes.
         batch = Batch(connection, with_texts=started > 0 and are_texts_indexed(connection))
         file.seek(started)
-        for line in file:
-            if not line.endswith(b"\n"):
+        for data in file:
+            if not data.endswith(b"\n"):
                 # The run is writing this line.
                 break
-            state = self._index_line(batch, line, number, state)
+            state = self._index_line(batch, data, number, state)
             if time.monotonic() > until:
                 state = replace(state, size=state.offset)
                 break
@@ -311,18 +315,18 @@ class RunIndex:
         count_change(connection)
         return True
 
-    def _index_line(self, batch: Batch, line: bytes, number: int, state: FileState) -> FileState:
-        """Add the record of *line* to *batch*, and return the state after it."""
-        digest = extend_digest(state.digest, line)
-        after = replace(state, offset=state.offset + len(line), lines=state.lines + 1, digest=digest)
-        if not line.strip():
+    def _index_line(self, batch: Batch, data: bytes, number: int, state: FileState) -> FileState:
+        """Add the record of a line to *batch*, and return the state after it."""
+        digest = extend_digest(state.digest, data)
+        after = replace(state, offset=state.offset + len(data), lines=state.lines + 1, digest=digest)
+        if not data.strip():
             return after
         where = f"{self.source.files[number].name}:{after.lines}"
         try:
-            row = parse_line(line, where=where)
-            _check_depth(line, row)
-            record = parse_record(row, number=state.lines, failed=number == 1)
-            batch.add(record, row, (number, state.offset, len(line)))
+            stored = line.parse(data, number=state.lines, where=where, is_failure=number == FAILURES, exact=False)
+            _check_depth(data, stored.line)
+            record = parse_record(stored)
+            batch.add(record, stored, (number, state.offset, len(data)))
         except GymsdkError as error:
             return after.add_bad_line(after.lines, str(error), MAX_NAMED_LINES)
         except Exception as error:  # noqa: BLE001  # another program may have written anything into the file
@@ -378,8 +382,8 @@ class RunIndex:
             ).fetchall()
             for rollout, number, offset, length in waiting:
                 try:
-                    line = _read_at(self.source.files[number], offset, length)
-                    content = join_texts(parse_line(line, where=""))
+                    data = _read_at(self.source.files[number], offset, length)
+                    content = join_texts(line.parse(data, number=0, where="", exact=False))
                 except (GymsdkError, OSError):
                     # The file is being replaced; the first pass will notice.
                     content = ""
@@ -399,24 +403,17 @@ class RunIndex:
             return FileState()
         return FileState().observe(stat, is_trusted=is_settled(stat))
 
-    def _read_inputs(self, tasks: set[int], state: FileState) -> tuple[dict[int, Row], FileState]:
-        """Return the rows as sent of *tasks*, by the index of the task, and *state* with the lines that are no rows."""
-        rows: dict[int, Row] = {}
-        try:
-            file = open_regular(self.source.inputs)
-        except OSError:
-            return rows, state
-        with file:
-            for number, line in enumerate(file, 1):
-                try:
-                    row = jsonl.parse_row(line, where=f"{self.source.inputs.name}:{number}") if line.strip() else {}
-                    _check_depth(line, row)
-                except (GymsdkError, ValueError) as error:
-                    state = state.add_bad_line(number, str(error), MAX_NAMED_LINES)
-                    continue
-                task = row.get(TASK_INDEX)
-                if isinstance(task, int) and task in tasks:
-                    rows.setdefault(task, row)
+    def _read_inputs(self, state: FileState) -> tuple[InputIndex, FileState]:
+        """Return the rows as sent, and *state* with the lines that are no rows."""
+
+        def add_bad_line(number: int, error: Exception) -> None:
+            nonlocal state
+            state = state.add_bad_line(number, str(error), MAX_NAMED_LINES)
+
+        rows = InputIndex(self.source.inputs, open_file=open_regular, parse=_parse_input, on_error=add_bad_line)
+        # Without a file that can be read, no row is known.
+        with suppress(OSError):
+            rows.read()
         return rows, state
 
 
@@ -436,21 +433,10 @@ def _create_text_tables(connection: sqlite3.Connection) -> None:
         connection.execute("DROP TABLE IF EXISTS texts_done")
 
 
-def parse_line(line: bytes, *, where: str) -> Row:
-    """Return the JSON object in *line*; integers beyond 64 bits become floats, which suffices for an index.
-
-    Args:
-        line: The line.
-        where: The file and the line's number, for the error.
-
-    Raises:
-        GymsdkError: The line is not a JSON object.
-    """
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        row = None
-    return row if isinstance(row, dict) else jsonl.parse_row(line, where=where)
+def _parse_input(data: bytes, where: str) -> Row:
+    row = jsonl.parse_row(data, where=where)
+    _check_depth(data, row)
+    return row
 
 
 def _check_depth(line: bytes, row: Row) -> None:

@@ -15,11 +15,12 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import Any
 
-from gymsdk import jsonl
+from gymsdk import jsonl, line
 from gymsdk.errors import GymsdkError
+from gymsdk.line import StoredRollout
 from gymsdk.metrics import compute_bin_edges
 from gymsdk.runs.filters import Filter, add_functions, build_condition, build_filter, build_sort_key
-from gymsdk.runs.index import RunIndex, parse_line
+from gymsdk.runs.index import RunIndex
 from gymsdk.runs.lenses import LengthComponent, find_length_components
 from gymsdk.runs.records import iter_texts
 from gymsdk.runs.schema import COLUMNS, FACET_COLUMNS, FAILURE_COLUMNS, INPUTS, has_search
@@ -301,9 +302,9 @@ class RunQueries:
         rows = self.list_rows(Filter(tuple((field, "=", numbers[field]) for field in wanted)), limit=1)
         return rows[0] if rows else None
 
-    def read_line(self, rollout: int) -> dict[str, Any]:
+    def read(self, rollout: int) -> StoredRollout:
         """Return the stored line of a rollout."""
-        return self.index.read_line(self._connection, rollout)
+        return self.index.read(self._connection, rollout)
 
     def read_bytes(self, rollout: int) -> bytes:
         """Return the bytes of the stored line of a rollout."""
@@ -401,11 +402,11 @@ class RunQueries:
                     # Most candidates are excluded without parsing them.
                     continue
                 try:
-                    line = parse_line(data, where=str(self.index.source.path))
+                    stored = line.parse(data, number=0, where="", exact=False)
                 except GymsdkError:
                     # The file is being replaced; the next pass over it will notice.
                     continue
-                if any(folded in " ".join(text.split()).casefold() for text in iter_texts(line)):
+                if any(folded in " ".join(text.split()).casefold() for text in iter_texts(stored)):
                     yield rollout
 
     def _search_files(self, wanted: str) -> Iterator[Place]:

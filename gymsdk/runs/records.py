@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gymsdk import jsonl, responses
-from gymsdk.line import (
-    RESULT_FIELDS,
-    ROLLOUT_INDEX,
-    SKIPPED,
-    TASK_DIGEST,
-    TASK_INDEX,
-    NoReward,
-    find_no_reward,
-    get_environment_name,
-    get_verdict_names,
-    read_index,
-)
+from gymsdk.line import RESULT_FIELDS, SKIPPED, STORED_REWARD, StoredRollout
 from gymsdk.metrics import select_numbers
 from gymsdk.types import UNMASKED_FIELDS, Item, Row, pair_outputs
 
@@ -32,14 +20,8 @@ GIVEN_ANSWER_FIELDS = ("extracted_answer", "given_answer")
 ANSWER_FIELDS = (*GIVEN_ANSWER_FIELDS, "answer")
 """The same fields of a line that lists the fields of its verdict. Elsewhere, `answer` may be the right answer."""
 
-UNNAMED_FAILURE = NoReward("failed", "", "", "")
-"""The reason of a line in the file of failures that gives none."""
-
 PART = "part/"
 """The prefix of a reward component among the figures of a record."""
-
-STORED_REWARD = "stored_reward"
-"""The figure with the reward before `gymsdk reverify`."""
 
 ERROR_PREFIXES = ('{"error"', "error:", "Error:")
 """How the output of a failed tool call begins; `gymsdk` and many environments write an object with `error`."""
@@ -95,61 +77,39 @@ class Record:
     digest: str | None = None
 
 
-def parse_record(line: Row, *, number: int, failed: bool = False) -> Record:
-    """Return the record of a line of `rollouts.jsonl` or `failures.jsonl`, or of NeMo Gym's files.
-
-    Args:
-        line: The line.
-        number: The number of the line, from 0; it stands for a missing index of the task.
-        failed: Whether the line is from the file of failures.
+def parse_record(stored: StoredRollout) -> Record:
+    """Return the record of a stored rollout.
 
     Raises:
         ValueError: The line has neither a response nor a reward.
     """
-    if not (failed or "response" in line or "reward" in line):
+    if not (stored.is_failure or "response" in stored.line or "reward" in stored.line):
         raise ValueError("it has neither a `response` nor a `reward`")
-    host_fields = _get_object(line, "gymsdk")
-    timing = _get_object(host_fields, "timing")
-    output = get_output(line)
+    timing, output, reward = stored.timing, stored.output, stored.reward
     tools = _count_tools(output)
-    absent = find_no_reward(line) or (UNNAMED_FAILURE if failed else None)
-    verdict = {name: line[name] for name in list_verdict_names(line, failed=failed)}
-    total, model_milliseconds = timing.get("total"), _get_object(timing, "stages").get("model")
+    verdict = {name: stored.line[name] for name in list_verdict_names(stored)}
+    total, model_milliseconds = timing.get("total"), stored.stages.get("model")
     return Record(
-        environment=str(host_fields.get("environment") or get_environment_name(line) or ""),
-        task=read_index(line, TASK_INDEX, number),
-        repeat=read_index(line, ROLLOUT_INDEX, 0),
-        reward=float(line["reward"]) if absent is None else None,
-        outcome="scored" if absent is None else _get_outcome(absent, host_fields, failed=failed),
-        ended=host_fields.get("ended"),
-        turns=host_fields.get("turns") or sum(1 for _ in responses.iter_turn_spans(output)),
+        environment=stored.environment,
+        task=stored.task,
+        repeat=stored.repeat,
+        reward=reward,
+        outcome="scored" if reward is not None else stored.outcome,
+        ended=stored.ended,
+        turns=stored.turns or sum(1 for _ in responses.iter_turn_spans(output)),
         tool_calls=sum(number for number, _ in tools.values()),
-        tokens=_get_tokens(line, host_fields),
+        tokens=_get_tokens(stored),
         seconds=total / 1e3 if jsonl.is_finite_number(total) else None,
         model_seconds=model_milliseconds / 1e3 if jsonl.is_finite_number(model_milliseconds) else None,
         started=timing.get("started"),
-        answer=_get_answer(verdict, GIVEN_ANSWER_FIELDS if get_verdict_names(line) is None else ANSWER_FIELDS),
-        failure=("", "", "") if absent is None else _describe_failure(absent, line, failed=failed),
-        prompt=get_prompt(line)[:PROMPT_CHARS],
-        flags=_get_flags(line, output),
-        figures=_select_figures(line, verdict, host_fields, is_scored=absent is None),
+        answer=_get_answer(verdict, GIVEN_ANSWER_FIELDS if stored.verdict_names is None else ANSWER_FIELDS),
+        failure=("", "", "") if reward is not None else stored.failure,
+        prompt=get_prompt(stored)[:PROMPT_CHARS],
+        flags=_get_flags(stored, output),
+        figures=_select_figures(stored, verdict, is_scored=reward is not None),
         tools=tools,
-        digest=_get_digest(host_fields),
+        digest=stored.digest,
     )
-
-
-def get_opening(line: Row) -> list[Item]:
-    """Return the items that the policy saw before its first turn."""
-    given = _get_object(line, "responses_create_params").get("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
-
-
-def get_output(line: Row) -> list[Item]:
-    """Return the items of the episode: those of the policy, and those of the environment."""
-    output = _get_object(line, "response").get("output")
-    return [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
 
 
 def get_text(content: object) -> str:
@@ -161,15 +121,15 @@ def get_text(content: object) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def get_prompt(line: Row) -> str:
+def get_prompt(stored: StoredRollout) -> str:
     """Return the text of the last message before the policy's first turn, on one line."""
-    texts = (get_text(item.get("content")) for item in reversed(get_opening(line)))
+    texts = (get_text(item.get("content")) for item in reversed(stored.opening))
     return " ".join(next((text for text in texts if text.strip()), "").split())
 
 
-def iter_texts(line: Row) -> Iterator[str]:
+def iter_texts(stored: StoredRollout) -> Iterator[str]:
     """Yield the texts of a rollout: messages, reasoning, the names and arguments of calls, and the outputs of tools."""
-    for item in (*get_opening(line), *get_output(line)):
+    for item in (*stored.opening, *stored.output):
         yield from iter_item_texts(item)
 
 
@@ -196,42 +156,26 @@ def is_tool_error(output: str) -> bool:
     return output.startswith(ERROR_PREFIXES)
 
 
-def _get_object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = value.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _get_outcome(absent: NoReward, host_fields: Row, *, failed: bool) -> str:
-    stored = host_fields.get("outcome")
-    if stored is None or stored == "scored":
-        return "failed" if failed else absent.outcome
-    return str(stored)
-
-
-def list_verdict_names(line: Row, *, failed: bool = False) -> list[str]:
+def list_verdict_names(stored: StoredRollout) -> list[str]:
     """Return the names of the fields on a line that belong to the verdict.
 
     A line of gymsdk lists them. Of a scored line of another program, each field that no other part of the line owns may
     belong to the verdict. A rollout without a reward and without such a list has no verdict: its fields are the row's.
-
-    Args:
-        line: The line.
-        failed: Whether the line is from the file of failures.
     """
-    names = get_verdict_names(line)
+    names = stored.verdict_names
     if names is not None:
         return names
-    if failed or "outcome" in _get_object(line, "gymsdk") or find_no_reward(line) is not None:
+    if stored.is_own or stored.find_no_reward() is not None:
         return []
     owned = RESULT_FIELDS | UNMASKED_FIELDS.keys() | {SKIPPED, "responses_create_params", "agent_ref"}
-    return [key for key in line if key not in owned and not key.startswith("_ng_")]
+    return [key for key in stored.line if key not in owned and not key.startswith("_ng_")]
 
 
-def _select_figures(line: Row, verdict: Row, host_fields: Row, *, is_scored: bool) -> dict[str, float]:
+def _select_figures(stored: StoredRollout, verdict: Row, *, is_scored: bool) -> dict[str, float]:
     # `gymsdk reverify` writes the reward that a line had before.
-    stored = select_numbers({STORED_REWARD: host_fields.get(STORED_REWARD)})
-    components = select_numbers(_get_object(line, "reward_components")) if is_scored else {}
-    numbers = select_numbers(verdict) | stored | {PART + name: value for name, value in components.items()}
+    before = select_numbers({STORED_REWARD: stored.stored_reward})
+    components = select_numbers(stored.components) if is_scored else {}
+    numbers = select_numbers(verdict) | before | {PART + name: value for name, value in components.items()}
     return {name: float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
 
 
@@ -240,36 +184,19 @@ def _get_answer(verdict: Row, names: Sequence[str]) -> str | None:
     return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
 
 
-def _get_tokens(line: Row, host_fields: Row) -> int | None:
-    used = _get_object(_get_object(host_fields, "usage"), "policy") or _get_object(
-        _get_object(line, "response"), "usage"
-    )
-    total = used.get("total_tokens")
+def _get_tokens(stored: StoredRollout) -> int | None:
+    total = stored.policy_usage.get("total_tokens")
     return total if isinstance(total, int) and total > 0 else None
 
 
-def _describe_failure(absent: NoReward, line: Row, *, failed: bool) -> tuple[str, str, str]:
-    """Return the kind, the stage and the message; a line of the file of failures may lack some of them."""
-    if not failed:
-        return absent.kind, absent.stage, absent.message
-    kind, stage, message = (str(line.get(f"_ng_failure_{name}") or "") for name in ("class", "stage", "message"))
-    return kind, stage, message
-
-
-def _get_digest(host_fields: Row) -> str | None:
-    digest = host_fields.get(TASK_DIGEST)
-    return digest if isinstance(digest, str) else None
-
-
-def _get_flags(line: Row, output: Sequence[Item]) -> int:
-    flags = GRADER_TIMEOUT if line.get("grader_timeout") else 0
+def _get_flags(stored: StoredRollout, output: Sequence[Item]) -> int:
+    flags = GRADER_TIMEOUT if stored.line.get("grader_timeout") else 0
     for item in output:
         if item.get("type") == "reasoning":
             flags |= REASONING
         if item.get("generation_token_ids"):
             flags |= TOKEN_IDS
-    items = (*get_opening(line), *output)
-    return flags | (IMAGES if any(_has_image(item) for item in items) else 0)
+    return flags | (IMAGES if any(_has_image(item) for item in (*stored.opening, *output)) else 0)
 
 
 def _has_image(item: Item) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, UsageError
 from gymsdk.http import client
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models.registry import model
 from gymsdk.plugins import registry
 from gymsdk.rollouts.folder import RunFolder, create_dated_folder
+from gymsdk.rollouts.inputs import InputIndex
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.replay import (
     Branch,
@@ -27,7 +27,7 @@ from gymsdk.rollouts.replay import (
     write_branches,
 )
 from gymsdk.runs import Run
-from gymsdk.runs.source import find_read_error
+from gymsdk.runs.source import find_read_error, open_regular
 from gymsdk.types import Budget, Item, Row
 from gymsdk.working_folder import shorten_path
 
@@ -69,34 +69,33 @@ class Replayer:
     force: bool = False
 
     @cached_property
-    def inputs(self) -> dict[tuple[int, int], Row]:
-        """The rows as sent, by the index of the task and of the repeat; empty if the run has none."""
-        if not self.run.source.inputs.exists():
-            return {}
-        if why := find_read_error(self.run.source.inputs):
-            raise UsageError(f"{shorten_path(self.run.source.inputs)} cannot be read: {why}")
-        rows = RunFolder(self.run.source.folder).read_inputs()
-        return {(row[TASK_INDEX], row[ROLLOUT_INDEX]): row for row in rows}
+    def inputs(self) -> InputIndex:
+        """The rows as sent; empty if the run has none."""
+        path = self.run.source.inputs
+        if why := find_read_error(path):
+            raise UsageError(f"{shorten_path(path)} cannot be read: {why}")
+        index = InputIndex(path, open_file=open_regular)
+        return index.read() if path.exists() else index
 
     def read_episode(self, name: str) -> StoredEpisode:
         """Return the stored episode `TASK:REPEAT`; raises `UsageError` if it cannot be replayed."""
         row = self.run.queries.find(name)
         if row is None:
             raise UsageError(f"{self.run.source.path} has no rollout {name!r}; `gymsdk show` lists some")
-        return parse_episode(self._read_line(row), self.inputs)
+        return self._read_episode(row)
 
     def read_scored_episodes(self) -> Iterator[StoredEpisode]:
         """Yield all stored episodes with a reward; raises `UsageError` if there is none."""
         rows = (row for row in self.run.iter_rows() if row["reward"] is not None)
-        found = [parse_episode(self._read_line(row), self.inputs) for row in rows]
+        found = [self._read_episode(row) for row in rows]
         if not found:
             raise UsageError(f"{self.run.source.path} has no rollout with a reward")
         yield from found
 
-    def _read_line(self, row: Row) -> Row:
-        """Return the stored line of a rollout, with the indices by which the run knows it."""
-        indices = {TASK_INDEX: row["task"], ROLLOUT_INDEX: row["repeat"]}
-        return self.run.queries.read_line(row["id"]) | indices
+    def _read_episode(self, row: Row) -> StoredEpisode:
+        stored = self.run.queries.read(row["id"])
+        stored.sent = self.inputs.find(*stored.key)
+        return parse_episode(stored)
 
     async def replay(self, episodes: Sequence[StoredEpisode]) -> list[Replayed]:
         """Play *episodes* as they are stored."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 
+from gymsdk.line import StoredRollout
 from gymsdk.runs.file_state import FileState
 from gymsdk.runs.records import Record, iter_texts
-from gymsdk.types import Row
 
 VERSION = 5
 """The version of the schema. An index with another version is built again."""
@@ -59,8 +59,8 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 }
 """The types of the values of the columns of the table `rollout`."""
 
-INPUTS = 2
-"""The number of the file of the rows as sent in the table `file`; it follows those of `RunSource.files`."""
+FAILURES, INPUTS = 1, 2
+"""The numbers of two files in the table `file`: the second of `RunSource.files`, and that of the rows as sent."""
 
 SCHEMA = """
 CREATE TABLE progress (changes INTEGER);
@@ -148,9 +148,9 @@ def write_texts_done(connection: sqlite3.Connection, last: int) -> None:
     connection.execute("INSERT INTO texts_done VALUES (?)", (last,))
 
 
-def join_texts(row: Row) -> str:
+def join_texts(stored: StoredRollout) -> str:
     """Return the texts of a rollout as SQLite stores them: UTF-8 has no unpaired surrogates."""
-    return "\n".join(iter_texts(row)).encode("utf-8", "replace").decode()
+    return "\n".join(iter_texts(stored)).encode("utf-8", "replace").decode()
 
 
 def forget(connection: sqlite3.Connection, number: int) -> bool:
@@ -193,11 +193,11 @@ class Batch:
         self._tools: list[tuple[object, ...]] = []
         self._texts: list[tuple[int, str]] = []
 
-    def add(self, record: Record, row: Row, place: tuple[int, int, int]) -> None:
-        """Add the *record* of the line *row*, which is at *place*: the number of the file, the offset, the length."""
+    def add(self, record: Record, stored: StoredRollout, place: tuple[int, int, int]) -> None:
+        """Add the *record* of a line, which is at *place*: the number of the file, the offset, the length."""
         given = [*(getattr(record, name) for name in COLUMNS), *record.failure]
         values = [_check_value(name, value) for name, value in zip(_RECORD_COLUMNS, given, strict=True)]
-        text = join_texts(row) if self._with_texts else ""
+        text = join_texts(stored) if self._with_texts else ""
         facets = tuple(values[number] for number in _FACET_PLACES)
         number = self._facets.setdefault(facets, len(self._facets) + 1)
         self._last += 1

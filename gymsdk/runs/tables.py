@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from gymsdk import jsonl
 from gymsdk.errors import UsageError
+from gymsdk.line import StoredRollout
 from gymsdk.runs.filters import Filter
 from gymsdk.runs.queries import RunQueries
-from gymsdk.runs.records import get_opening, get_output, get_reasoning, get_text, is_tool_error
+from gymsdk.runs.records import get_reasoning, get_text, is_tool_error
 from gymsdk.runs.source import RunSource
 from gymsdk.types import Row, is_policy_item, pair_outputs
 
@@ -50,8 +51,9 @@ def iter_rows(queries: RunQueries, table: Table, chosen: Filter | None = None) -
             yield kept | queries.get_figures(row["id"])
             continue
         keys = {name: row[name] for name in ("environment", "task", "repeat", "reward")}
-        line = queries.read_line(row["id"])
-        yield from (keys | each for each in (_iter_messages(line) if table == "messages" else _iter_tool_calls(line)))
+        stored = queries.read(row["id"])
+        rows = _iter_messages(stored) if table == "messages" else _iter_tool_calls(stored)
+        yield from (keys | values for values in rows)
 
 
 def build_arrow(queries: RunQueries, table: Table, chosen: Filter | None = None) -> pa.Table:
@@ -128,9 +130,9 @@ def _iter_metrics(source: RunSource) -> Iterator[Row]:
                 yield {"environment": entry.get("environment"), "metric": name, "value": float(value)}
 
 
-def _iter_messages(line: Row) -> Iterator[Row]:
+def _iter_messages(stored: StoredRollout) -> Iterator[Row]:
     turn, was_policy = 0, False
-    for number, item in enumerate((*get_opening(line), *get_output(line))):
+    for number, item in enumerate((*stored.opening, *stored.output)):
         kind = str(item.get("type", "message"))
         is_policy = is_policy_item(item)
         turn += is_policy and not was_policy
@@ -153,10 +155,10 @@ def _to_text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else jsonl.dump_portable_json(value).decode()
 
 
-def _iter_tool_calls(line: Row) -> Iterator[Row]:
-    items = [*get_opening(line), *get_output(line)]
+def _iter_tool_calls(stored: StoredRollout) -> Iterator[Row]:
+    items = [*stored.opening, *stored.output]
     outputs = {call: get_text(items[output].get("output")) for call, output in pair_outputs(items).items()}
-    calls = (message for message in _iter_messages(line) if message["type"] == "function_call")
+    calls = (message for message in _iter_messages(stored) if message["type"] == "function_call")
     for call in calls:
         found = outputs.get(call["index"])
         names = ("index", "turn", "tool", "arguments", "call_id")

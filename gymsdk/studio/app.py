@@ -24,10 +24,11 @@ from starlette.staticfiles import StaticFiles
 from gymsdk import jsonl
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.pages import LOOPBACK_NAMES
+from gymsdk.line import StoredRollout
 from gymsdk.runs.filters import Filter, build_filter, parse_condition
 from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, RunQueries
-from gymsdk.runs.records import get_opening, get_output, list_verdict_names
+from gymsdk.runs.records import list_verdict_names
 from gymsdk.runs.schema import MAX_INTEGER
 from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
@@ -202,39 +203,39 @@ class StudioApi:
 
     def get_rollout(self, request: Request) -> Row:
         """Return a rollout: its row, its line without the conversation, and the first items."""
-        row, line, figures = self._read_rollout(request)
-        items, total = _cut_items(_list_items(line), 0, None)
-        rest = {key: value for key, value in line.items() if key not in ROLLOUT_KEYS}
-        response = line.get("response")
-        params = line.get("responses_create_params")
+        row, stored, figures = self._read_rollout(request)
+        items, total = _cut_items(_list_items(stored), 0, None)
+        rest = {key: value for key, value in stored.line.items() if key not in ROLLOUT_KEYS}
+        response = stored.line.get("response")
+        params = stored.line.get("responses_create_params")
         rest["response"] = _without(response, "output", "tools") if isinstance(response, dict) else None
         rest["responses_create_params"] = _without(params, "input") if isinstance(params, dict) else None
         return {
             "row": row,
             "figures": figures,
-            "verdict": list_verdict_names(line, failed=bool(row["failure"])),
+            "verdict": list_verdict_names(stored),
             "line": rest,
             "items": items,
             "total_items": total,
-            "opening": len(get_opening(line)),
+            "opening": len(stored.opening),
             "can_play": self._player is not None,
             "has_tokenizer": self._decode is not None,
         }
 
     def list_items(self, request: Request) -> Row:
         """Return further items of a rollout's conversation."""
-        _, line, _ = self._read_rollout(request)
+        _, stored, _ = self._read_rollout(request)
         start, count = (_parse_integer(request, name) for name in ("from", "n"))
-        items, total = _cut_items(_list_items(line), start, count or None)
+        items, total = _cut_items(_list_items(stored), start, count or None)
         return {"from": start, "items": items, "total_items": total}
 
     def list_tokens(self, request: Request) -> list[str]:
         """Return the texts of the tokens that the policy sampled for an item."""
         if self._decode is None:
             raise HTTPException(404, "this viewer has no tokenizer; start it with `gymsdk view --tokenizer NAME`")
-        _, line, _ = self._read_rollout(request)
+        _, stored, _ = self._read_rollout(request)
         number, start, count = (_parse_integer(request, name) for name in ("item", "from", "n"))
-        items = _list_items(line)
+        items = _list_items(stored)
         ids = items[number].get("generation_token_ids") if number < len(items) else None
         if not ids:
             raise HTTPException(404, f"item {number} has no token ids")
@@ -328,13 +329,13 @@ class StudioApi:
         chosen = _parse_filter(request)
         return self._get_run(request).compute(f"{name} {chosen}", lambda queries: build(queries, chosen))
 
-    def _read_rollout(self, request: Request) -> tuple[Row, Row, dict[str, float]]:
+    def _read_rollout(self, request: Request) -> tuple[Row, StoredRollout, dict[str, float]]:
         run, name = self._get_run(request), request.path_params["id"]
         with run.use() as queries:
             row = queries.find(name)
             if row is None:
                 raise HTTPException(404, f"the run {run.key!r} has no rollout {name!r}")
-            return row, queries.read_line(row["id"]), queries.get_figures(row["id"])
+            return row, queries.read(row["id"]), queries.get_figures(row["id"])
 
 
 def _dump_state(run: OpenRun) -> bytes:
@@ -465,8 +466,8 @@ def _parse_integer(request: Request, name: str, default: int = 0) -> int:
     return number
 
 
-def _list_items(line: Row) -> list[Item]:
-    return [*get_opening(line), *get_output(line)]
+def _list_items(stored: StoredRollout) -> list[Item]:
+    return [*stored.opening, *stored.output]
 
 
 def _cut_items(items: list[Item], start: int, count: int | None) -> tuple[list[Item], int]:

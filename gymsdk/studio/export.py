@@ -16,7 +16,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from gymsdk import jsonl
+from gymsdk import jsonl, line
 from gymsdk.errors import UsageError
 from gymsdk.runs.compare import compare, to_json
 from gymsdk.runs.filters import Filter, describe_grammar
@@ -102,12 +102,12 @@ def _build_chunks(runs: Sequence[OpenRun], choice: ExportChoice, max_bytes: int 
                     f"the rollouts have more than {max_bytes // 1_000_000} MB, too much for one file; export a folder,"
                     " or choose rollouts with --where or --sample"
                 )
-            line = jsonl.parse_row(data, where=str(run.source.path))
+            stored = line.parse(data, number=row["task"], where=str(run.source.path), is_failure=bool(row["failure"]))
             row |= {
                 "chunk": f"lines-{number}-{len(names)}",
-                "verdict": list_verdict_names(line, failed=bool(row["failure"])),
+                "verdict": list_verdict_names(stored),
             }
-            chunk[str(row["id"])] = line
+            chunk[str(row["id"])] = stored.line
             if size > CHUNK_BYTES:
                 yield row["chunk"], chunk
                 names.append(row["chunk"])

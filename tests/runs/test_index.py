@@ -41,7 +41,7 @@ def test_every_rollout_is_indexed_with_its_values(run: Run, folder: Path) -> Non
         assert {
             f"part/{name}": value for name, value in line.get("reward_components", {}).items()
         }.items() <= figures.items()
-        assert run.queries.read_line(row["id"]) == line
+        assert run.queries.read(row["id"]).line == line
 
 
 def test_new_lines_are_added_and_a_line_that_is_being_written_waits(run: Run, folder: Path) -> None:

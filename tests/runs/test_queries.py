@@ -13,6 +13,7 @@ import pytest
 
 from gymsdk import UsageError
 from gymsdk.jsonl import dump_row, read_rows
+from gymsdk.line import StoredRollout
 from gymsdk.metrics import build_scored_rollout, stderr
 from gymsdk.runs import Run, read
 from gymsdk.runs.filters import Filter, parse_condition
@@ -219,7 +220,7 @@ def search_by_scan(lines: list[Line], text: str) -> list[int]:
     return [
         number
         for number, line in enumerate(lines, 1)
-        if any(folded in " ".join(part.split()).casefold() for part in iter_texts(line))
+        if any(folded in " ".join(part.split()).casefold() for part in iter_texts(StoredRollout(line)))
     ]
 
 

@@ -99,14 +99,14 @@ def test_a_reward_that_is_missing_or_that_json_cannot_hold_is_none(absent: dict[
     line = build_line({}, own=own) | absent
     line = {key: value for key, value in line.items() if value is not ...}
     assert read_reward(line) is None
-    assert [read_verdict(line), parse_record(line, number=0).reward, StoredRollout(line).reward] == [None] * 3
+    assert [read_verdict(line), parse_record(StoredRollout(line)).reward, StoredRollout(line).reward] == [None] * 3
 
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("changes", "expected"), CHANGES)
 def test_the_readers_of_one_line_agree(changes: dict[str, Any], expected: float | None, own: bool) -> None:
     line = build_line(changes, own=own)
-    record = parse_record(line, number=6)
+    record = parse_record(StoredRollout(line, number=6))
     profile = build_profile("sums", "m", [line | {"_ng_task_index": 6, "_ng_rollout_index": 0}], []) if own else None
     found = {
         "record": record.reward,
@@ -125,7 +125,7 @@ def test_the_readers_of_one_line_agree(changes: dict[str, Any], expected: float 
 def test_a_mask_of_the_environments_own_verdict_does_not_remove_its_reward() -> None:
     line = build_line({"mask_sample": True}, own=True)
     line["gymsdk"]["verdict"] = ["mask_sample"]
-    readers = (parse_record(line, number=0).reward, StoredRollout(line).reward, read_verdict(line))
+    readers = (parse_record(StoredRollout(line)).reward, StoredRollout(line).reward, read_verdict(line))
     assert readers == (1.0, 1.0, 1.0)
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_list_of_the_verdicts_fields_ends_no_reader(names: Any) -> Non
     line["gymsdk"]["verdict"] = names
     regraded = Reverified(StoredRollout(line), client.RemoteVerdict(0.5, {}, {})).build_line()
     assert regraded is not None
-    readers = (parse_record(line, number=0).reward, StoredRollout(line).reward, read_verdict(line))
+    readers = (parse_record(StoredRollout(line)).reward, StoredRollout(line).reward, read_verdict(line))
     assert (*readers, read_reward(regraded)) == (1.0, 1.0, 1.0, 0.5)
 
 
