@@ -13,8 +13,11 @@ from itertools import accumulate
 from operator import mul
 from statistics import fmean, median
 
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, read_index
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, StoredRollout, get_object
 from gymsdk.types import Item, Row
+
+ANSWER = "extracted_answer"
+"""The field of a verdict on which majority@k and vote@k vote, if an environment has it."""
 
 MAX_SQUARABLE = 1e140
 """Sums of squares of values below this stay within the range of a float, for as many values as fit in memory."""
@@ -51,24 +54,22 @@ class ScoredRollout:
         return None if value is None else float(value)
 
 
-def build_scored_rollout(row: Row, reward: float, *, answer_key: str | None = None) -> ScoredRollout:
-    """Return the numbers of an output row and of its token usage.
+def parse_scored_rollout(stored: StoredRollout) -> ScoredRollout:
+    """Return the numbers of the verdict of a stored rollout with a reward, of its components and its token usage.
 
-    Args:
-        row: The output row. A missing index of the task or the repeat is 0.
-        reward: Its reward, see `gymsdk.line.read_reward`.
-        answer_key: The field with the answer for votes.
+    The numbers of the row are no metrics if the line lists the fields of the verdict.
     """
-    usage = (row.get("response") or {}).get("usage") or {}
-    own = {
-        name: value for name, value in select_numbers(row).items() if not name.startswith("_ng_") and name != "reward"
-    }
+    names = stored.verdict_names
+    kept = stored.line if names is None else {name: value for name, value in stored.line.items() if name in names}
+    own = {name: value for name, value in kept.items() if not name.startswith("_ng_") and name != "reward"}
+    parts = {f"reward_components/{name}": value for name, value in stored.components.items()}
+    answer = kept.get(ANSWER)
     return ScoredRollout(
-        task=read_index(row, TASK_INDEX, 0),
-        repeat=read_index(row, ROLLOUT_INDEX, 0),
-        reward=reward,
-        fields=own | select_numbers(usage),
-        answer=_format_answer(row.get(answer_key)) if answer_key else None,
+        task=stored.task,
+        repeat=stored.repeat,
+        reward=float(stored.line["reward"]),
+        fields=select_numbers(own | parts | get_object(stored.response, "usage")),
+        answer=answer if answer is None or isinstance(answer, str) else json.dumps(answer, sort_keys=True),
     )
 
 
@@ -282,7 +283,8 @@ def _summarize_task(task: int, repeats: Sequence[ScoredRollout], expected: int, 
         "rollout_infos": [_build_rollout_info(rollout) for rollout in repeats],
     }
     if sample is not None:
-        entry["sample"] = {key: value for key, value in sample.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
+        left_out = {TASK_INDEX, ROLLOUT_INDEX, "responses_create_params"}
+        entry["sample"] = {key: value for key, value in sample.items() if key not in left_out}
     return entry | summarize_fields(repeats)
 
 
@@ -442,7 +444,3 @@ def _average_extended(curves: Iterable[Sequence[float]]) -> list[float]:
         _apply_scaled([*column, extended], lambda values: math.fsum(values) / len(all_curves))
         for column, extended in zip(columns, accumulate(ended), strict=False)
     ]
-
-
-def _format_answer(answer: object) -> str | None:
-    return answer if answer is None or isinstance(answer, str) else json.dumps(answer, sort_keys=True)

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymsdk.line import StoredRollout
 from gymsdk.metrics import (
     ScoredRollout,
     aggregate,
     average_by_run,
-    build_scored_rollout,
     compute_majority_curve,
     compute_pass_curve,
     compute_vote_curve,
     group_by_task,
+    parse_scored_rollout,
     select_numbers,
     stderr,
     summarize_fields,
@@ -230,18 +231,16 @@ def test_a_line_is_parsed_with_its_usage_and_answer():
         "response": {"usage": {"input_tokens": 10, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}},
     }
     expected = ScoredRollout(3, 1, 1.0, {"accuracy": 1, "input_tokens": 10, "output_tokens": 2}, answer="7")
-    assert build_scored_rollout(row, 1.0, answer_key="extracted_answer") == expected
+    assert parse_scored_rollout(StoredRollout(row)) == expected
 
 
 def test_a_line_without_usage_or_index_belongs_to_the_first_task():
-    assert build_scored_rollout({"reward": 0.5, "response": {"usage": None}}, 0.5) == ScoredRollout(0, 0, 0.5)
+    assert parse_scored_rollout(StoredRollout({"reward": 0.5, "response": {"usage": None}})) == ScoredRollout(0, 0, 0.5)
 
 
 def test_an_answer_that_is_not_text_can_be_voted_on():
-    assert (
-        build_scored_rollout({"reward": 1.0, "answer": {"b": 1, "a": [2]}}, 1.0, answer_key="answer").answer
-        == '{"a": [2], "b": 1}'
-    )
+    row = {"reward": 1.0, "extracted_answer": {"b": 1, "a": [2]}}
+    assert parse_scored_rollout(StoredRollout(row)).answer == '{"a": [2], "b": 1}'
 
 
 def test_groups_list_the_rollouts_of_each_task_and_the_missing_rollouts():

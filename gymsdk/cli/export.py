@@ -23,6 +23,7 @@ from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
+    from gymsdk.line import StoredRollout
     from gymsdk.rollouts.export import ExportReport, Selection
     from gymsdk.runs import Run
     from gymsdk.types import Row
@@ -266,7 +267,7 @@ def _finish(process: subprocess.Popen[bytes], command: str) -> None:
         typer.echo(f"the export has failed, the run has not; repeat the export with: {command}", err=True)
 
 
-def _read_rollouts(folder: Path) -> Iterator[Row]:
+def _read_rollouts(folder: Path) -> Iterator[StoredRollout]:
     from gymsdk.rollouts.folder import FILES, RunFolder
 
     if not (folder / FILES[0]).exists():

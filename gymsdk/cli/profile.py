@@ -118,13 +118,16 @@ def _has_matplotlib() -> bool:
 
 
 def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
+    from itertools import chain
+
     from gymsdk.rollouts.folder import RunFolder
     from gymsdk.rollouts.profile import build_profile, draw_profile
 
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
         maxima = _list_claimed_maxima(plan, run)
-        result = build_profile(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
+        rollouts = chain(run.read_rollouts(), run.read_failures())
+        result = build_profile(name, plan.model or "", rollouts, maxima=maxima)
         (folder / "profile.json").write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
             draw_profile(result, folder / "profile.png")

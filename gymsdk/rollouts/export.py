@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
 from gymsdk.jsonl import dump_json
-from gymsdk.line import TASK_INDEX, get_environment_name, read_reward
+from gymsdk.line import StoredRollout
 from gymsdk.responses import is_incomplete_response, is_on_policy
 from gymsdk.types import Item, Row, pair_outputs
 
@@ -88,16 +88,16 @@ class Conversation:
         return dump_json([self.messages, self.tools])
 
 
-def export_sft(lines: Iterable[Row], selection: Selection, report: ExportReport) -> Iterator[Row]:
+def export_sft(rollouts: Iterable[StoredRollout], selection: Selection, report: ExportReport) -> Iterator[Row]:
     """Yield a line with `messages`, `tools` and `reward` for each of the best rollouts of each task.
 
     Args:
-        lines: The lines of `rollouts.jsonl`, of one run or of several.
+        rollouts: The scored rollouts of one run or of several.
         selection: Which rollouts are exported.
         report: Counts the rollouts.
     """
     seen: set[bytes] = set()
-    for conversations in _group_by_task(lines, selection, report):
+    for conversations in _group_by_task(rollouts, selection, report):
         accepted = [each for each in conversations if selection.accepts_reward(each.reward)]
         report.left_out[LOW_REWARD] += len(conversations) - len(accepted)
         written = 0
@@ -113,17 +113,17 @@ def export_sft(lines: Iterable[Row], selection: Selection, report: ExportReport)
                 yield {"messages": each.messages, "tools": _dump_tools(each), "reward": each.reward}
 
 
-def export_dpo(lines: Iterable[Row], selection: Selection, report: ExportReport) -> Iterator[Row]:
+def export_dpo(rollouts: Iterable[StoredRollout], selection: Selection, report: ExportReport) -> Iterator[Row]:
     """Yield a line with `prompt`, `chosen` and `rejected` for each pair: the best rollout of a task with the worst.
 
     The prompt has the messages that both begin with, up to a turn of the policy.
 
     Args:
-        lines: The lines of `rollouts.jsonl`, of one run or of several.
+        rollouts: The scored rollouts of one run or of several.
         selection: Which pairs are exported.
         report: Counts the rollouts.
     """
-    for conversations in _group_by_task(lines, selection, report):
+    for conversations in _group_by_task(rollouts, selection, report):
         ranked = sorted({each.key: each for each in conversations}.values(), key=lambda each: -each.reward)
         report.left_out[DUPLICATE] += len(conversations) - len(ranked)
         used = 0
@@ -169,46 +169,43 @@ def _begins_with_policy(*parts: Sequence[Item]) -> bool:
     return all(part and part[0]["role"] == "assistant" for part in parts)
 
 
-def _group_by_task(lines: Iterable[Row], selection: Selection, report: ExportReport) -> Iterator[list[Conversation]]:
+def _group_by_task(
+    rollouts: Iterable[StoredRollout], selection: Selection, report: ExportReport
+) -> Iterator[list[Conversation]]:
     """Yield the conversations of each task, in the order of the tasks' first rollouts."""
     groups: dict[tuple[str, bytes], list[Conversation]] = defaultdict(list)
-    for line in lines:
-        host_fields = line.get("gymsdk") or {}
-        environment = host_fields.get("environment") or get_environment_name(line) or ""
-        if selection.environment not in {None, environment}:
+    for stored in rollouts:
+        if selection.environment not in {None, stored.environment}:
             continue
-        reward = read_reward(line)
+        reward = stored.reward
         if reward is None:
             report.left_out[NO_REWARD] += 1
             continue
         report.rollouts += 1
         # Several runs may number the same tasks differently, so the prompt identifies the task.
-        prompt = dump_json([line[TASK_INDEX], line["responses_create_params"]["input"]])
-        conversations = groups[environment, prompt]
-        if _is_truncated(line) and not selection.truncated:
+        prompt = dump_json([stored.task, stored.params["input"]])
+        conversations = groups[stored.environment, prompt]
+        if _is_truncated(stored) and not selection.truncated:
             report.left_out[TRUNCATED] += 1
             continue
-        if not all(map(is_on_policy, line["response"]["output"])):
+        if not all(map(is_on_policy, stored.output)):
             report.left_out[CONSTRAINED] += 1
             continue
         try:
-            conversations.append(_build_conversation(line, reward, reasoning=selection.reasoning))
+            conversations.append(_build_conversation(stored, reward, reasoning=selection.reasoning))
         except Failed:
             report.left_out[NOT_EXPRESSIBLE] += 1
     yield from groups.values()
 
 
-def _is_truncated(line: Row) -> bool:
+def _is_truncated(stored: StoredRollout) -> bool:
     """Return whether a budget ended the episode; lines of NeMo Gym name no reason for the end."""
-    ended = (line.get("gymsdk") or {}).get("ended")
-    return is_incomplete_response(line["response"]) if ended is None else ended != "done"
+    return is_incomplete_response(stored.response) if stored.ended is None else stored.ended != "done"
 
 
-def _build_conversation(line: Row, reward: float, *, reasoning: bool) -> Conversation:
-    params = line["responses_create_params"]
-    prompt = params["input"]
-    opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    request = params | {"input": [*opening, *line["response"]["output"]]}
+def _build_conversation(stored: StoredRollout, reward: float, *, reasoning: bool) -> Conversation:
+    params, opening = stored.params, stored.opening
+    request = params | {"input": [*opening, *stored.output]}
     messages = chat.build_messages(request, thoughts="field" if reasoning else "drop")
     body = chat.build_body(params | {"input": opening})
     return Conversation(_clean_messages(messages, _list_tool_names(request["input"])), body.get("tools") or [], reward)

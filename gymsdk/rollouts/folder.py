@@ -13,16 +13,10 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Self
 
-from gymsdk import jsonl, locks
+from gymsdk import jsonl, line, locks
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import BadOutput, GymsdkError
-from gymsdk.line import (
-    ROLLOUT_INDEX,
-    TASK_INDEX,
-    Key,
-    read_index,
-    read_reward,
-)
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, StoredRollout
 from gymsdk.types import Row
 from gymsdk.working_folder import get_working_folder, resolve_path, shorten_path
 
@@ -239,7 +233,7 @@ class RunFolder:
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
             drop_partial_line(path)
-        terminal = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
+        terminal = (stored.line for stored in self.read_failures() if stored.terminal)
         _replace_rows(self.failures, terminal)
 
     def check_lines(self, *, repeats: int = 1) -> None:
@@ -257,8 +251,9 @@ class RunFolder:
         left = Counter(self._iter_sent_keys(repeats))
         known, has_all_inputs = frozenset(left), self.has_all_inputs
         for path in (self.rollouts, self.failures):
-            for number, line in _iter_complete_rows(path):
-                key = _read_key(line)
+            for number, row in _iter_complete_rows(path):
+                # A line in a newer format ends the resume before it changes a file.
+                key = _read_key(StoredRollout(row, where=f"{shorten_path(path)}:{number}").line)
                 if key is None or (key not in known and has_all_inputs):
                     raise _build_line_error(path, number, "belongs to no task of the run")
                 if key in known and left[key] == 0:
@@ -286,10 +281,10 @@ class RunFolder:
         numbered = ({**row, ROLLOUT_INDEX: repeat} for row in self.read_inputs() for repeat in range(repeats))
         _replace_rows(self.inputs, numbered)
 
-    def append(self, line: Row, *, failed: bool = False) -> None:
+    def append(self, row: Row, *, failed: bool = False) -> None:
         """Write the line of a finished rollout."""
         path = self.failures if failed else self.rollouts
-        data = jsonl.dump_row(line)
+        data = jsonl.dump_row(row)
         with _convert_write_errors(path):
             _write(self._get_open_file(path), data)
 
@@ -297,26 +292,23 @@ class RunFolder:
         """Yield the rows as they were sent."""
         return (row for _, row in jsonl.read_rows(self.inputs))
 
-    def read_rollouts(self) -> Iterator[Row]:
-        """Yield the lines of the scored rollouts."""
-        return _read_lines(self.rollouts)
+    def read_rollouts(self) -> Iterator[StoredRollout]:
+        """Yield the scored rollouts."""
+        return line.read(self.rollouts) if self.rollouts.exists() else iter(())
 
-    def read_failures(self) -> Iterator[Row]:
-        """Yield the lines of the rollouts without a reward."""
-        return _read_lines(self.failures)
+    def read_failures(self) -> Iterator[StoredRollout]:
+        """Yield the rollouts without a reward."""
+        return line.read(self.failures, is_failure=True) if self.failures.exists() else iter(())
 
     def read_progress(self) -> RunProgress:
         """Return the progress of the run."""
         progress = RunProgress()
-        for line in self.read_rollouts():
-            progress.done.add((line[TASK_INDEX], line[ROLLOUT_INDEX]))
-            reward = read_reward(line)
+        for stored in itertools.chain(self.read_rollouts(), self.read_failures()):
+            reward = stored.reward
+            progress.done.add(stored.key)
             progress.scored += reward is not None
             progress.failed += reward is None
             progress.earned += reward or 0.0
-        for line in self.read_failures():
-            progress.done.add((line[TASK_INDEX], line[ROLLOUT_INDEX]))
-            progress.failed += 1
         return progress
 
     async def write_metrics(self, pieces: Iterable[bytes]) -> None:
@@ -450,24 +442,11 @@ def _part_path(path: Path) -> Path:
     return path.with_suffix(".part")
 
 
-def _read_lines(path: Path) -> Iterator[Row]:
-    """Yield the lines of a file; a line without indices gets those by which every reader knows it."""
-    for number, row in jsonl.read_rows(path) if path.exists() else ():
-        if type(row.get(TASK_INDEX)) is int and type(row.get(ROLLOUT_INDEX)) is int:
-            yield row
-        else:
-            indices = {
-                TASK_INDEX: read_index(row, TASK_INDEX, number - 1),
-                ROLLOUT_INDEX: read_index(row, ROLLOUT_INDEX, 0),
-            }
-            yield row | indices
-
-
 def _iter_complete_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a file with their line numbers, without an incomplete last line."""
-    for number, line in jsonl.read_lines(path) if path.exists() else ():
-        if line.endswith(b"\n"):
-            yield number, jsonl.parse_row(line, where=f"{shorten_path(path)}:{number}")
+    for number, data in jsonl.read_lines(path) if path.exists() else ():
+        if data.endswith(b"\n"):
+            yield number, jsonl.parse_row(data, where=f"{shorten_path(path)}:{number}")
 
 
 def _build_line_error(path: Path, number: int, problem: str) -> BadOutput:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, quantiles
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import UsageError
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, find_no_reward
+from gymsdk.line import StoredRollout, get_object
 from gymsdk.metrics import ScoredRollout, compute_bin_edges, compute_pass_curve, group_by_task, std, to_fraction
-from gymsdk.types import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,17 +192,17 @@ class _LineTotals:
     calls: int = 0
     tokens: int = 0
 
-    def add(self, line: Row) -> None:
-        absent = find_no_reward(line)
+    def add(self, stored: StoredRollout) -> None:
+        absent = stored.find_no_reward()
         if absent is not None:
             self.failures[absent.kind] += 1
             return
-        host_fields, reward = line["gymsdk"], float(line["reward"])
-        self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=reward))
-        self.grading.append(host_fields["timing"]["stages"].get("verify", 0.0))
-        self.turns += host_fields["turns"]
+        task, repeat = stored.key
+        self.rollouts.append(ScoredRollout(task=task, repeat=repeat, reward=float(stored.line["reward"])))
+        self.grading.append(stored.stages.get("verify", 0.0))
+        self.turns += stored.turns
         # The usage includes the calls of failed attempts, the turns do not.
-        used = host_fields["usage"].get("policy", {})
+        used = get_object(stored.usage, "policy")
         self.calls += used.get("calls", 0)
         self.tokens += used.get("output_tokens", 0)
 
@@ -211,15 +210,14 @@ class _LineTotals:
 def build_profile(
     environment: str,
     model: str,
-    scored: Iterable[Row],
-    failed: Iterable[Row],
+    rollouts: Iterable[StoredRollout],
     *,
     maxima: Mapping[int, float] | None = None,
 ) -> Profile:
-    """Profile the lines of a run; *maxima* are the best possible rewards by task, 1 by default."""
+    """Profile the rollouts of a run; *maxima* are the best possible rewards by task, 1 by default."""
     totals = _LineTotals()
-    for line in chain(scored, failed):
-        totals.add(line)
+    for stored in rollouts:
+        totals.add(stored)
     groups = _group_rewards(totals.rollouts)
     profile = Profile(
         environment=environment,

@@ -6,27 +6,21 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
-from typing import Protocol, Self, overload
+from itertools import chain, islice
+from typing import Protocol, overload
 
 from gymsdk import jsonl, metrics
 from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import EpisodeError
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, NoReward, StoredRollout, find_no_reward, get_agent_name, read_reward
-from gymsdk.metrics import ScoredRollout
+from gymsdk.line import NoReward, StoredRollout
+from gymsdk.metrics import ANSWER, ScoredRollout
 from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.inputs import InputIndex
 from gymsdk.rollouts.token_limit import TokenLimitCounter, is_prompt_too_long
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
-ANSWER = "extracted_answer"
-"""The field of a verdict on which majority@k and vote@k vote, if an environment has it."""
-
 RAISED = frozenset({"hook_raised", "tool_raised"})
 """Kinds of failure in which the environment's own code raised an exception."""
-
-METRIC_FIELDS = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
-"""The keys of a line that become metrics, beside the fields of its verdict; the numbers of its row do not."""
 
 
 class MetricsSource(Protocol):
@@ -61,42 +55,35 @@ class Tally:
     votes: bool = False
     limit: TokenLimitCounter = field(default_factory=lambda: TokenLimitCounter("--max-output-tokens"))
 
-    def add(self, line: Row) -> None:
+    def add(self, stored: StoredRollout) -> None:
         """Count a rollout, with or without a reward."""
-        absent = find_no_reward(line)
+        absent = stored.find_no_reward()
         if absent is None:
-            self._add_scored(line, float(line["reward"]))
+            self._add_scored(stored)
         else:
-            self._add_failed(line, absent)
-        host_fields = line["gymsdk"]
-        self.tasks.add(line[TASK_INDEX])
-        self.agent = get_agent_name(line) or self.agent
+            self._add_failed(stored, absent)
+        self.tasks.add(stored.task)
+        self.agent = stored.agent or self.agent
         self.outcomes["scored" if absent is None else absent.outcome] += 1
-        for role, used in host_fields["usage"].items():
+        for role, used in stored.usage.items():
             self.usage[role].update({key: value for key, value in used.items() if value})
 
-    def _add_scored(self, line: Row, reward: float) -> None:
-        host_fields = line["gymsdk"]
-        kept = METRIC_FIELDS.union(host_fields["verdict"])
-        parts = {f"reward_components/{name}": paid for name, paid in line.get("reward_components", {}).items()}
-        figured = {key: value for key, value in line.items() if key in kept} | parts
-        answer_key = ANSWER if ANSWER in host_fields["verdict"] else None
-        self.scored.append(metrics.build_scored_rollout(figured, reward, answer_key=answer_key))
-        self.votes = self.votes or ANSWER in host_fields["verdict"]
-        self.milliseconds.update(host_fields["timing"]["stages"])
-        self.ended[host_fields["ended"]] += 1
-        self.overspent += bool(line.get("grader_timeout"))
-        self.unfit += is_prompt_too_long(line.get("response"))
-        self.limit.add_line(line)
+    def _add_scored(self, stored: StoredRollout) -> None:
+        self.scored.append(metrics.parse_scored_rollout(stored))
+        self.votes = self.votes or ANSWER in (stored.verdict_names or ())
+        self.milliseconds.update(stored.stages)
+        self.ended[stored.ended] += 1
+        self.overspent += bool(stored.line.get("grader_timeout"))
+        self.unfit += is_prompt_too_long(stored.response)
+        self.limit.add_stored(stored)
 
-    def _add_failed(self, line: Row, absent: NoReward) -> None:
+    def _add_failed(self, stored: StoredRollout, absent: NoReward) -> None:
         kind = absent.kind
         self.failures[kind] += 1
         # A resume keeps the lines of rollouts.jsonl, also if the reward does not count.
-        terminal = bool(line.get("_ng_failure_terminal", "reward" in line))
+        terminal = stored.terminal or (stored.terminal is None and "reward" in stored.line)
         self.terminal += terminal
-        # A folder of an earlier version lacks this key.
-        self.retryable += not terminal and bool(line["gymsdk"].get("retryable", True))
+        self.retryable += not terminal and stored.is_retryable
         self.raised += not terminal and kind in RAISED
         self.messages.setdefault(kind, absent.message)
 
@@ -104,7 +91,7 @@ class Tally:
 class StoredRollouts(Sequence[Rollout]):
     """The scored rollouts of *environment*, read from disk at each iteration and never all in memory."""
 
-    def __init__(self, read: Callable[[], Iterable[Row]], environment: str, *, count: int) -> None:
+    def __init__(self, read: Callable[[], Iterable[StoredRollout]], environment: str, *, count: int) -> None:
         self._read = read
         self._environment = environment
         self._count = count
@@ -113,8 +100,8 @@ class StoredRollouts(Sequence[Rollout]):
         return self._count
 
     def __iter__(self) -> Iterator[Rollout]:
-        lines = (line for line in self._read() if line["gymsdk"]["environment"] == self._environment)
-        return (StoredRollout(line).to_rollout() for line in lines if read_reward(line) is not None)
+        rollouts = (stored for stored in self._read() if stored.environment == self._environment)
+        return (stored.to_rollout() for stored in rollouts if stored.reward is not None)
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...
@@ -125,47 +112,6 @@ class StoredRollouts(Sequence[Rollout]):
             wanted = set(range(self._count)[index])
             return [rollout for number, rollout in enumerate(self) if number in wanted]
         return next(islice(self, range(self._count)[index], None))
-
-
-class StoredSamples(Mapping[int, Row]):
-    """The first row of each task without its prompt, read from inputs.jsonl at each access.
-
-    Create it with `find`.
-
-    Attributes:
-        counts: The number of rows of each task.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offsets: dict[int, int] = {}
-        self.counts = Counter[int]()
-
-    @classmethod
-    async def find(cls, path: Path) -> Self:
-        """Find the rows in the file *path*, while the event loop runs its other tasks."""
-        samples, offset = cls(path), 0
-        with path.open("rb") as file:
-            async for line in yield_regularly(file):
-                if line.strip():
-                    task = jsonl.parse_row(line, where=str(path))[TASK_INDEX]
-                    samples._offsets.setdefault(task, offset)
-                    samples.counts[task] += 1
-                offset += len(line)
-        return samples
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._offsets)
-
-    def __getitem__(self, task: int) -> Row:
-        offset = self._offsets[task]
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            row = jsonl.parse_row(file.readline(), where=str(self._path))
-        return {key: value for key, value in row.items() if key != "responses_create_params"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +126,7 @@ class Summary:
 
     metrics: Row
     scored: Sequence[ScoredRollout]
-    samples: StoredSamples
+    samples: InputIndex
 
     def iter_tasks(self) -> Iterator[Item]:
         """Yield the metrics of each task, computed one by one: together they have gigabytes for some environments."""
@@ -194,7 +140,7 @@ async def build_summaries(folder: RunFolder, environments: Mapping[str, MetricsS
     interpreter lock, which uvloop takes for each event of a connection.
     """
     tallies = await _tally(folder, environments)
-    samples = await StoredSamples.find(folder.inputs)
+    samples = await InputIndex(folder.inputs).read_in_turn()
     return [
         Summary(await _summarize(environment, tallies[name], folder.read_rollouts), tallies[name].scored, samples)
         for name, environment in environments.items()
@@ -225,14 +171,12 @@ def _indent(text: bytes, spaces: int) -> bytes:
 async def _tally(folder: RunFolder, environments: Iterable[str]) -> dict[str, Tally]:
     """Return the sums over the lines of each environment."""
     tallies = {name: Tally() for name in environments}
-    async for line in yield_regularly(folder.read_rollouts()):
-        tallies[line["gymsdk"]["environment"]].add(line)
-    async for line in yield_regularly(folder.read_failures()):
-        tallies[line["gymsdk"]["environment"]].add(line)
+    async for stored in yield_regularly(chain(folder.read_rollouts(), folder.read_failures())):
+        tallies[stored.environment].add(stored)
     return tallies
 
 
-async def _summarize(environment: MetricsSource, tally: Tally, read: Callable[[], Iterable[Row]]) -> Row:
+async def _summarize(environment: MetricsSource, tally: Tally, read: Callable[[], Iterable[StoredRollout]]) -> Row:
     count = len(tally.scored)
     figures = await asyncio.to_thread(metrics.aggregate, tally.scored, answers=tally.votes)
     own, complaint = await _compute_own_metrics(

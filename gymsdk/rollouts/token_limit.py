@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gymsdk.types import Item, Rollout, Row
+from gymsdk.line import StoredRollout, get_object
+from gymsdk.types import Item, Rollout
 from gymsdk.usage import NO_USAGE
 
 MIN_EPISODES = 16
@@ -72,17 +73,16 @@ class TokenLimitCounter:
             is_cut=rollout.ended == "tokens" and not is_prompt_too_long(rollout.response),
             replies=rollout.turns,
             tokens=rollout.usage.get("policy", NO_USAGE).output_tokens,
-            limit=_get_limit(rollout.row),
+            limit=_get_limit(rollout.row["responses_create_params"]),
         )
 
-    def add_line(self, line: Row) -> None:
-        """Count the line of a scored rollout."""
-        host_fields = line["gymsdk"]
+    def add_stored(self, stored: StoredRollout) -> None:
+        """Count a stored rollout with a reward."""
         self.add(
-            is_cut=host_fields["ended"] == "tokens" and not is_prompt_too_long(line.get("response")),
-            replies=host_fields["turns"],
-            tokens=host_fields["usage"].get("policy", {}).get("output_tokens", 0),
-            limit=_get_limit(line),
+            is_cut=stored.ended == "tokens" and not is_prompt_too_long(stored.response),
+            replies=stored.turns,
+            tokens=get_object(stored.usage, "policy").get("output_tokens", 0),
+            limit=_get_limit(stored.params),
         )
 
     @property
@@ -103,6 +103,6 @@ class TokenLimitCounter:
         )
 
 
-def _get_limit(row: Row) -> int | None:
-    limit = row["responses_create_params"].get("max_output_tokens")
+def _get_limit(params: Item) -> int | None:
+    limit = params.get("max_output_tokens")
     return limit if isinstance(limit, int) else None

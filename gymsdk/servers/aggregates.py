@@ -13,18 +13,8 @@ from weakref import WeakKeyDictionary
 from gymsdk import metrics
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
-from gymsdk.line import (
-    MASK,
-    RESULT_FIELDS,
-    ROLLOUT_INDEX,
-    SKIPPED,
-    TASK_INDEX,
-    StoredVerdict,
-    get_verdict_names,
-    read_reward,
-)
-from gymsdk.metrics import ScoredRollout
-from gymsdk.rollouts.summary import ANSWER, METRIC_FIELDS
+from gymsdk.line import MASK, RESULT_FIELDS, ROLLOUT_INDEX, SKIPPED, TASK_INDEX, StoredRollout, StoredVerdict
+from gymsdk.metrics import ANSWER, ScoredRollout
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
@@ -74,7 +64,8 @@ def _compute_metrics(
     environment: str, rows: Sequence[Row], hook_metrics: Mapping[str, float]
 ) -> tuple[Item, str | None]:
     """Return the metrics, and an error if metrics of the environment have the names of the host's metrics."""
-    scored = [_to_scored(row) for row in rows]
+    unmasked = ({key: value for key, value in row.items() if key != MASK} for row in rows)
+    scored = [metrics.parse_scored_rollout(StoredRollout(row)) for row in unmasked]
     host_metrics = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows))
     own_metrics, name_conflict = metrics.merge_metrics(host_metrics, hook_metrics)
     means = {name: value for name, value in host_metrics.items() if name.startswith("mean/")}
@@ -101,7 +92,7 @@ def _read_rows(body: Row) -> list[Row]:
 def _is_counted(row: Row) -> bool:
     # NeMo Gym counts the reward that its agent sets in place of a verification, and leaves out every masked row.
     given = {key: value for key, value in row.items() if key != SKIPPED} if SKIPPED in row else row
-    return row.get(MASK) is not True and read_reward(given) is not None
+    return row.get(MASK) is not True and StoredRollout(given).reward is not None
 
 
 def _number_repeats(rows: Sequence[Row]) -> Iterator[Row]:
@@ -127,26 +118,6 @@ def _read_index(row: Row, name: str, default: int) -> int:
     return index
 
 
-def _to_scored(row: Row) -> ScoredRollout:
-    """Return a row as a scored rollout.
-
-    If the row lists the fields of its verdict, its other numbers belong to the task and are no metrics.
-    """
-    verdict = get_verdict_names(row)
-    kept = row.keys() if verdict is None else METRIC_FIELDS | set(verdict)
-    rewards = row.get("reward_components")
-    components = (
-        {f"reward_components/{name}": reward for name, reward in rewards.items()} if isinstance(rewards, dict) else {}
-    )
-    response = row.get("response")
-    usage = response.get("usage") if isinstance(response, dict) else None
-    fields = {key: value for key, value in row.items() if key in kept and key not in {"response", MASK}}
-    usage_field = {"response": {"usage": usage}} if isinstance(usage, dict) else {}
-    return metrics.build_scored_rollout(
-        fields | components | usage_field, row["reward"], answer_key=ANSWER if ANSWER in row else None
-    )
-
-
 def _sample_row(row: Row) -> Row:
     return {key: value for key, value in row.items() if key not in {"responses_create_params", *RESULT_FIELDS}}
 
@@ -164,7 +135,7 @@ async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> t
 
 def _to_rollout(row: Row, environment: str) -> Rollout:
     """Build a rollout from a verified row, without its response, which clients do not send."""
-    names = get_verdict_names(row)
+    names = StoredRollout(row).verdict_names
     fields = {
         key: value for key, value in row.items() if (key in names if names is not None else key not in RESULT_FIELDS)
     }

@@ -145,7 +145,8 @@ async def test_a_retryable_failure_is_retried(sums: Mapping[str, Environment], f
 async def test_attempts_are_limited(sums: Mapping[str, Environment], folder: RunFolder) -> None:
     model = _failing_model(2, Failed("busy", kind="model_error", retryable=True))
     played = write_result(folder, await LocalPlayer(sums, model, attempts=2)(_job(folder)))
-    (line,) = folder.read_failures()
+    (stored,) = folder.read_failures()
+    line = stored.line
     assert played.rollout.reward is None
     assert (line["_ng_failure_class"], line["_ng_failure_stage"], line["_ng_attempt_index"]) == (
         "model_error",
@@ -182,7 +183,8 @@ async def test_a_rollout_whose_server_is_lost_during_verify_is_played_once_more(
 async def test_tokens_of_every_attempt_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:
     fails_twice = environment(FAILS_TWICE)
     write_result(folder, await LocalPlayer({"sums": fails_twice}, _counted_model(), attempts=3)(_job(folder)))
-    (line,) = folder.read_rollouts()
+    (stored,) = folder.read_rollouts()
+    line = stored.line
     assert (line["gymsdk"]["attempts"], line["gymsdk"]["usage"]["policy"]["calls"]) == (3, 3)
     assert line["gymsdk"]["usage"]["policy"]["output_tokens"] == 15
     assert line["response"]["usage"]["output_tokens"] == 5
@@ -205,7 +207,8 @@ async def test_a_request_is_not_retried_if_the_server_asks_for_too_long_a_wait(
 ) -> None:
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_RETRY_AFTER_SECONDS + 1)
     played = write_result(folder, await LocalPlayer(sums, _failing_model(9, error))(_job(folder)))
-    (line,) = folder.read_failures()
+    (stored,) = folder.read_failures()
+    line = stored.line
     assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)
 
 
@@ -232,7 +235,8 @@ async def test_an_internal_error_fails_one_rollout_only(
 
     results = await _play_missing(folder, LocalPlayer({"sums": BrokenEnvironment()}, _failing_model(0, ValueError())))
     assert sorted(played.rollout.outcome for played in results) == ["failed", "scored", "scored"]
-    (line,) = folder.read_failures()
+    (stored,) = folder.read_failures()
+    line = stored.line
     assert (line["_ng_failure_class"], line["_ng_failure_message"]) == ("host_broke", "KeyError: 'a bug'")
     assert (line["_ng_attempt_index"], line["_ng_failure_terminal"]) == (2, False)
     assert "Traceback" in caplog.text
@@ -243,7 +247,8 @@ async def test_a_row_that_no_longer_fits_the_environment_is_a_terminal_failure(
 ) -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}})
     write_result(folder, await LocalPlayer(sums, _failing_model(0, ValueError()))(job))
-    (line,) = folder.read_failures()
+    (stored,) = folder.read_failures()
+    line = stored.line
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
 
 
@@ -252,7 +257,8 @@ async def test_a_verdict_that_is_not_json_is_a_failure(sums: Mapping[str, Enviro
     async with load("sums", sulks=answers[:1]) as unserializable:
         results = await _play_missing(folder, LocalPlayer({"sums": unserializable}, _failing_model(0, ValueError())))
     assert sorted(played.rollout.outcome for played in results) == ["failed", "scored", "scored"]
-    (line,) = folder.read_failures()
+    (stored,) = folder.read_failures()
+    line = stored.line
     assert line["_ng_failure_class"] == "bad_answer"
     assert "reward" not in line
 

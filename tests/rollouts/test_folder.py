@@ -170,7 +170,7 @@ def test_a_partial_last_line_is_removed_on_resume(tmp_path: Path, kept_bytes: in
         folder.resume({})
         assert len(list(folder.read_rollouts())) == len(list(folder.read_failures())) == 1
         folder.append(_line(1))
-        assert [line["_ng_task_index"] for line in folder.read_rollouts()] == [0, 1]
+        assert [stored.task for stored in folder.read_rollouts()] == [0, 1]
 
 
 @pytest.mark.parametrize("whole", [b"", b"one\n", b"one\ntwo\n", b"x" * 200_000 + b"\n"])
@@ -204,7 +204,7 @@ def test_values_that_json_cannot_express_are_replaced(tmp_path: Path) -> None:
         _start(folder)
         folder.append(_line(0, big=2**70, text="half \ud800 a pair", nothing=float("nan")))
         folder.append(_line(1))
-        replaced, plain = folder.read_rollouts()
+        replaced, plain = (stored.line for stored in folder.read_rollouts())
     assert (replaced["big"], replaced["text"], replaced["nothing"]) == (2.0**70, "half ? a pair", None)
     assert plain == _line(1)
 

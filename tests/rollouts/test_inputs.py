@@ -16,10 +16,10 @@ from gymsdk.concurrency import yield_regularly
 from gymsdk.errors import BadOutput, BadRow
 from gymsdk.rollouts import inputs as inputs_module
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.inputs import ROWS_BEFORE_START, RunInputs
+from gymsdk.rollouts.inputs import ROWS_BEFORE_START, InputIndex, RunInputs
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row
 from gymsdk.rollouts.run import collect
-from gymsdk.rollouts.summary import StoredSamples, Summary, iter_metrics_json
+from gymsdk.rollouts.summary import Summary, iter_metrics_json
 from gymsdk.threads import ThreadIterator
 
 COUNT = 4 * ROWS_BEFORE_START
@@ -154,7 +154,7 @@ async def test_long_work_lets_the_event_loop_run_other_tasks() -> None:
 def test_the_metrics_file_is_the_json_of_all_metrics(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.jsonl"
     inputs.write_text("".join(json.dumps(row) + "\n" for row in _rows(3)))
-    samples = asyncio.run(StoredSamples.find(inputs))
+    samples = asyncio.run(InputIndex(inputs).read_in_turn())
     summaries = [Summary({"environment": name, "reward": 0.5, "note": "a\nb"}, [], samples) for name in ("one", "two")]
     for several in ([], summaries[:1], summaries):
         text = b"".join(iter_metrics_json(several))
@@ -168,9 +168,12 @@ def test_the_row_of_a_task_is_read_when_it_is_needed(tmp_path: Path) -> None:
     again = build_input_row({"responses_create_params": {"input": "?"}}, environment="sums", task=1, repeat=1)
     rows = [*_rows(2), again]
     inputs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    samples = asyncio.run(StoredSamples.find(inputs))
+    samples = asyncio.run(InputIndex(inputs).read_in_turn())
     assert (len(samples), [*samples], samples.counts) == (2, [0, 1], {0: 1, 1: 2})
-    assert samples[1] == {key: value for key, value in rows[1].items() if key != "responses_create_params"}
+    assert samples[1] == rows[1]
+    first, second = ({key: row[key] for key in row if "_index" not in key} for row in rows[1:])
+    assert [samples.find(1, repeat) for repeat in (0, 1, 5)] == [first, second, first]
+    assert samples.find(2, 0) is None
 
 
 def _count_iterator_threads() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gymsdk.line import StoredRollout
 from gymsdk.rollouts.profile import Profile, build_histogram, build_profile
 
 Groups = Sequence[Sequence[float]]
@@ -33,7 +34,8 @@ def _lines(groups: Groups) -> list[dict[str, Any]]:
 
 def _profile(groups: Groups, *, failed: int = 0, maxima: dict[int, float] | None = None) -> Profile:
     failures = [{"_ng_failure_class": "tool_raised"}] * failed
-    return build_profile("sums", "scripted/oracle", _lines(groups), failures, maxima=maxima)
+    rollouts = map(StoredRollout, [*_lines(groups), *failures])
+    return build_profile("sums", "scripted/oracle", rollouts, maxima=maxima)
 
 
 def test_groups_without_variance_are_counted() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from gymsdk import Environment, Rollout, Verdict, hookimpl, jsonl
 from gymsdk.cli.progress import format_metrics_table
+from gymsdk.line import StoredRollout
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import StoredRollouts, build_summaries, iter_metrics_json
 from gymsdk.servers.aggregates import aggregate_rows
@@ -254,9 +255,9 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
     lines = [_line(task, 0, float(task), str(task)) for task in range(4)]
     reads = []
 
-    def read() -> Iterator[dict[str, Any]]:
+    def read() -> Iterator[StoredRollout]:
         reads.append(1)
-        yield from lines
+        yield from map(StoredRollout, lines)
 
     stored: Sequence[Rollout] = StoredRollouts(read, "made", count=4)
     assert [rollout.reward for rollout in stored] == [0.0, 1.0, 2.0, 3.0]
@@ -268,13 +269,12 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
 
 
 def test_stored_rollouts_of_other_environments_are_omitted() -> None:
-    assert list(StoredRollouts(lambda: [_line(0, 0, 1.0)], "other", count=0)) == []
+    assert list(StoredRollouts(lambda: [StoredRollout(_line(0, 0, 1.0))], "other", count=0)) == []
 
 
 def test_a_stored_rollout_has_the_fields_of_its_line() -> None:
-    (rollout,) = StoredRollouts(
-        lambda: [_line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})], "made", count=1
-    )
+    line = _line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})
+    (rollout,) = StoredRollouts(lambda: [StoredRollout(line)], "made", count=1)
     assert (rollout.id, rollout.repeat, rollout.seed, rollout.outcome) == ("3:1", 1, 1, "scored")
     assert rollout.verdict is not None
     assert rollout.verdict.model_dump() == {

@@ -14,7 +14,7 @@ import pytest
 from gymsdk import UsageError
 from gymsdk.jsonl import dump_row, read_rows
 from gymsdk.line import StoredRollout
-from gymsdk.metrics import build_scored_rollout, stderr
+from gymsdk.metrics import parse_scored_rollout, stderr
 from gymsdk.runs import Run, read
 from gymsdk.runs.filters import Filter, parse_condition
 from gymsdk.runs.queries import RunQueries
@@ -111,7 +111,7 @@ def test_an_unknown_sort_field_is_rejected(run: Run) -> None:
 def test_the_summary_is_that_of_the_metrics(run: Run, lines: list[Line]) -> None:
     summary = run.queries.summarize()
     assert summary["mean"] == pytest.approx(fmean(line["reward"] for line in lines))
-    assert summary["stderr"] == pytest.approx(stderr(build_scored_rollout(line, line["reward"]) for line in lines))
+    assert summary["stderr"] == pytest.approx(stderr(parse_scored_rollout(StoredRollout(line)) for line in lines))
     assert (summary["rollouts"], summary["scored"]) == (80, 80)
     best: dict[tuple[str, int], float] = {}
     for line in lines:

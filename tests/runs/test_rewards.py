@@ -87,7 +87,7 @@ def read_verdict(line: dict[str, Any]) -> float | None:
 
 
 def read_exported(line: dict[str, Any]) -> float | None:
-    lines = export_sft([line | {"_ng_task_index": 0}], Selection(min_reward=-math.inf), ExportReport())
+    lines = export_sft([StoredRollout(line)], Selection(min_reward=-math.inf), ExportReport())
     return next((each["reward"] for each in lines), None)
 
 
@@ -107,7 +107,7 @@ def test_a_reward_that_is_missing_or_that_json_cannot_hold_is_none(absent: dict[
 def test_the_readers_of_one_line_agree(changes: dict[str, Any], expected: float | None, own: bool) -> None:
     line = build_line(changes, own=own)
     record = parse_record(StoredRollout(line, number=6))
-    profile = build_profile("sums", "m", [line | {"_ng_task_index": 6, "_ng_rollout_index": 0}], []) if own else None
+    profile = build_profile("sums", "m", [StoredRollout(line, number=6)]) if own else None
     found = {
         "record": record.reward,
         "reverify": StoredRollout(line, number=6).reward,
@@ -243,6 +243,4 @@ def test_a_line_without_a_task_index_has_the_number_of_the_line(original: Path, 
         assert [(row["task"], row["repeat"]) for row in run.list_rows()] == expected
         assert run["3:0"]["reward"] == lines[3]["reward"]
     assert [(stored.task, stored.repeat) for stored in StoredRun(folder).iter_rollouts()] == expected
-    assert [
-        (line["_ng_task_index"], line["_ng_rollout_index"]) for line in RunFolder(folder).read_rollouts()
-    ] == expected
+    assert [stored.key for stored in RunFolder(folder).read_rollouts()] == expected

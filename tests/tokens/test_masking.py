@@ -11,6 +11,7 @@ from gymsdk import load
 from gymsdk.config.model import Deployment, ModelServerConfig
 from gymsdk.deploy.process import serve as serve_environments
 from gymsdk.http import client as http
+from gymsdk.line import StoredRollout
 from gymsdk.responses import CONSTRAINED_FIELD, TOKEN_FIELDS
 from gymsdk.rollouts.export import CONSTRAINED, ExportReport, Selection, export_dpo, export_sft
 from gymsdk.rollouts.jobs import Job
@@ -69,7 +70,7 @@ def test_no_training_file_has_a_constrained_turn(write: Any) -> None:
 
     lines = [build_line([MARKED], 1.0, 0), build_line([PLAIN | {"content": "b"}], 0.0, 1)]
     report = ExportReport()
-    assert [*write(lines, Selection(), report)] == []
+    assert [*write(map(StoredRollout, lines), Selection(), report)] == []
     assert report.left_out[CONSTRAINED] == 1
 
 
