@@ -26,10 +26,10 @@ import aiohttp
 import orjson
 
 from gymsdk import model, responses, testing
+from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.types import Episode, Item
-from gymsdk.usage import build_usage
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REPETITIONS = 3

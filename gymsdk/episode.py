@@ -13,7 +13,10 @@ from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.plugins.calls import add_rewards
 from gymsdk.responses import (
+    COLLECTED_USAGE,
+    NO_USAGE,
     NOT_RUN_OUTPUT,
+    UsageByRole,
     build_function_call_output,
     build_response,
     check_model,
@@ -21,9 +24,11 @@ from gymsdk.responses import (
     iter_turn_spans,
     parse_actions,
     query_model,
-    truncate_output,
+    record_usage,
+    usage_to_item,
 )
 from gymsdk.timers import timeout_at
+from gymsdk.tools import truncate_output
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (
     MAX_OUTPUT_CHARS,
@@ -49,7 +54,6 @@ from gymsdk.types import (
     Verdict,
     is_policy_item,
 )
-from gymsdk.usage import NO_USAGE, UsageByRole, collect_usage, record_usage, usage_to_item
 
 MIN_STEP_SHARE = 0.1
 """The share of an episode's seconds that a step must have had if a timeout is to count as the step's failure."""
@@ -94,7 +98,7 @@ async def play(
     """
     _check_arguments(environment, model)
     runner = EpisodeRunner(environment, budget, sampling)
-    with use_rollout_id(id), collect_usage(runner.usage):
+    with use_rollout_id(id):
         try:
             episode = await runner.open(row, seed=seed, id=id, repeat=repeat)
             while not runner.is_over:
@@ -301,7 +305,7 @@ class _OpenArguments:
     repeat: int
 
 
-class StageTimer(collect_usage):
+class StageTimer:
     """A context manager that measures its block and collects the token usage of the block.
 
     Args:
@@ -311,26 +315,26 @@ class StageTimer(collect_usage):
         each: Receives the time of the block in milliseconds, if given.
     """
 
-    __slots__ = ("_each", "_milliseconds", "_stage", "_started")
+    __slots__ = ("_each", "_milliseconds", "_stage", "_started", "_token", "_usage")
 
     def __init__(
         self, usage: UsageByRole, milliseconds: dict[str, float], stage: str, each: list[float] | None = None
     ) -> None:
-        super().__init__(usage)
+        self._usage = usage
         self._milliseconds = milliseconds
         self._stage = stage
         self._each = each
 
     def __enter__(self) -> None:
-        super().__enter__()
+        self._token = COLLECTED_USAGE.set(self._usage)
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        stage, milliseconds = self._stage, (time.perf_counter() - self._started) * 1e3
-        self._milliseconds[stage] = self._milliseconds.get(stage, 0.0) + milliseconds
+        milliseconds = (time.perf_counter() - self._started) * 1e3
+        self._milliseconds[self._stage] = self._milliseconds.get(self._stage, 0.0) + milliseconds
         if self._each is not None:
             self._each.append(round(milliseconds, 3))
-        super().__exit__()
+        COLLECTED_USAGE.reset(self._token)
 
 
 class EpisodeRunner:

@@ -20,8 +20,7 @@ from pydantic import ConfigDict
 from gymsdk import jsonl, responses
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json, is_finite_number
-from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Verdict
-from gymsdk.usage import Usage
+from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Usage, Verdict
 from gymsdk.working_folder import shorten_path
 
 FORMAT = 1

@@ -7,19 +7,20 @@ import inspect
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias, TypeGuard
 from weakref import WeakSet
 
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.tracing import generate_hex
 from gymsdk.types import (
-    MAX_OUTPUT_CHARS,
     Action,
     Content,
     Episode,
     Item,
     Message,
     Model,
+    Usage,
     extract_text,
     is_content,
     is_policy_item,
@@ -27,7 +28,6 @@ from gymsdk.types import (
     iter_tool_calls,
     pair_outputs,
 )
-from gymsdk.usage import build_usage
 
 ResponseStatus: TypeAlias = Literal["completed", "incomplete", "failed"]
 """The status of a Response object."""
@@ -109,8 +109,14 @@ NOT_RUN_OUTPUT = '{"error":"not run: the episode is over"}'
 MAX_EXCERPT_CHARS = 200
 """The length of an invalid item in a message."""
 
-TRUNCATION_NOTE = "\n[truncated: this output has {size} characters; at most {max_chars} are shown]"
-OMITTED_PART_NOTE = "[omitted: {kind} of {size} characters; at most {max_chars} characters of one output are shown]"
+NO_USAGE = Usage()
+"""The usage of no call."""
+
+UsageByRole: TypeAlias = dict[str, Usage]
+"""Usage by role: `policy`, or the name of a config field that holds another model."""
+
+COLLECTED_USAGE: ContextVar[UsageByRole | None] = ContextVar("gymsdk_usage", default=None)
+"""Where the running stage of an episode collects the usage of its model calls; `StageTimer` sets it."""
 
 
 # Building items and bodies
@@ -211,6 +217,142 @@ def build_response(
 def _get_or_default(request: Item, key: str, *, default: object) -> object:
     value = request.get(key)
     return default if value is None else value
+
+
+# Token usage
+
+
+def parse_usage(response: Item) -> Usage:
+    """Return the usage that *response* reports, or zeros if it reports none."""
+    input_tokens, output_tokens, total_tokens, cached_tokens, reasoning_tokens = _read_usage(response.get("usage"))
+    return Usage(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        total_tokens=total_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=reasoning_tokens,
+        calls=1,
+    )
+
+
+def build_usage(
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+    *,
+    cached_tokens: int | None = None,
+    reasoning_tokens: int | None = None,
+    total_tokens: int = 0,
+) -> Item:
+    """Return the `usage` of a Response; a detail is null if the provider did not report it.
+
+    Args:
+        input_tokens: The number of tokens of the prompt.
+        output_tokens: The number of generated tokens.
+        cached_tokens: How many tokens of the prompt the engine had cached.
+        reasoning_tokens: How many of the generated tokens are reasoning.
+        total_tokens: The sum as the provider reports it; by default that of the prompt and the generated tokens.
+    """
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": cached_tokens},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": total_tokens or input_tokens + output_tokens,
+    }
+
+
+def normalize_usage(usage: object) -> Item:
+    """Return the `usage` of a Response with the fields of `Usage`; each is an integer, and details may be null.
+
+    An episode must not fail because a server reports something else.
+    """
+    input_tokens, output_tokens, total_tokens, cached_tokens, reasoning_tokens = _read_usage(usage)
+    return build_usage(
+        input_tokens,
+        output_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=reasoning_tokens,
+        total_tokens=total_tokens,
+    )
+
+
+def _read_usage(usage: object) -> tuple[int, int, int, int | None, int | None]:
+    """Return the input, output, total, cached and reasoning tokens of the `usage` of a Response."""
+    if not isinstance(usage, dict):
+        return 0, 0, 0, None, None
+    prompt, generated, total = usage.get("input_tokens"), usage.get("output_tokens"), usage.get("total_tokens")
+    input_tokens = prompt if isinstance(prompt, int) else 0
+    output_tokens = generated if isinstance(generated, int) else 0
+    total_tokens = total if isinstance(total, int) and total else input_tokens + output_tokens
+    cached_tokens = _read_detail(usage.get("input_tokens_details"), "cached_tokens")
+    return (
+        input_tokens,
+        output_tokens,
+        total_tokens,
+        cached_tokens,
+        _read_detail(usage.get("output_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def _read_detail(details: object, key: str) -> int | None:
+    count = details.get(key) if isinstance(details, dict) else None
+    return count if isinstance(count, int) else None
+
+
+def add_usage(first: Usage, second: Usage) -> Usage:
+    """Return the sum; a detail is `None` if either operand lacks it."""
+    if not first.calls or not second.calls:
+        return second if not first.calls else first
+    return Usage(
+        input_tokens=first.input_tokens + second.input_tokens,
+        output_tokens=first.output_tokens + second.output_tokens,
+        total_tokens=first.total_tokens + second.total_tokens,
+        cached_tokens=_add_optional(first.cached_tokens, second.cached_tokens),
+        reasoning_tokens=_add_optional(first.reasoning_tokens, second.reasoning_tokens),
+        calls=first.calls + second.calls,
+    )
+
+
+def merge_usage(first: UsageByRole, second: UsageByRole) -> UsageByRole:
+    """Return the sum for every role."""
+    return first | {role: add_usage(first.get(role, NO_USAGE), usage) for role, usage in second.items()}
+
+
+def _add_optional(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
+
+
+def usage_to_item(usage: Usage) -> Item:
+    """Return *usage* in the form of a Response object's `usage`."""
+    return build_usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        total_tokens=usage.total_tokens,
+    )
+
+
+def record_usage(role: str, response: Item) -> None:
+    """Add the usage of *response* to *role* in the `COLLECTED_USAGE` of the running stage, if there is one."""
+    collected = COLLECTED_USAGE.get()
+    if collected is not None:
+        collected[role] = add_usage(collected.get(role, NO_USAGE), parse_usage(response))
+
+
+def fill_usage_details(response: Item) -> Item:
+    """Return *response* with 0 for unknown usage details: OpenAI's client types do not allow null there."""
+    usage = response.get("usage")
+    if not isinstance(usage, dict):
+        return response
+    details = {key: _replace_nulls(value) if key.endswith("_details") else value for key, value in usage.items()}
+    return response | {"usage": details}
+
+
+def _replace_nulls(details: object) -> object:
+    if not isinstance(details, dict):
+        return details
+    return {key: 0 if value is None else value for key, value in details.items()}
 
 
 # Querying a model
@@ -421,45 +563,3 @@ def is_on_policy(item: Item) -> bool:
     Trainers leave the tokens of other turns out of the loss.
     """
     return not item.get(CONSTRAINED_FIELD)
-
-
-# Truncation of tool outputs
-
-
-def truncate_output(output: Content, max_chars: int = MAX_OUTPUT_CHARS) -> Content:
-    """Return *output* if it fits, else its first part with a note at the end.
-
-    Args:
-        output: The output of a tool.
-        max_chars: The maximum length, in characters, including the note.
-    """
-    if isinstance(output, str):
-        return output if len(output) <= max_chars else _truncate_text(output, max_chars, max_chars)
-    if sum(map(_count_chars, output)) <= max_chars:
-        return output
-    return [*_truncate_parts(output, max_chars)]
-
-
-def _truncate_parts(parts: list[Item], max_chars: int) -> Iterator[Item]:
-    """Yield the parts that fit: texts are truncated, other parts are replaced by a note."""
-    remaining = max_chars
-    for part in parts:
-        size, text = _count_chars(part), part.get("text")
-        if size <= remaining:
-            remaining -= size
-            yield part
-        elif isinstance(text, str):
-            yield {**part, "text": _truncate_text(text, remaining, max_chars)}
-            remaining = 0
-        else:
-            note = OMITTED_PART_NOTE.format(kind=part.get("type"), size=size, max_chars=max_chars)
-            yield {"type": "input_text", "text": note}
-
-
-def _truncate_text(text: str, remaining: int, max_chars: int) -> str:
-    note = TRUNCATION_NOTE.format(size=len(text), max_chars=max_chars)
-    return text[: max(0, remaining - len(note))] + note
-
-
-def _count_chars(part: Item) -> int:
-    return sum(len(value) for value in part.values() if isinstance(value, str))

@@ -1,4 +1,4 @@
-"""Tools: build a tool and its strict JSON schema from a function, and validate a policy's arguments.
+"""Tools: build a tool and its strict JSON schema from a function, validate arguments, and truncate outputs.
 
 Schemas are strict in the sense of OpenAI's function calling: every argument is required, and an argument with a default
 is nullable, where null stands for the default
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, NewType, NotRequired, TypeVar, Union, get_args, get_origin
@@ -24,7 +24,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from gymsdk.errors import format_suggestion, format_validation_error
 from gymsdk.finite import find_non_finite
 from gymsdk.jsonl import dump_canonical_json, parse_json
-from gymsdk.types import Config, Content, Item, State, Task
+from gymsdk.types import MAX_OUTPUT_CHARS, Config, Content, Item, State, Task
 
 HOST_TYPES: Mapping[str, type] = {"state": State, "task": Task, "config": Config}
 """The types of the values with which the host fills parameters of these names."""
@@ -51,11 +51,13 @@ Providers reject a strict schema with any other keyword.
 STRICT_FORMATS = frozenset({None, "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 """The values of `format` in strict schemas."""
 
-
 SURROGATE_MESSAGE = (
     "Invalid tool call arguments: they contain an unpaired surrogate, such as \\ud800, which is no character."
 )
 """The output of a call with arguments that UTF-8 cannot express."""
+
+TRUNCATION_NOTE = "\n[truncated: this output has {size} characters; at most {max_chars} are shown]"
+OMITTED_PART_NOTE = "[omitted: {kind} of {size} characters; at most {max_chars} characters of one output are shown]"
 
 
 class NothingShared:
@@ -382,3 +384,45 @@ def _make_nullable(node: Item) -> Item:
     if {"type": "null"} not in branches:
         branches = [*branches, {"type": "null"}]
     return {**description, "anyOf": branches}
+
+
+# Truncation of tool outputs
+
+
+def truncate_output(output: Content, max_chars: int = MAX_OUTPUT_CHARS) -> Content:
+    """Return *output* if it fits, else its first part with a note at the end.
+
+    Args:
+        output: The output of a tool.
+        max_chars: The maximum length, in characters, including the note.
+    """
+    if isinstance(output, str):
+        return output if len(output) <= max_chars else _truncate_text(output, max_chars, max_chars)
+    if sum(map(_count_chars, output)) <= max_chars:
+        return output
+    return [*_truncate_parts(output, max_chars)]
+
+
+def _truncate_parts(parts: list[Item], max_chars: int) -> Iterator[Item]:
+    """Yield the parts that fit: texts are truncated, other parts are replaced by a note."""
+    remaining = max_chars
+    for part in parts:
+        size, text = _count_chars(part), part.get("text")
+        if size <= remaining:
+            remaining -= size
+            yield part
+        elif isinstance(text, str):
+            yield {**part, "text": _truncate_text(text, remaining, max_chars)}
+            remaining = 0
+        else:
+            note = OMITTED_PART_NOTE.format(kind=part.get("type"), size=size, max_chars=max_chars)
+            yield {"type": "input_text", "text": note}
+
+
+def _truncate_text(text: str, remaining: int, max_chars: int) -> str:
+    note = TRUNCATION_NOTE.format(size=len(text), max_chars=max_chars)
+    return text[: max(0, remaining - len(note))] + note
+
+
+def _count_chars(part: Item) -> int:
+    return sum(len(value) for value in part.values() if isinstance(value, str))

@@ -26,7 +26,6 @@ from pydantic import (
 )
 
 from gymsdk.errors import format_suggestion
-from gymsdk.usage import Usage
 
 Item: TypeAlias = dict[str, Any]
 """A Responses API item, content part or body: a JSON object."""
@@ -774,6 +773,19 @@ class ModelCall:
     first: int
     count: int
     tools: tuple[ToolRun, ...] = ()
+
+
+class Usage(BaseModel):
+    """Tokens used by one or more model calls; a detail is `None` if a call did not report it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    calls: int = 0
 
 
 class Rollout(BaseModel):

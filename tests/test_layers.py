@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"console", "errors", "graders", "once", "settings", "types", "usage", "working_folder"},
+    {"console", "errors", "graders", "once", "settings", "types", "working_folder"},
     {"jsonl", "line", "responses", "tracing"},
     {
         "concurrency",

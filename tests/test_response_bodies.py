@@ -9,7 +9,7 @@ from openai.types.responses import Response
 
 from gymsdk import responses
 from gymsdk.convert.token_limits import is_context_overflow
-from gymsdk.usage import build_usage
+from gymsdk.responses import build_usage
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 

@@ -8,7 +8,7 @@ import pytest
 
 from gymsdk import Environment, play
 from gymsdk.models.scripted import ScriptedModel
-from gymsdk.responses import truncate_output
+from gymsdk.tools import truncate_output
 from gymsdk.types import Budget
 
 TALKS = """

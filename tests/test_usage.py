@@ -2,16 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk.usage import (
-    Usage,
-    UsageByRole,
-    add_usage,
-    build_usage,
-    collect_usage,
-    parse_usage,
-    record_usage,
-    usage_to_item,
-)
+from gymsdk.episode import StageTimer
+from gymsdk.responses import UsageByRole, add_usage, build_usage, parse_usage, record_usage, usage_to_item
+from gymsdk.types import Usage
 
 CALL = {"usage": build_usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
 
@@ -44,7 +37,7 @@ def test_no_calls_add_nothing():
 
 def test_usage_inside_a_block_is_recorded_by_role():
     used: UsageByRole = {}
-    with collect_usage(used):
+    with StageTimer(used, {}, "verify"):
         for role in ("policy", "judge", "policy"):
             record_usage(role, CALL)
     assert {role: each.calls for role, each in used.items()} == {"policy": 2, "judge": 1}
@@ -52,7 +45,7 @@ def test_usage_inside_a_block_is_recorded_by_role():
 
 def test_usage_outside_a_block_is_not_recorded():
     used: UsageByRole = {}
-    with collect_usage(used):
+    with StageTimer(used, {}, "verify"):
         pass
     record_usage("policy", CALL)
     assert used == {}

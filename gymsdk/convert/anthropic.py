@@ -17,8 +17,8 @@ from gymsdk.convert.deferred_tools import load_deferred_tools
 from gymsdk.convert.request_keys import drop_foreign_keys
 from gymsdk.convert.tokens import get_carried_fields
 from gymsdk.jsonl import dump_json
+from gymsdk.responses import parse_usage
 from gymsdk.types import Item
-from gymsdk.usage import parse_usage
 
 PING_FRAME = build_frame(b'{"type":"ping"}', "ping")
 """The heartbeat, which clients ignore."""

@@ -17,9 +17,8 @@ from gymsdk.convert.arguments import mend_messages
 from gymsdk.convert.content import build_untranslatable_error
 from gymsdk.convert.request_keys import CHAT_KEYS, TRANSLATED_KEYS, check_configuration_key, select_keys
 from gymsdk.errors import Failed
-from gymsdk.responses import read_text
+from gymsdk.responses import normalize_usage, read_text
 from gymsdk.types import Content, Item, extract_text, is_content, is_reply
-from gymsdk.usage import normalize_usage
 
 CHAT_PATH = "chat/completions"
 

@@ -28,9 +28,8 @@ from gymsdk.convert.arguments import mend_items
 from gymsdk.convert.request_keys import RESPONSES_KEYS, select_keys
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
-from gymsdk.responses import read_text
+from gymsdk.responses import fill_usage_details, normalize_usage, read_text
 from gymsdk.types import Item, extract_text, find_invalid_param, is_object_list, is_policy_item, is_reply
-from gymsdk.usage import fill_usage_details, normalize_usage
 
 EncodedFields: TypeAlias = dict[str, bytes]
 """Fields of an event whose values are already JSON."""

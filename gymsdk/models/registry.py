@@ -15,10 +15,9 @@ from gymsdk.concurrency import get_deadline, pause_deadline
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_name, format_suggestion
 from gymsdk.http.tls import split_addresses
 from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, PROVIDERS, read_policy_variables, validate_options
-from gymsdk.responses import Api
+from gymsdk.responses import Api, record_usage
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import record_usage
 
 REQUEST_OPTION_HINTS = {
     "pinned": "leave out pinned (--pin)",

@@ -21,9 +21,8 @@ from gymsdk.errors import (
 )
 from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
-from gymsdk.responses import get_input_items, iter_turns, read_text
+from gymsdk.responses import build_usage, get_input_items, iter_turns, read_text
 from gymsdk.types import Episode, Item, ToolCall, extract_text, is_policy_item
-from gymsdk.usage import build_usage
 
 TOOL_CALL_PROBABILITY = 0.6
 """The probability that the random policy calls a tool if the request offers any."""

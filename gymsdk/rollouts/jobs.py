@@ -12,8 +12,8 @@ from typing import Any
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
 from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, compute_task_digest, get_environment_name
+from gymsdk.responses import UsageByRole, merge_usage
 from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, build_agent_reference
-from gymsdk.usage import UsageByRole, merge_usage
 
 
 @dataclass(frozen=True, slots=True)

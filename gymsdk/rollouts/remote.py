@@ -27,10 +27,10 @@ from gymsdk.line import (
     get_agent_name,
     is_gymsdk_result,
 )
+from gymsdk.responses import parse_usage
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_unscored_rollout, catch_errors, compute_seed, play_with_retries
 from gymsdk.types import AGENT_SUFFIX, Budget, Item, Rollout, Row, Timing
-from gymsdk.usage import parse_usage
 
 UNPROCESSABLE_STATUS = 422
 """The HTTP status that means: the row is invalid."""

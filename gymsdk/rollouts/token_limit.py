@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gymsdk.line import StoredRollout, get_object
+from gymsdk.responses import NO_USAGE
 from gymsdk.types import Item, Rollout
-from gymsdk.usage import NO_USAGE
 
 MIN_EPISODES = 16
 """How many episodes are needed for a conclusion."""

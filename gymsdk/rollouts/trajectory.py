@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gymsdk.convert.tokens import CARRIED_FIELDS
-from gymsdk.responses import is_incomplete_response
+from gymsdk.responses import is_incomplete_response, parse_usage
 from gymsdk.types import Item, ModelCall, Rollout, Row, ToolRun, pair_outputs
-from gymsdk.usage import parse_usage
 
 INVOCATION = "root"
 """The name of the only agent invocation of a rollout."""

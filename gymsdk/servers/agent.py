@@ -19,6 +19,7 @@ from gymsdk.http import client
 from gymsdk.jsonl import dump_json
 from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_agent_name, get_environment_name
 from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.responses import fill_usage_details
 from gymsdk.servers import agent_sessions
 from gymsdk.servers.agent_sessions import AgentSession, AgentSessions, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
@@ -62,7 +63,6 @@ from gymsdk.types import (
     Verdict,
     find_invalid_param,
 )
-from gymsdk.usage import fill_usage_details
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from gymsdk.convert.api import InboundApi, InvalidRequest, get_integer
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX, wants_tokens
 from gymsdk.errors import Failed, UsageError
+from gymsdk.responses import build_usage
 from gymsdk.testing.faults import Fate, Faults
 from gymsdk.testing.templates import FIRST_SPECIAL_ID, Marker, TemplateTokenizer
 from gymsdk.tokens import chatml
 from gymsdk.tokens.chatml import THINK_END, THINK_START, parse_output
 from gymsdk.types import Item, Model, extract_text, is_policy_item, is_reply
-from gymsdk.usage import build_usage
 
 DEFAULT_TOKENIZER = TemplateTokenizer()
 

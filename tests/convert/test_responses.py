@@ -7,8 +7,8 @@ import pytest
 from gymsdk import responses as wire
 from gymsdk.convert import responses
 from gymsdk.errors import Failed
+from gymsdk.responses import build_usage
 from gymsdk.types import extract_text
-from gymsdk.usage import build_usage
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 

@@ -17,9 +17,9 @@ from gymsdk.gym.env import Env
 from gymsdk.gym.policy import Policy, rollout
 from gymsdk.gym.spaces import Turn
 from gymsdk.gym.vector import VectorEnv
+from gymsdk.responses import build_usage
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.types import Budget
-from gymsdk.usage import build_usage
 
 CODEC_NAMES = ("math", "multineedle", "tool_call")
 TASKS = [Task.ask(f"Note {number}.", number=number) for number in range(3)]

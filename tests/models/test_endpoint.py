@@ -14,11 +14,10 @@ from aiohttp import web
 from gymsdk import model
 from gymsdk import responses as wire
 from gymsdk.errors import Failed
-from gymsdk.responses import Api
+from gymsdk.responses import Api, build_usage
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 CALL = wire.build_function_call("add", '{"a":1}', "c1")
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from gymsdk import Failed, responses
+from gymsdk.episode import StageTimer
 from gymsdk.models.registry import MeteredModel
 from gymsdk.models.scripted import build
-from gymsdk.usage import UsageByRole, collect_usage
+from gymsdk.responses import UsageByRole
 
 
 class Slow:
@@ -64,7 +65,7 @@ async def test_a_failure_of_the_model_has_a_model_kind():
 async def test_a_failed_call_releases_the_semaphore_and_is_not_counted():
     metered = MeteredModel(build("oracle"), role="judge", concurrency=1)
     used: UsageByRole = {}
-    with collect_usage(used):
+    with StageTimer(used, {}, "verify"):
         for _ in range(3):
             with pytest.raises(Failed):
                 await metered.respond({})

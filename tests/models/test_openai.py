@@ -14,11 +14,10 @@ from aiohttp import web
 
 from gymsdk import model, responses
 from gymsdk.errors import BadModelOption, Failed
-from gymsdk.responses import Api
+from gymsdk.responses import Api, build_usage
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.testing.faults import NO_FAULT, Faults
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 KEY = "sk-very-secret"
 BOTH = pytest.mark.parametrize("api", ["chat", "responses"])

@@ -13,9 +13,9 @@ import pytest
 from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses
 from gymsdk.concurrency import Deadline, get_loop_time_after
 from gymsdk.plugins.calls import HookRunner, run_stage
+from gymsdk.responses import build_usage, record_usage
 from gymsdk.threads import ThreadPool
 from gymsdk.types import Budget
-from gymsdk.usage import build_usage, record_usage
 
 SECONDS = 1.0
 """A deadline that only hanging code exceeds."""

@@ -12,7 +12,7 @@ from gymsdk.environment import build_config
 from gymsdk.errors import BadConfig, UnknownModel
 from gymsdk.models.registry import MeteredModel
 from gymsdk.models.scripted import build
-from gymsdk.usage import build_usage
+from gymsdk.responses import build_usage
 
 
 class Settings(Config):

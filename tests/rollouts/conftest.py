@@ -18,9 +18,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from gymsdk import responses
+from gymsdk.responses import build_usage
 from gymsdk.rollouts.folder import RunProgress
 from gymsdk.rollouts.jobs import PlayedJob
-from gymsdk.usage import build_usage
 
 
 class RecordingProgress:

@@ -12,9 +12,9 @@ from openai import AsyncOpenAI
 
 from gymsdk import responses
 from gymsdk.errors import Failed
+from gymsdk.responses import build_usage
 from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 CALLS = (responses.build_function_call("add", '{"a": 1}', "c1"), responses.build_function_call("add", '{"a": 2}', "c2"))
 THOUGHT = responses.build_reasoning("two sums, then")

@@ -16,9 +16,9 @@ from openai.types.responses import Response
 
 from gymsdk import model, testing
 from gymsdk import responses as wire
+from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 from .app_helpers import serve_app
 

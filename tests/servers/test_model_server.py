@@ -15,11 +15,11 @@ from openai import AsyncOpenAI
 
 from gymsdk import Failed, model, responses
 from gymsdk.deploy.runner import BackgroundTask
+from gymsdk.responses import build_usage
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 from .app_helpers import app_client, serve_app
 from .proxies import sdks

@@ -10,9 +10,9 @@ import pytest
 from gymsdk import responses
 from gymsdk.convert.tokens import parse_token_fields
 from gymsdk.models.scripted import build
+from gymsdk.responses import build_usage
 from gymsdk.tokens.tokenizer import ByteTokenizer
 from gymsdk.types import Episode, Item
-from gymsdk.usage import build_usage
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, FixedModel, endpoint_client, openai, root
 

@@ -15,9 +15,9 @@ from openai.types.chat.chat_completion import Choice
 
 from gymsdk import responses, testing
 from gymsdk.errors import Failed
+from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 from .app_helpers import serve_app
 from .engines import FixedModel

@@ -15,9 +15,9 @@ from openai import APIError
 
 from gymsdk import Failed, model, responses, testing
 from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 from .app_helpers import serve_app
 from .nodes import metric

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from gymsdk import responses
-from gymsdk.responses import TOKEN_FIELDS
+from gymsdk.responses import TOKEN_FIELDS, build_usage
 from gymsdk.tokens.history import BROKEN_FIELD
 from gymsdk.types import Episode, Item, Model
-from gymsdk.usage import build_usage
 
 TOOLS = [
     {

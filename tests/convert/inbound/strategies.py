@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gymsdk import responses
+from gymsdk.responses import build_usage
 from gymsdk.types import Item
-from gymsdk.usage import build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, 0.0]}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}

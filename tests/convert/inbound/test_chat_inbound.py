@@ -11,8 +11,8 @@ import pytest
 from gymsdk import responses
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert.api import InvalidRequest
+from gymsdk.responses import build_usage
 from gymsdk.types import Item
-from gymsdk.usage import build_usage
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}

@@ -14,8 +14,8 @@ from gymsdk.convert import anthropic
 from gymsdk.convert.api import ApiError
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.jsonl import dump_json, parse_json
+from gymsdk.responses import build_usage
 from gymsdk.types import Item
-from gymsdk.usage import build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 REFUSAL = responses.build_message("") | {"content": [{"type": "refusal", "refusal": "No."}]}

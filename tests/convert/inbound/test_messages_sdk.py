@@ -16,8 +16,8 @@ from gymsdk import responses
 from gymsdk.convert.anthropic import MESSAGES_API, format_token_count
 from gymsdk.convert.api import ApiError, InvalidRequest
 from gymsdk.jsonl import dump_json
+from gymsdk.responses import build_usage
 from gymsdk.types import Item
-from gymsdk.usage import build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 USER = {"role": "user", "content": "hi"}

@@ -14,8 +14,8 @@ from openai import APIError, OpenAI
 from gymsdk import responses as wire
 from gymsdk.convert import chat_inbound, responses
 from gymsdk.convert.api import ApiError
+from gymsdk.responses import build_usage
 from gymsdk.types import Item
-from gymsdk.usage import build_usage
 
 from .strategies import TOKENS, build_responses, refusal
 

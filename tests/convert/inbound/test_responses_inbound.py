@@ -8,8 +8,8 @@ from gymsdk import responses
 from gymsdk.convert.api import ApiError, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.convert.responses import RESPONSES_API
+from gymsdk.responses import build_usage
 from gymsdk.types import Item
-from gymsdk.usage import build_usage
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 HISTORY = [
