@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk import tools
-from gymsdk.concurrency import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, get_loop_time_after
+from gymsdk.concurrency import INTERRUPTS
 from gymsdk.config.show import is_secret
 from gymsdk.errors import (
     BadConfig,
@@ -39,8 +39,16 @@ from gymsdk.jsonl import copy_json
 from gymsdk.models import registry
 from gymsdk.models.registry import MeteredModel
 from gymsdk.plugins.calls import (
+    DEFAULT_STAGE_SECONDS,
+    Deadline,
+    HookCaller,
     HookRunner,
-    Lifespan,
+    get_loop_time_after,
+    run_stage,
+)
+from gymsdk.plugins.lifespan import Lifespan
+from gymsdk.plugins.results import (
+    DefaultPlugin,
     add_rewards,
     check_metrics,
     check_reset,
@@ -49,9 +57,8 @@ from gymsdk.plugins.calls import (
     check_type,
     check_verdict,
     copy_state,
-    run_stage,
 )
-from gymsdk.plugins.stack import DefaultPlugin, HookImplementation, build_stack
+from gymsdk.plugins.stack import HookImplementation, build_stack
 from gymsdk.responses import get_played_actions, iter_turn_spans
 from gymsdk.threads import ThreadIterator
 from gymsdk.types import (
@@ -107,14 +114,15 @@ class Environment:
         self.name = name
         self.version = version
         self.plugin = plugin
-        self._runner = HookRunner(name)
-        self._default_plugin = DefaultPlugin(self._runner.run, _find_data_directory(plugin))
+        runner = HookRunner(name)
+        self._default_plugin = DefaultPlugin(runner.run, _find_data_directory(plugin))
         self._stack = build_stack(name, plugin, self._default_plugin)
         self.config = build_config(name, self._stack.config_type, settings or {})
         self.tools = self._collect_tools()
         self._default_plugin.toolbox = self.tools
         lifespans = self._stack.implementations["lifespan"]
         self._lifespan = Lifespan(name, partial(self._call_sync, lifespans[0]) if lifespans else None)
+        self._hooks = HookCaller(runner, self._stack.implementations, self.config, self._lifespan)
 
     def __repr__(self) -> str:
         return f"<Environment {self.name!r} {self.version}>"
@@ -243,11 +251,11 @@ class Environment:
         self._lifespan.check_entered()
         task = self.read(row)
         with run_stage("reset", _build_episode_deadline(deadline)):
-            result = check_reset(await self._call_hook("reset", task=task, seed=seed))
+            result = check_reset(await self._hooks.call("reset", task=task, seed=seed))
             try:
                 state, offered_tools = copy_state(result.state), self._select_tools(task, result)
             except Failed:
-                await self._call_hook("close", task=task, state=result.state)
+                await self._hooks.call("close", task=task, state=result.state)
                 raise
         return Episode(
             id=id,
@@ -274,7 +282,7 @@ class Environment:
             if action.has_surrogates():
                 return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE))
         with run_stage("step", _build_episode_deadline(episode.deadline)):
-            result = await self._call_hook(
+            result = await self._hooks.call(
                 "step", task=episode.task, state=episode.state, action=action, transcript=episode.transcript
             )
             step = check_step(result, action)
@@ -303,7 +311,7 @@ class Environment:
     async def close(self, episode: Episode) -> None:
         """Release what `reset` acquired, within `CLOSE_SECONDS`."""
         with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            await self._call_hook("close", task=episode.task, state=episode.state)
+            await self._hooks.call("close", task=episode.task, state=episode.state)
 
     async def replay(
         self, row: Row | Task, items: Sequence[Item], *, seed: int = 0, deadline: float | None = None
@@ -347,7 +355,7 @@ class Environment:
     async def solve(self, episode: Episode) -> list[Action] | None:
         """Return the next turn of a perfect policy, `None` if the environment has no solution."""
         with run_stage("solve", _build_episode_deadline(episode.deadline)):
-            result = await self._call_hook(
+            result = await self._hooks.call(
                 "solve", task=episode.task, state=episode.state, transcript=episode.transcript
             )
             return check_solution(result)
@@ -355,19 +363,19 @@ class Environment:
     async def claims(self, task: Task) -> Claims:
         """Return the properties of *task* that `gymsdk check` verifies."""
         with run_stage("claims", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            return check_type(await self._call_hook("claims", task=task), Claims, "claims")
+            return check_type(await self._hooks.call("claims", task=task), Claims, "claims")
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Return the environment's own metrics over scored *rollouts*."""
         metrics: dict[str, float] = {}
         with run_stage("metrics", Deadline(get_loop_time_after(VERIFY_SECONDS))):
             for each in self._stack.implementations["metrics"]:
-                metrics |= check_metrics(await self._call_implementation(each, {"rollouts": rollouts}))
+                metrics |= check_metrics(await self._hooks.call_implementation(each, {"rollouts": rollouts}))
         return metrics
 
     async def _verify_once(self, episode: Episode) -> Verdict:
         with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
-            result = await self._call_hook(
+            result = await self._hooks.call(
                 "verify", task=episode.task, state=episode.state, transcript=episode.transcript
             )
             verdict = check_verdict(result)
@@ -421,22 +429,6 @@ class Environment:
             raise
         except BaseException as error:
             raise self._build_hook_error(implementation.hook, error) from error
-
-    async def _call_hook(self, hook: str, **values: Any) -> Any:
-        """Call the implementations of *hook* in order, and return the first result that is not `None`."""
-        values |= {"config": self.config, "shared": self._lifespan.shared}
-        for implementation in self._stack.implementations[hook]:
-            result = await self._call_implementation(implementation, values)
-            if result is not None:
-                return result
-        return None
-
-    async def _call_implementation(self, implementation: HookImplementation, values: Mapping[str, Any]) -> Any:
-        arguments = {name: values[name] for name in implementation.parameter_names}
-        if not implementation.is_default:
-            return await self._runner.run(f"hook {implementation.hook!r}", implementation.function, arguments)
-        result = implementation.function(**arguments)
-        return await result if inspect.isawaitable(result) else result
 
     def _build_hook_error(self, hook: str, error: BaseException) -> BrokenEnvironment:
         reason = describe_exception(error, getattr(self.plugin, hook, None))

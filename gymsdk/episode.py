@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
-from gymsdk.plugins.calls import add_rewards
+from gymsdk.plugins.results import add_rewards
 from gymsdk.responses import (
     COLLECTED_USAGE,
     NO_USAGE,

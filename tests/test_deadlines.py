@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from gymsdk.concurrency import (
+from gymsdk.plugins.calls import (
     DEFAULT_STAGE_SECONDS,
     Deadline,
-    apply_deadline,
     get_deadline,
     get_loop_time_after,
     pause_deadline,
+    run_stage,
     run_until_deadline,
 )
 
@@ -36,7 +36,7 @@ async def test_a_patient_deadline_excludes_waits_with_their_own_limit():
             await asyncio.sleep(0.5)
         return "judged"
 
-    with apply_deadline(deadline):
+    with run_stage("verify", deadline):
         assert await run_until_deadline(judged(), deadline) == "judged"
     assert deadline.get_remaining_seconds() > 0
 
@@ -48,14 +48,14 @@ async def test_two_concurrent_waits_extend_a_deadline_once():
         with pause_deadline():
             await asyncio.sleep(0.1)
 
-    with apply_deadline(deadline):
+    with run_stage("verify", deadline):
         await asyncio.gather(wait(), wait())
     assert deadline.get_remaining_seconds() == pytest.approx(60, abs=0.09)
 
 
 async def test_a_patient_deadline_still_ends_other_hanging_code():
     deadline = Deadline(get_loop_time_after(0.05), pausable=True)
-    with apply_deadline(deadline), pytest.raises(TimeoutError):
+    with run_stage("verify", deadline), pytest.raises(TimeoutError):
         await run_until_deadline(asyncio.sleep(60), deadline)
 
 
@@ -66,7 +66,7 @@ async def test_a_normal_deadline_includes_every_wait():
         with pause_deadline():
             await asyncio.sleep(60)
 
-    with apply_deadline(deadline), pytest.raises(TimeoutError):
+    with run_stage("verify", deadline), pytest.raises(TimeoutError):
         await run_until_deadline(wait(), deadline)
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gymsdk.concurrency import (
+from gymsdk.plugins.calls import (
     MAX_LOOP_BLOCK_SECONDS,
     Deadline,
     get_loop_time_after,

@@ -12,8 +12,8 @@ from functools import partial, wraps
 import pytest
 
 from gymsdk import Verdict, hookimpl, play
-from gymsdk.concurrency import MAX_LOOP_BLOCK_SECONDS, never_suspends, run_without_suspending
 from gymsdk.environment import Environment
+from gymsdk.plugins.calls import MAX_LOOP_BLOCK_SECONDS, never_suspends, run_without_suspending
 
 setting: ContextVar[str] = ContextVar("setting", default="unset")
 

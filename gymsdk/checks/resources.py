@@ -19,11 +19,11 @@ from gymsdk.checks.generators import perturb_generators, read_generator_states
 from gymsdk.checks.phases import GARBAGE_TURNS, Performance, Script, build_scripts, draw_tasks, sample_tasks
 from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Subject, read_process_state
-from gymsdk.concurrency import MAX_LOOP_BLOCK_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import EpisodeError
 from gymsdk.models.scripted import ScriptedModel, build, play_null
+from gymsdk.plugins.calls import MAX_LOOP_BLOCK_SECONDS
 from gymsdk.types import Action, Budget, Episode, Item, Row, Step, Task, Verdict
 
 WINDOW_EPISODES = 24

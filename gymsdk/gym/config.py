@@ -17,11 +17,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from gymsdk import errors, jsonl
-from gymsdk.concurrency import DEFAULT_STAGE_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, UnknownSplit, UsageError, describe_value, format_suggestion
 from gymsdk.gym.codecs import Codec, PromptEncoder, build_codec
 from gymsdk.plugins import registry
+from gymsdk.plugins.calls import DEFAULT_STAGE_SECONDS
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Budget, Row, Task
 

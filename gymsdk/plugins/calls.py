@@ -1,63 +1,43 @@
-"""Calls of an environment's hooks and tools: threads, deadlines, error classification, and checks of their results."""
+"""Calls of an environment's hooks and tools: deadlines, threads, and the classification of errors.
+
+Worker processes import this module, so it must not import pydantic, which takes longer than starting a worker.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import dis
 import inspect
 import logging
-import math
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from itertools import chain
-from numbers import Real
-from typing import Any, TypeVar
+import sys
+import time
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
-
-from gymsdk.concurrency import (
-    INTERRUPTS,
-    Deadline,
-    apply_deadline,
-    cancel_and_wait,
-    get_deadline,
-    never_suspends,
-    run_until_deadline,
-    run_without_suspending,
-    warn_when_blocking,
-)
-from gymsdk.errors import (
-    BrokenEnvironment,
-    BudgetSpent,
-    EpisodeError,
-    Failed,
-    GymsdkError,
-    Unscorable,
-    UsageError,
-    convert_error,
-    describe_exception,
-    format_validation_error,
-)
-from gymsdk.jsonl import dump_portable_json
+from gymsdk.concurrency import cancel_and_wait
+from gymsdk.errors import BudgetSpent, EpisodeError, Failed, Unscorable, convert_error, describe_exception
 from gymsdk.threads import ThreadPool
 from gymsdk.timers import timeout_at
 from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
-from gymsdk.types import ROLLOUT_FIELDS, STEPS_COMPONENT, Action, Message, Reset, State, Step, ToolCall, Verdict
 from gymsdk.workers.cpu_watch import CpuWatch, ThreadClock, limit_cpu
+
+if TYPE_CHECKING:
+    from gymsdk.plugins.lifespan import Lifespan
+    from gymsdk.plugins.stack import HookImplementation
+
+DEFAULT_STAGE_SECONDS = 600.0
+"""Seconds that a stage may take if it has no deadline."""
+
+MAX_LOOP_BLOCK_SECONDS = 0.05
+"""Seconds that a coroutine may block the event loop before a warning names it."""
 
 MAX_EXCERPT_CHARS = 500
 """The length of an exception that does not derive from `Exception` in a message."""
-
-LIFESPAN_SECONDS = 600.0
-"""Seconds that a `lifespan` may take to start, and to end."""
-
-IMMUTABLE_TYPES = frozenset({bool, bytes, float, int, str, type(None)})
-"""The types of fields that a copy of a state may share with the state."""
-
-FLAT_CONTAINER_TYPES = frozenset({dict, list, set})
-"""The types of fields that a shallow copy separates if their members are immutable."""
-
-VERDICT_FIELDS = tuple(Verdict.model_fields)
 
 log = logging.getLogger("gymsdk")
 
@@ -66,10 +46,153 @@ traceback_log = logging.getLogger("gymsdk.tracebacks")
 traceback_log.propagate = False
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 
-# Running hooks and tools
+# Deadlines
+
+
+class Deadline:
+    """A time of the event loop's clock until which code must finish.
+
+    Args:
+        at: The time of the event loop's clock.
+        pausable: Whether the deadline moves while the code waits for an operation with its own time limit. The deadline
+            of `verify` does: time spent in a queue for a worker or for a slow judge does not make a verifier slow.
+    """
+
+    __slots__ = ("_at", "_paused_at", "_pauses", "is_pausable")
+
+    def __init__(self, at: float, *, pausable: bool = False) -> None:
+        self._at = at
+        self.is_pausable = pausable
+        self._pauses = 0
+        self._paused_at = 0.0
+
+    def get_remaining_seconds(self) -> float:
+        """Return the seconds until the deadline, 0 if it has passed."""
+        now = self._paused_at if self._pauses else asyncio.get_running_loop().time()
+        return max(0.0, self._at - now)
+
+    @property
+    def at(self) -> float:
+        """The deadline as of now, as a time of the event loop's clock."""
+        return asyncio.get_running_loop().time() + self.get_remaining_seconds()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stop the deadline's clock inside the block, if the deadline is pausable."""
+        if not self.is_pausable:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        if not self._pauses:
+            self._paused_at = loop.time()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self._at += loop.time() - self._paused_at
+
+
+_current_deadline: ContextVar[Deadline | None] = ContextVar("gymsdk_deadline", default=None)
+
+
+def get_deadline() -> Deadline:
+    """Return the deadline of the current stage; outside a stage, `DEFAULT_STAGE_SECONDS` from now."""
+    return _current_deadline.get() or Deadline(get_loop_time_after(DEFAULT_STAGE_SECONDS))
+
+
+@contextmanager
+def pause_deadline() -> Iterator[None]:
+    """Pause the current deadline inside the block, which waits for an operation with its own time limit."""
+    deadline = _current_deadline.get()
+    if deadline is None:
+        yield
+        return
+    with deadline.pause():
+        yield
+
+
+def get_loop_time_after(seconds: float) -> float:
+    """Return the time of the event loop's clock *seconds* from now."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+class run_stage:  # noqa: N801 - a context manager, used like a function
+    """Apply *deadline* inside the block, and set the stage and the type of an `EpisodeError` that it raises."""
+
+    __slots__ = ("_deadline", "_name", "_token")
+
+    def __init__(self, name: str, deadline: Deadline) -> None:
+        self._name = name
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._token = _current_deadline.set(self._deadline)
+
+    def __exit__(self, *error_info: object) -> None:
+        _current_deadline.reset(self._token)
+        error = error_info[1]
+        if isinstance(error, EpisodeError) and (classified := _classify_error(error, self._name)) is not error:
+            raise classified from error.__cause__
+
+
+def _classify_error(error: EpisodeError, stage: str) -> EpisodeError:
+    """Return *error* with its stage and the type that this stage requires.
+
+    A failed model makes a verdict unscorable, since a judge is a model. In every other stage an error is a failure.
+    """
+    error.stage = stage
+    if stage == "verify" and isinstance(error, Failed) and error.kind.startswith("model_"):
+        return convert_error(error, Unscorable, message=f"the judge failed: {error}", kind="judge_failed")
+    if stage != "verify" and isinstance(error, Unscorable):
+        return convert_error(error, Failed)
+    return error
+
+
+# Hooks and tools
+
+
+class HookCaller:
+    """Calls the hooks of one environment in the order of its plugins.
+
+    Args:
+        runner: Runs the author's functions.
+        implementations: The implementations of each hook, the author's first.
+        config: The environment's settings.
+        lifespan: The environment's lifespan, whose value hooks receive as `shared`.
+    """
+
+    def __init__(
+        self,
+        runner: HookRunner,
+        implementations: Mapping[str, Sequence[HookImplementation]],
+        config: object,
+        lifespan: Lifespan,
+    ) -> None:
+        self._runner = runner
+        self._implementations = implementations
+        self._config = config
+        self._lifespan = lifespan
+
+    async def call(self, hook: str, **values: Any) -> Any:
+        """Call the implementations of *hook* in order, and return the first result that is not `None`."""
+        values |= {"config": self._config, "shared": self._lifespan.shared}
+        for implementation in self._implementations[hook]:
+            result = await self.call_implementation(implementation, values)
+            if result is not None:
+                return result
+        return None
+
+    async def call_implementation(self, implementation: HookImplementation, values: Mapping[str, Any]) -> Any:
+        """Call one *implementation* with those of *values* that it takes, and return its result."""
+        arguments = {name: values[name] for name in implementation.parameter_names}
+        if not implementation.is_default:
+            return await self._runner.run(f"hook {implementation.hook!r}", implementation.function, arguments)
+        result = implementation.function(**arguments)
+        return await result if inspect.isawaitable(result) else result
 
 
 class HookRunner:
@@ -168,22 +291,6 @@ class HookRunner:
         return Failed(message, kind=f"{kind}_raised", retryable=True)
 
 
-class run_stage(apply_deadline):  # noqa: N801 - a context manager, used like a function
-    """Apply *deadline* inside the block, and set the stage and the type of an `EpisodeError` that it raises."""
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str, deadline: Deadline) -> None:
-        super().__init__(deadline)
-        self._name = name
-
-    def __exit__(self, *error_info: object) -> None:
-        super().__exit__()
-        error = error_info[1]
-        if isinstance(error, EpisodeError) and (classified := _classify_error(error, self._name)) is not error:
-            raise classified from error.__cause__
-
-
 def _call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Call *function*; convert exceptions that would end the host or look like a cancellation to `RuntimeError`."""
     try:
@@ -212,282 +319,235 @@ def _get_first_error(error: BaseException) -> BaseException:
     return error
 
 
-def _classify_error(error: EpisodeError, stage: str) -> EpisodeError:
-    """Return *error* with its stage and the type that this stage requires.
-
-    A failed model makes a verdict unscorable, since a judge is a model. In every other stage an error is a failure.
-    """
-    error.stage = stage
-    if stage == "verify" and isinstance(error, Failed) and error.kind.startswith("model_"):
-        return convert_error(error, Unscorable, message=f"the judge failed: {error}", kind="judge_failed")
-    if stage != "verify" and isinstance(error, Unscorable):
-        return convert_error(error, Failed)
-    return error
+# Coroutines
 
 
-# Checks of results
+async def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> T:
+    """Run *coroutine*, and log a warning whenever it blocks the loop for more than `MAX_LOOP_BLOCK_SECONDS`.
 
-
-def check_type(result: Any, kind: type[T], hook: str) -> T:
-    """Return the *result* of *hook*; raises `Failed` if it is not of this *kind*."""
-    if isinstance(result, kind):
-        return result
-    raise Failed(f"hook {hook!r} returned {type(result).__name__}, expected {kind.__name__}", kind="bad_answer")
-
-
-def copy_state(state: State) -> State:
-    """Return a deep copy of *state* for one episode; raises `Failed` if it cannot be copied."""
-    try:
-        containers = _list_flat_containers(state)
-        copied = state.model_copy(deep=containers is None)
-    except Exception as error:
-        message = (
-            f"the state that `reset` returned cannot be copied ({error}); keep handles in `shared`, not in the state"
-        )
-        raise Failed(message, kind="bad_answer") from error
-    vars(copied).update({name: value.copy() for name, value in (containers or {}).items()})
-    return copied
-
-
-def _list_flat_containers(state: State) -> dict[str, Any] | None:
-    """Return the values of *state* that are lists, sets and dictionaries of immutable values.
-
-    `None` if a value is neither immutable nor such a container, or if two names share one: then only a deep copy is
-    right, which takes ten times as long.
-    """
-    if state.__pydantic_private__ or state.__pydantic_extra__:
-        return None
-    containers = {name: value for name, value in vars(state).items() if type(value) not in IMMUTABLE_TYPES}
-    for value in containers.values():
-        if type(value) not in FLAT_CONTAINER_TYPES:
-            return None
-        members = chain(value, value.values()) if isinstance(value, dict) else value
-        if not IMMUTABLE_TYPES.issuperset(map(type, members)):
-            return None
-    return containers if len({*map(id, containers.values())}) == len(containers) else None
-
-
-def check_reset(result: Any) -> Reset:
-    """Return the result of `reset`; raises `Failed` if it is invalid."""
-    return _revalidate(check_type(result, Reset, "reset"), "reset")
-
-
-def check_step(result: Any, action: Action) -> Step:
-    """Return the result of `step` for *action*; raises `Failed` if it is invalid."""
-    step = _revalidate(check_type(result, Step, "step"), "step")
-    if not math.isfinite(step.reward):
-        raise Failed(f"hook 'step' returned the reward {step.reward}; a reward must be finite", kind="bad_answer")
-    if step.output is not None and isinstance(action, Message):
-        raise Failed("hook 'step' returned an output for a reply; return messages", kind="bad_answer")
-    return step
-
-
-def check_verdict(result: Any) -> Verdict:
-    """Return the result of `verify`: complete, with a finite reward and fields that JSON supports.
-
-    Raises:
-        Unscorable: The reward is not finite.
-        Failed: The verdict is invalid in another way.
-    """
-    verdict = check_type(result, Verdict, "verify")
-    _check_verdict_base(verdict)
-    if not math.isfinite(verdict.reward):
-        raise Unscorable(f"the verdict's reward is {verdict.reward}", kind="not_finite")
-    if STEPS_COMPONENT in verdict.components:
-        message = f"the component {STEPS_COMPONENT!r} is reserved for the rewards of the steps; rename the verdict's"
-        raise Failed(message, kind="bad_answer")
-    total = sum(verdict.components.values())
-    if verdict.components and not math.isclose(total, verdict.reward, abs_tol=1e-6):
-        message = f"the verdict's components sum to {total:g}, its reward is {verdict.reward:g}"
-        raise Failed(message, kind="bad_answer")
-    _check_verdict_fields(verdict)
-    return verdict
-
-
-def add_rewards(paid: float, reward: float, stage: str) -> float:
-    """Return the sum of two finite rewards; raises `Failed` at *stage* if the sum is not finite."""
-    if math.isfinite(total := paid + reward):
-        return total
-    message = f"the episode's rewards sum to {total}: {reward:g} after {paid:g}; return rewards whose sum is finite"
-    raise Failed(message, kind="not_finite", stage=stage)
-
-
-def check_solution(result: Any) -> list[Action] | None:
-    """Return the turn that `solve` returned, `None` if it has no solution; raises `Failed` if it is invalid."""
-    if result is None or isinstance(result, Message):
-        return None if result is None else [result]
-    if isinstance(result, ToolCall) or not isinstance(result, Iterable):
-        message = f"hook 'solve' returned {type(result).__name__}, expected Message or list[ToolCall]"
-        raise Failed(message, kind="bad_answer")
-    return [check_type(call, ToolCall, "solve") for call in result]
-
-
-def check_metrics(result: Any) -> dict[str, float]:
-    """Return the metrics that `metrics` returned; raises `Failed` if they are invalid."""
-    metrics = {} if result is None else check_type(result, dict, "metrics")
-    return {str(name): _check_metric(name, value) for name, value in metrics.items()}
-
-
-def _revalidate(result: M, hook: str) -> M:
-    """Validate a model again: `model_construct` and `model_copy` create models without validation."""
-    kind = type(result)
-    try:
-        return kind.model_validate(vars(result))
-    except ValidationError as error:
-        message = f"hook {hook!r} returned an invalid {kind.__name__}: {format_validation_error(error)}"
-        raise Failed(message, kind="bad_answer") from error
-
-
-def _check_verdict_base(verdict: Verdict) -> None:
-    """Check the fields that every verdict has.
-
-    The author's fields are not validated again, because an author's validator need not accept its own result.
-    """
-    base = {name: getattr(verdict, name) for name in VERDICT_FIELDS if hasattr(verdict, name)}
-    try:
-        Verdict.model_validate(base, strict=True)
-    except ValidationError as error:
-        message = f"hook 'verify' returned an invalid verdict: {format_validation_error(error)}"
-        raise Failed(message, kind="bad_answer") from error
-
-
-def _check_verdict_fields(verdict: Verdict) -> None:
-    """Check that a rollout's line can hold the verdict's fields."""
-    name = type(verdict).__name__
-    try:
-        fields = verdict.model_dump(mode="json", exclude={"reward", "components"}, warnings=False)
-        dump_portable_json(fields)
-    except Exception as error:  # an author's serializer may raise any exception
-        message = f"the verdict ({name}) cannot be written as JSON: {error}; give its fields values that JSON supports"
-        raise Failed(message, kind="bad_answer") from error
-    if reserved := sorted(fields.keys() & ROLLOUT_FIELDS):
-        message = f"the verdict ({name}) has a field {reserved[0]!r}, which every rollout's line has; rename the field"
-        raise Failed(message, kind="bad_answer")
-
-
-def _check_metric(name: object, value: object) -> float:
-    if not isinstance(value, Real):
-        raise Failed(f"hook 'metrics' returned {value!r} for {name!r}, expected a number", kind="bad_answer")
-    try:
-        return float(value)
-    except OverflowError:
-        message = f"hook 'metrics' returned a number for {name!r} that is too large for a float"
-        raise Failed(message, kind="bad_answer") from None
-
-
-# The lifespan
-
-
-class Lifespan:
-    """The `lifespan` of one environment.
-
-    One task enters the context manager, holds it open and leaves it, regardless of the tasks that call `enter` and
-    `exit`: anyio's cancel scopes, and the clients built on them, must be left in the task that entered them.
+    The measure is wall-clock time, so it includes other causes that stop the thread: a garbage collection, which with
+    a thousand episodes in memory can exceed the limit, or a busy machine.
 
     Args:
-        name: The environment's name.
-        factory: Returns a new context manager; `None` if the environment has no `lifespan`.
+        coroutine: The coroutine.
+        name: Its name in the warning.
 
-    Attributes:
-        shared: The value that the context manager yielded.
+    Raises:
+        RuntimeError: The coroutine raised `SystemExit`.
+    """
+    # Since Python 3.12, asyncio makes a task of a coroutine only, not of a generator with `types.coroutine`.
+    return await _resume_and_time(coroutine, name)
+
+
+@types.coroutine
+def _resume_and_time(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Any, Any, T]:
+    resume: Callable[[Any], Any] = coroutine.send
+    value: Any = None
+    while True:
+        started = time.perf_counter()
+        try:
+            awaited = resume(value)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except SystemExit as error:
+            # Raised in a task, SystemExit would stop the loop and all other episodes.
+            raise RuntimeError(f"it ended with {error!r}") from error
+        finally:
+            _warn_if_blocked(time.perf_counter() - started, name)
+        try:
+            value = yield awaited
+            resume = coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, as `yield from` does
+            value, resume = error, coroutine.throw
+
+
+def _warn_if_blocked(seconds: float, name: str) -> None:
+    if seconds > MAX_LOOP_BLOCK_SECONDS:
+        log.warning(
+            "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work"
+            " (on a busy machine, other programs may be the cause)",
+            name,
+            seconds * 1e3,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _is_without_await(code: types.CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE) and all(
+        each.opname != "YIELD_VALUE" for each in dis.get_instructions(code)
+    )
+
+
+def never_suspends(function: Callable[..., object]) -> bool:
+    """Return whether *function* is an `async def` without `await`, `async for` and `async with`.
+
+    Only these suspend a coroutine, and each of them compiles to an instruction that yields.
+    """
+    function = getattr(function, "__func__", function)
+    # A compiled function may have a code object without instructions.
+    return isinstance(function, types.FunctionType) and _is_without_await(function.__code__)
+
+
+def run_without_suspending(coroutine: Coroutine[Any, Any, T], name: str) -> T:
+    """Run the coroutine of a function that `never_suspends`, and warn like `warn_when_blocking`.
+
+    This costs a fraction of a task. Like a task, the coroutine has its own copy of the context.
+
+    Args:
+        coroutine: The coroutine.
+        name: Its name in the warning.
+
+    Raises:
+        RuntimeError: The coroutine raised `SystemExit`.
+        TimeoutError: The coroutine raised `CancelledError` itself.
+    """
+    started = time.perf_counter()
+    try:
+        contextvars.copy_context().run(coroutine.send, None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    except asyncio.CancelledError as error:
+        raise TimeoutError from error
+    except SystemExit as error:
+        raise RuntimeError(f"it ended with {error!r}") from error
+    finally:
+        _warn_if_blocked(time.perf_counter() - started, name)
+    coroutine.close()
+    raise RuntimeError(f"{name} suspended")
+
+
+def start_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Future[T]:
+    """Run *coroutine* in a task, at once until it suspends for the first time.
+
+    A coroutine that does not suspend has finished when this function returns. Most hooks are such coroutines, and a
+    task that the event loop starts later would cost more than their own work.
+
+    Args:
+        coroutine: The coroutine.
+        name: The name of the task.
+
+    Returns:
+        The task, or a finished future.
+    """
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is not None:
+        # Such as the one that counts the CPU time of tasks.
+        return loop.create_task(coroutine, name=name)
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(coroutine, loop=loop, name=name, eager_start=True)
+    first_step, context = _FirstStep(coroutine), contextvars.copy_context()
+    task: asyncio.Task[T] = asyncio.Task(first_step.finish(), loop=loop, name=name, context=context)
+    return first_step.run(loop, task, context) or task
+
+
+class _FirstStep(Generic[T]):
+    """The first step of a coroutine, which runs before the event loop starts the task of the coroutine.
+
+    Python 3.12 has tasks that start eagerly. On Python 3.11, the task runs `finish`, and `run` makes it the current
+    task meanwhile, so that timeouts and task groups in the coroutine find the same task in all steps.
     """
 
-    def __init__(self, name: str, factory: Callable[[], AbstractAsyncContextManager[Any] | None] | None) -> None:
-        self._where = f"environment {name!r}"
-        self._factory = factory
-        self._entered = 0
-        self._lock = asyncio.Lock()
-        self._holder: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
-        self.shared: Any = None
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._awaited: Any = None
+        self._is_finished = False
 
-    def check_entered(self) -> None:
-        """Raise `UsageError` if the lifespan has not been entered, `Failed` if it ended by itself."""
-        if not self._factory:
-            return
-        if not self._entered:
-            raise UsageError(f"{self._where} has a lifespan; play it inside `async with environment:`")
-        if self._holder is not None and self._holder.done():
-            message = f"{self._where}: hook 'lifespan' ended during the run; see the log, and start the run again"
-            raise Failed(message, kind="lifespan_ended", stage="reset", retryable=True)
-
-    async def enter(self) -> None:
-        """Enter the lifespan unless another caller has; raises `BrokenEnvironment` if that fails."""
-        async with self._lock:
-            if not self._entered and self._factory:
-                await self._open(self._factory)
-            self._entered += 1
-
-    async def exit(self) -> None:
-        """Leave the lifespan if no other caller uses it.
-
-        An error is logged and not raised, because it does not change results.
-        """
-        async with self._lock:
-            self._entered -= 1
-            if not self._entered:
-                await self._close()
-
-    async def _open(self, factory: Callable[[], AbstractAsyncContextManager[Any] | None]) -> None:
-        opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._closing = closing = asyncio.Event()
-        hold = self._hold_open(factory, opened, closing)
-        self._holder = holder = asyncio.create_task(hold, name=f"lifespan of {self._where}")
+    def run(
+        self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], context: contextvars.Context
+    ) -> asyncio.Future[T] | None:
+        """Run the step; return a future with the outcome if the coroutine has finished, else `None`."""
+        caller = asyncio.current_task(loop)
+        if caller is not None:
+            asyncio.tasks._leave_task(loop, caller)  # noqa: SLF001  # documented, for other implementations of tasks
+        asyncio.tasks._enter_task(loop, task)  # noqa: SLF001
+        future: asyncio.Future[T] = loop.create_future()
         try:
-            async with asyncio.timeout(LIFESPAN_SECONDS):
-                self.shared = await opened
-        except TimeoutError as error:
-            raise self._build_error(error) from error
+            self._awaited = context.run(self._coroutine.send, None)
+        except StopIteration as stop:
+            future.set_result(stop.value)
+        except asyncio.CancelledError:
+            future.cancel()
+        except Exception as error:  # noqa: BLE001 - the caller takes it from the future
+            future.set_exception(error)
+        except BaseException:
+            # Such as KeyboardInterrupt, which the caller gets; the task must not resume the coroutine.
+            self._is_finished = True
+            raise
+        else:
+            return None
         finally:
-            if not opened.done() or opened.cancelled() or opened.exception():
-                self._holder = None
-                await cancel_and_wait(holder)
+            asyncio.tasks._leave_task(loop, task)  # noqa: SLF001
+            if caller is not None:
+                asyncio.tasks._enter_task(loop, caller)  # noqa: SLF001
+        self._is_finished = True
+        return future
 
-    async def _hold_open(
-        self,
-        factory: Callable[[], AbstractAsyncContextManager[Any] | None],
-        opened: asyncio.Future[Any],
-        closing: asyncio.Event,
-    ) -> None:
-        """Enter the context manager, set *opened* to the value that it yields, and leave it once *closing* is set."""
-        try:
-            context = factory()
-            if context is None:
-                opened.set_result(None)
-                await closing.wait()
-                return
-            async with context as shared:
-                opened.set_result(shared)
-                await closing.wait()
-        except asyncio.CancelledError as error:
-            # A background task of the author's code may have failed and cancelled its task group, with this task.
-            if not opened.done():
-                opened.set_exception(self._build_error(error))
-            elif not (closing.is_set() or opened.cancelled()):
-                log.warning("%s: hook 'lifespan' was cancelled before the end of the run", self._where)
-            raise
-        except INTERRUPTS as error:
-            if not opened.done():
-                opened.set_exception(self._build_error(error))
-            raise
-        except BaseException as error:  # noqa: BLE001 - an author's code may raise any exception
-            if opened.done():
-                log.warning("%s: hook 'lifespan' failed when it ended: %r", self._where, error)
-            else:
-                opened.set_exception(error if isinstance(error, GymsdkError) else self._build_error(error))
+    async def finish(self) -> T:
+        """Run the rest of the coroutine."""
+        if self._is_finished:
+            # Nobody waits for this task; the outcome is in the future.
+            return None  # type: ignore[return-value]
+        return await self._resume()
 
-    def _build_error(self, error: BaseException) -> BrokenEnvironment:
-        broken = BrokenEnvironment(f"{self._where}: hook 'lifespan' raised {describe_exception(error)}")
-        broken.__cause__ = error
-        return broken
+    @types.coroutine
+    def _resume(self) -> Generator[Any, Any, T]:
+        awaited, resume = self._awaited, self._coroutine.send
+        while True:
+            try:
+                value = yield awaited
+                resume = self._coroutine.send
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, as `yield from` does
+                value, resume = error, self._coroutine.throw
+            try:
+                awaited = resume(value)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
 
-    async def _close(self) -> None:
-        self.shared = None
-        holder, self._holder = self._holder, None
-        if holder is None:
-            return
-        self._closing.set()
-        await asyncio.wait({holder}, timeout=LIFESPAN_SECONDS)
-        if not holder.done():
-            log.warning("%s: hook 'lifespan' did not end within %g s and is abandoned", self._where, LIFESPAN_SECONDS)
-            await cancel_and_wait(holder)
+
+async def run_until_deadline(coroutine: Coroutine[Any, Any, T], deadline: Deadline, *, name: str | None = None) -> T:
+    """Run *coroutine* in a task and cancel the task at *deadline*.
+
+    A coroutine that suppresses its cancellation is abandoned after `CANCEL_GRACE_SECONDS`.
+
+    Args:
+        coroutine: The coroutine.
+        deadline: When to cancel it.
+        name: The name of the task.
+
+    Returns:
+        The result of the coroutine.
+
+    Raises:
+        TimeoutError: The coroutine did not finish in time.
+    """
+    task = start_task(coroutine, name=name)
+    try:
+        while not task.done() and (remaining := deadline.get_remaining_seconds()):
+            # The deadline may have moved, so wait again, but do not poll while it is paused.
+            await asyncio.wait({task}, timeout=max(remaining, MAX_LOOP_BLOCK_SECONDS))
+    except asyncio.CancelledError:
+        await cancel_and_wait(task)
+        task.add_done_callback(_log_late_failure)
+        raise
+    if not task.done():
+        await cancel_and_wait(task)
+    if not task.done():
+        task.add_done_callback(_log_late_failure)
+        raise TimeoutError
+    if task.cancelled():
+        raise TimeoutError
+    return task.result()
+
+
+def _log_late_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.warning("abandoned code failed after its deadline: %r", error)

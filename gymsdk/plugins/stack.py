@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pluggy
 
-from gymsdk import tools
-from gymsdk.concurrency import INTERRUPTS
-from gymsdk.errors import BrokenEnvironment, Failed, describe_exception, format_suggestion
-from gymsdk.jsonl import read_rows
+from gymsdk.errors import BrokenEnvironment, format_suggestion
 from gymsdk.plugins import hooks
-from gymsdk.plugins.hooks import hookimpl
 from gymsdk.tools import get_parameters, resolve_annotation
-from gymsdk.types import Action, Claims, Config, Message, Reset, Row, State, Step, Task, Verdict
+from gymsdk.types import Config, Task
 
 HOOKS = {
     name: tuple(get_parameters(value))
@@ -28,9 +23,6 @@ HOOKS = {
 
 SYNC_HOOKS = frozenset({"tools", "tasks", "lifespan"})
 """The hooks that the host calls outside the event loop; they cannot be `async def`."""
-
-RunFunction = Callable[[str, Callable[..., Any], dict[str, Any]], Awaitable[Any]]
-"""Runs an author's function by its deadline; takes its name for messages, the function and the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,79 +62,6 @@ class PluginStack:
     task_type: type[Task]
     config_type: type[Config]
     splits: tuple[str, ...] | None
-
-
-class DefaultPlugin:
-    """The implementations of hooks that an author leaves to the host.
-
-    Args:
-        run: Runs the functions of tools.
-        data: The package's folder of task files, if there is one.
-
-    Attributes:
-        toolbox: The tools by name; set after the author's `tools` hook was called.
-    """
-
-    def __init__(self, run: RunFunction, data: Path | None) -> None:
-        self.toolbox: Mapping[str, tools.Tool] = {}
-        self._run = run
-        self._data = data
-
-    @hookimpl
-    def reset(self) -> Reset:
-        """Open with the row's prompt and offer every tool."""
-        return Reset()
-
-    @hookimpl
-    async def step(self, task: Task, state: State, action: Action, config: Config, shared: Any) -> Step:
-        """Run the called tool; end the episode on a reply."""
-        if isinstance(action, Message):
-            return Step(done=True)
-        tool = self.toolbox.get(action.name)
-        if tool is None:
-            # The row may list further tools. `Environment.step` has checked that this tool is offered.
-            message = f"The tool {action.name!r} cannot be run here; continue without it."
-            return Step(output=tools.format_error_output(message))
-        try:
-            arguments = tool.parse_arguments(action.arguments)
-        except tools.InvalidArguments as error:
-            return Step(output=tools.format_error_output(str(error)))
-        except INTERRUPTS:
-            raise
-        except BaseException as error:
-            reason = describe_exception(error, tool.function)
-            message = f"tool {action.name!r}: a validator of its arguments raised {reason}"
-            raise Failed(message, kind="tool_raised") from error
-        available = {"task": task, "state": state, "config": config, "shared": shared}
-        host_arguments = {name: available[name] for name in tool.host_parameters}
-        value = await self._run(f"tool {action.name!r}", tool.function, {**arguments, **host_arguments})
-        try:
-            return Step(output=tools.serialize_output(value))
-        except TypeError as error:
-            raise Failed(f"tool {action.name!r} {error}", kind="tool_bad_answer") from error
-
-    @hookimpl
-    def verify(self) -> Verdict:
-        """Return a reward of 0 for an environment whose steps return the rewards."""
-        return Verdict(reward=0.0)
-
-    @hookimpl
-    def claims(self) -> Claims:
-        """Claim a maximum of 1 and a chance level of 0."""
-        return Claims()
-
-    @hookimpl
-    def tasks(self, split: str) -> Iterator[Row]:
-        """Read the package's `data/<split>.jsonl`."""
-        return (row for _, row in read_rows(self.get_task_file(split)))
-
-    def get_task_file(self, split: str) -> Path:
-        """Return the path of the package's file for *split*."""
-        return (self._data or Path("data")) / f"{split}.jsonl"
-
-    def list_splits(self) -> tuple[str, ...]:
-        """Return the splits for which the package has files."""
-        return tuple(sorted(path.stem for path in self._data.glob("*.jsonl"))) if self._data else ()
 
 
 def build_stack(name: str, plugin: object, default_plugin: object) -> PluginStack:

@@ -26,9 +26,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import EpisodeError, Failed, GymsdkError, WorkerLost
 from gymsdk.interpreter import get_search_path
+from gymsdk.plugins.calls import pause_deadline
 from gymsdk.ray.cluster import join, list_nodes
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.workers.offload import Work

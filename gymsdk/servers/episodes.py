@@ -20,7 +20,7 @@ from gymsdk.episode import (
     verify_transcript,
 )
 from gymsdk.jsonl import dump_json
-from gymsdk.plugins import calls
+from gymsdk.plugins.results import copy_state
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.requests import RowRequest, limit_budget, parse_task, play_without_nulls
@@ -292,7 +292,7 @@ def _copy_episode(episode: Episode, environment: Environment, request: RowReques
     return replace(
         episode,
         task=task,
-        state=calls.copy_state(episode.state) if environment.needs_replay else episode.state,
+        state=copy_state(episode.state) if environment.needs_replay else episode.state,
         transcript=Transcript(opening=opening if has_prompt else [*task.input, *opening]),
         deadline=asyncio.get_running_loop().time() + MAX_BUDGET.seconds,
     )

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.concurrency import pause_deadline
 from gymsdk.errors import Failed
 from gymsdk.once import OnceLogger
+from gymsdk.plugins.calls import pause_deadline
 from gymsdk.servers.app import document_endpoint, read_json_object
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from gymsdk import Environment, Failed, Reset, Step, Verdict, concurrency, hookimpl, play, responses
-from gymsdk.concurrency import Deadline, get_loop_time_after
-from gymsdk.plugins.calls import HookRunner, run_stage
+from gymsdk import Environment, Failed, Reset, Step, Verdict, hookimpl, play, responses
+from gymsdk.plugins import calls
+from gymsdk.plugins.calls import Deadline, HookRunner, get_loop_time_after, run_stage
 from gymsdk.responses import build_usage, record_usage
 from gymsdk.threads import ThreadPool
 from gymsdk.types import Budget
@@ -219,9 +219,7 @@ async def test_an_error_has_the_stage_in_which_it_occurred():
 
 
 async def test_a_hook_has_a_deadline_even_if_its_episode_has_none():
-    assert concurrency.get_deadline().get_remaining_seconds() == pytest.approx(
-        concurrency.DEFAULT_STAGE_SECONDS, abs=60
-    )
+    assert calls.get_deadline().get_remaining_seconds() == pytest.approx(calls.DEFAULT_STAGE_SECONDS, abs=60)
 
 
 async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
@@ -249,7 +247,7 @@ async def test_a_coroutine_that_does_not_start_before_its_deadline_causes_no_war
         return return_one()
 
     author = HookRunner("made")
-    with concurrency.apply_deadline(Deadline(get_loop_time_after(-1.0))):
+    with run_stage("verify", Deadline(get_loop_time_after(-1.0))):
         for function in (return_one, return_coroutine):
             with pytest.raises(Failed):
                 await author.run("hook 'verify'", function, {})

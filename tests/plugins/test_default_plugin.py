@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from gymsdk import Claims, Environment, Message, State, Step, Task, ToolCall, Verdict, hookimpl
 from gymsdk.errors import BadRow, Failed, UnknownSplit
-from gymsdk.plugins.stack import DefaultPlugin
+from gymsdk.plugins.results import DefaultPlugin
 
 BuildEnvironment = Callable[[object], Environment]
 """Builds the environment of a plugin on top of the default plugin under test."""

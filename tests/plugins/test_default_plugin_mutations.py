@@ -9,7 +9,7 @@ import pytest
 
 from gymsdk import Environment, Message, environment
 from gymsdk.plugins.hooks import hookimpl
-from gymsdk.plugins.stack import DefaultPlugin
+from gymsdk.plugins.results import DefaultPlugin
 
 from . import test_default_plugin
 
