@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from weakref import WeakSet
 
 from gymsdk.errors import EpisodeError, Failed, UsageError
-from gymsdk.tracing import generate_hex
+from gymsdk.tracing import random_bits
 from gymsdk.types import (
     Action,
     Content,
@@ -124,7 +124,7 @@ COLLECTED_USAGE: ContextVar[UsageByRole | None] = ContextVar("gymsdk_usage", def
 
 def generate_id(prefix: str) -> str:
     """Return a new id: *prefix*, an underscore and 32 hexadecimal digits."""
-    return f"{prefix}_{generate_hex(32)}"
+    return f"{prefix}_{random_bits(128):032x}"
 
 
 def get_input_items(request: Item) -> list[Item]:

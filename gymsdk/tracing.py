@@ -32,6 +32,9 @@ _random = random.Random(os.urandom(32))
 # A forked process must not repeat the ids of its parent.
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
+random_bits = _random.getrandbits
+"""Returns random bits for an id. An id is not a secret, and a secret must not be made here."""
+
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 LogField: TypeAlias = str | int | float | bool | None
@@ -94,12 +97,7 @@ def build_log_context(server: str, headers: Iterable[tuple[bytes, bytes]], rollo
             request_id = request_id or _parse_id(value)
         elif name == b"x-gymsdk-rollout":
             rollout_id = rollout_id or _parse_id(value)
-    return LogContext(server, request_id or generate_hex(16), rollout_id)
-
-
-def generate_hex(digits: int) -> str:
-    """Return random hexadecimal digits for an id. An id is not a secret, and a secret must not be made here."""
-    return f"{_random.getrandbits(4 * digits):0{digits}x}"
+    return LogContext(server, request_id or f"{random_bits(64):016x}", rollout_id)
 
 
 def get_captured_rollout() -> str:
@@ -239,13 +237,16 @@ class CpuProfile:
         }
 
 
-_profile: CpuProfile | None = None
-_active_counter: ContextVar[CpuCounter | None] = ContextVar("gymsdk_cpu_counter", default=None)
+profile: CpuProfile | None = None
+"""The profile of this process, `None` if it is not profiled."""
+
+ACTIVE_COUNTER: ContextVar[CpuCounter | None] = ContextVar("gymsdk_cpu_counter", default=None)
+"""The counter of the hook that runs, in a process that is profiled."""
 
 
 def is_profiling() -> bool:
     """Return whether this process is profiled."""
-    return _profile is not None
+    return profile is not None
 
 
 @contextmanager
@@ -260,7 +261,7 @@ def profile_to_directory(directory: Path | None) -> Iterator[None]:
     Raises:
         UsageError: The folder cannot be created.
     """
-    global _profile  # noqa: PLW0603 - CPU time is a property of the process
+    global profile  # noqa: PLW0603 - CPU time is a property of the process
     if directory is None:
         yield
         return
@@ -269,21 +270,21 @@ def profile_to_directory(directory: Path | None) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"--profile {directory}: the folder cannot be created ({reason}); name another one") from None
-    profile = _profile = CpuProfile()
+    profile = current = CpuProfile()
     try:
         yield
     finally:
-        for server in sorted({key[0] for key in (*profile.routes, *profile.hooks) if key[0]}):
+        for server in sorted({key[0] for key in (*current.routes, *current.hooks) if key[0]}):
             # The process id keeps the files of nodes that share the folder apart.
             path = directory / f"{get_file_stem(server)}.{os.getpid()}.json"
-            path.write_bytes(orjson.dumps(profile.get_statistics(server), option=orjson.OPT_INDENT_2))
-        _profile = None
+            path.write_bytes(orjson.dumps(current.get_statistics(server), option=orjson.OPT_INDENT_2))
+        profile = None
 
 
 def get_statistics(server: str) -> Item:
     """Return the calls and CPU times, in milliseconds, of the routes and hooks of *server* so far."""
-    assert _profile is not None, "the process is profiled"
-    return _profile.get_statistics(server)
+    assert profile is not None, "the process is profiled"
+    return profile.get_statistics(server)
 
 
 def get_file_stem(server: str) -> str:
@@ -294,30 +295,16 @@ def get_file_stem(server: str) -> str:
 @contextmanager
 def count_call(environment: str, name: str) -> Generator[CpuCounter | None]:
     """Count a call of the hook or tool *name*, and yield its counter; `None` if the process is not profiled."""
-    if _profile is None:
+    if profile is None:
         yield None
         return
-    counter = _profile.get_hook_counter(environment, name)
+    counter = profile.get_hook_counter(environment, name)
     counter.calls += 1
-    token = _active_counter.set(counter)
+    token = ACTIVE_COUNTER.set(counter)
     try:
         yield counter
     finally:
-        _active_counter.reset(token)
-
-
-@contextmanager
-def count_worker_cpu(process: int) -> Generator[None]:
-    """Add the CPU time of the worker *process* inside the block to the current hook's counter."""
-    counter = _active_counter.get()
-    if counter is None:
-        yield
-        return
-    started = _read_process_cpu(process)
-    try:
-        yield
-    finally:
-        counter.worker_cpu_seconds += max(0.0, _read_process_cpu(process) - started)
+        ACTIVE_COUNTER.reset(token)
 
 
 def profile_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -327,9 +314,9 @@ def profile_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 def assign_route(context: LogContext, route: str) -> None:
     """Assign the CPU time of the request of *context*, past and future, to *route*."""
-    if _profile is None:
+    if profile is None:
         return
-    context.cpu_counter = _profile.get_route_counter(context.server, route)
+    context.cpu_counter = profile.get_route_counter(context.server, route)
     context.cpu_counter.calls += 1
     context.cpu_counter.cpu_seconds += context.cpu_seconds
     context.cpu_seconds = 0.0
@@ -385,14 +372,6 @@ class ProfiledCoroutine(Coroutine[Any, Any, T]):
 
 def _create_profiled_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     return asyncio.Task(ProfiledCoroutine(coroutine), loop=loop, **options)
-
-
-def _read_process_cpu(process: int) -> float:
-    try:
-        # The CPU clock of another process, numbered as by clock_getcpuclockid(3).
-        return time.clock_gettime((~process << 3) | 2)
-    except OSError:
-        return 0.0
 
 
 def _to_milliseconds(seconds: float) -> float:

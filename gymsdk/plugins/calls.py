@@ -19,11 +19,12 @@ from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from gymsdk import tracing
 from gymsdk.concurrency import cancel_and_wait
 from gymsdk.errors import BudgetSpent, EpisodeError, Failed, Unscorable, convert_error, describe_exception
 from gymsdk.threads import ThreadPool
 from gymsdk.timers import timeout_at
-from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call, is_profiling
+from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call
 from gymsdk.workers.cpu_watch import CpuWatch, ThreadClock, limit_cpu
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class HookRunner:
         try:
             if not deadline.get_remaining_seconds():
                 raise TimeoutError  # noqa: TRY301 - converted like the timeout of the function
-            if not is_profiling():
+            if tracing.profile is None:
                 if never_suspends(function):
                     return run_without_suspending(function(**arguments), f"{what} of environment {self.name!r}")
                 return await self._call(what, function, arguments, deadline, None)

@@ -10,10 +10,12 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
+
+from gymsdk.tracing import ACTIVE_COUNTER
 
 CHECK_SECONDS = 1.0
 """Seconds between two readings of CPU time."""
@@ -176,6 +178,28 @@ def read_tree_cpu_seconds(process: int) -> float:
     folder = Path(f"/proc/{process}")
     children = _list_children(folder.glob("task/*"))
     return _read_cpu_seconds(folder, ended_children=True) + sum(map(read_tree_cpu_seconds, children))
+
+
+@contextmanager
+def count_worker_cpu(process: int) -> Iterator[None]:
+    """Add the CPU time of the worker *process* inside the block to the current hook's counter."""
+    counter = ACTIVE_COUNTER.get()
+    if counter is None:
+        yield
+        return
+    started = _read_process_cpu(process)
+    try:
+        yield
+    finally:
+        counter.worker_cpu_seconds += max(0.0, _read_process_cpu(process) - started)
+
+
+def _read_process_cpu(process: int) -> float:
+    try:
+        # The CPU clock of another process, numbered as by clock_getcpuclockid(3).
+        return time.clock_gettime((~process << 3) | 2)
+    except OSError:
+        return 0.0
 
 
 def _list_children(threads: Iterable[Path]) -> list[int]:

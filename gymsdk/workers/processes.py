@@ -34,11 +34,11 @@ from gymsdk.errors import BudgetSpent, Failed, WorkerLost
 from gymsdk.interpreter import build_code_command
 from gymsdk.plugins.calls import pause_deadline
 from gymsdk.threads import CrossLoopSemaphore, ThreadPool
-from gymsdk.tracing import count_worker_cpu
 from gymsdk.workers.cpu_watch import (
     CHECK_SECONDS,
     CpuWatch,
     compute_longest_seconds,
+    count_worker_cpu,
     limit_cpu,
     read_own_cpu_seconds,
     read_tree_cpu_seconds,
