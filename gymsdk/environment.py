@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk import tools
-from gymsdk.concurrency import INTERRUPTS
+from gymsdk.concurrency import INTERRUPTS, ThreadIterator
 from gymsdk.config.show import is_secret
 from gymsdk.errors import (
     BadConfig,
@@ -60,7 +60,6 @@ from gymsdk.plugins.results import (
 )
 from gymsdk.plugins.stack import HookImplementation, build_stack
 from gymsdk.responses import get_played_actions, iter_turn_spans
-from gymsdk.threads import ThreadIterator
 from gymsdk.types import (
     AGENT_SUFFIX,
     Action,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from gymsdk.concurrency import timeout_at
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.plugins.results import add_rewards
@@ -27,7 +28,6 @@ from gymsdk.responses import (
     record_usage,
     usage_to_item,
 )
-from gymsdk.timers import timeout_at
 from gymsdk.tools import truncate_output
 from gymsdk.tracing import use_rollout_id
 from gymsdk.types import (

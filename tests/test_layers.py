@@ -30,8 +30,6 @@ LAYERS = (
         "memory",
         "plugins",
         "sockets",
-        "threads",
-        "timers",
         "tools",
         "workers",
     },

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gymsdk.concurrency import ThreadIterator, ThreadPool
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.threads import ThreadIterator, ThreadPool
 from gymsdk.working_folder import get_working_folder, keep_working_folder, resolve_path, shorten_path
 
 

@@ -9,14 +9,13 @@ import weakref
 
 import pytest
 
-from gymsdk import timers
-from gymsdk.concurrency import create_event_loop
-from gymsdk.timers import call_at, timeout_at
+from gymsdk import concurrency
+from gymsdk.concurrency import call_at, create_event_loop, timeout_at
 
 
 @pytest.fixture(autouse=True)
 def _share_short_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "MIN_SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(concurrency, "MIN_SHARED_SECONDS", 0.0)
 
 
 async def test_a_block_past_its_deadline_raises_a_timeout_error() -> None:
@@ -89,7 +88,7 @@ async def test_cancelled_timers_leave_no_ticks_behind() -> None:
     call_at(loop, loop.time() + 0.3, last.set)
     async with asyncio.timeout(10):
         await last.wait()
-    clock = timers._clocks[loop]
+    clock = concurrency._clocks[loop]
     assert clock._ticks == {}
     assert clock._order == []
     assert clock._next_tick is None
@@ -130,7 +129,7 @@ def test_a_closed_event_loop_is_not_kept() -> None:
 async def test_an_error_of_a_callback_does_not_prevent_the_other_callbacks_of_its_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timers, "MIN_SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(concurrency, "MIN_SHARED_SECONDS", 0.0)
     loop, errors, called = asyncio.get_running_loop(), [], asyncio.Event()
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     try:

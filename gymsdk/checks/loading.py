@@ -15,9 +15,9 @@ from gymsdk.checks.phases import describe_task
 from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.splits import check_overlap
 from gymsdk.checks.subject import Subject
+from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import BadConfig, BadRow
 from gymsdk.models.scripted import build
-from gymsdk.threads import ThreadPool
 from gymsdk.types import Item, Rollout, Row, Task, extract_text
 
 MAX_FINDINGS = 20

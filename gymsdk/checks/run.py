@@ -29,6 +29,7 @@ from gymsdk.checks import (
 from gymsdk.checks.loading import LOAD_CHECK
 from gymsdk.checks.report import Check, Finding, NotApplicable, Report, Result
 from gymsdk.checks.subject import Subject, TooSlow
+from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import (
     BadConfig,
     EpisodeError,
@@ -38,7 +39,6 @@ from gymsdk.errors import (
     describe_exception,
     format_suggestion,
 )
-from gymsdk.threads import ThreadPool
 
 GRACE_SECONDS = 5.0
 """Seconds after its time limit in which a check may still end by itself."""

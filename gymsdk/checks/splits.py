@@ -15,8 +15,8 @@ from gymsdk import jsonl
 from gymsdk.checks.phases import describe_task
 from gymsdk.checks.report import Finding, NotApplicable
 from gymsdk.checks.subject import TIME_SHARE, Subject, to_plain
+from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import BadRow
-from gymsdk.threads import ThreadPool
 from gymsdk.types import Row, Task, extract_text
 
 FIRST_ROWS = 20_000

@@ -122,12 +122,12 @@ async def build_curl_lines(environment: Environment, urls: Mapping[str, str], fo
     """
     from functools import partial
 
+    from gymsdk.concurrency import ThreadPool
     from gymsdk.episode import play
     from gymsdk.errors import GymsdkError
     from gymsdk.models import scripted
     from gymsdk.rollouts.jobs import build_input_row
     from gymsdk.rollouts.tasks import get_default_split
-    from gymsdk.threads import ThreadPool
     from gymsdk.types import Budget
 
     try:

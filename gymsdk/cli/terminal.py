@@ -8,8 +8,8 @@ from functools import partial
 
 from gymsdk import responses
 from gymsdk.cli.output import echo, secho
+from gymsdk.concurrency import ThreadPool
 from gymsdk.errors import Failed
-from gymsdk.threads import ThreadPool
 from gymsdk.types import Episode, Item, Model, extract_text, is_policy_item
 
 PROMPT_HELP = "Write a reply, or `/call TOOL {JSON}`; `/tools` shows the tools, `/quit` ends."

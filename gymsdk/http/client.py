@@ -19,12 +19,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import aiohttp
 from pydantic import Field, SecretStr
 
+from gymsdk.concurrency import timeout_at
 from gymsdk.credentials import redact
 from gymsdk.errors import Failed
 from gymsdk.http import bodies, connections, errors, proxies, tls
 from gymsdk.http.backoff import Backoff, add_jitter
 from gymsdk.jsonl import dump_portable_json
-from gymsdk.timers import timeout_at
 from gymsdk.tracing import build_context_headers
 
 CONNECT_TIMEOUT_SECONDS = 10.0

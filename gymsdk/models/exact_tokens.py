@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gymsdk import responses
+from gymsdk.concurrency import CrossLoopSemaphore
 from gymsdk.convert import content
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.chat import CHAT_PATH
@@ -48,7 +49,6 @@ from gymsdk.responses import (
     TOKEN_FIELDS,
     TokenInterface,
 )
-from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.tokens.bridge import BridgeError, TemplateBridge, get_terminators
 from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.tokens.history import TokenHistory, compute_digest, find_history, split_last_prompt

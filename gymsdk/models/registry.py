@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import responses
+from gymsdk.concurrency import CrossLoopSemaphore
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_name, format_suggestion
 from gymsdk.http.tls import split_addresses
 from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, PROVIDERS, read_policy_variables, validate_options
 from gymsdk.plugins.calls import get_deadline, pause_deadline
 from gymsdk.responses import Api, record_usage
-from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.types import Episode, Item, Model
 
 REQUEST_OPTION_HINTS = {

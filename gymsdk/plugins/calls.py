@@ -20,10 +20,8 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gymsdk import tracing
-from gymsdk.concurrency import cancel_and_wait
+from gymsdk.concurrency import ThreadPool, cancel_and_wait, timeout_at
 from gymsdk.errors import BudgetSpent, EpisodeError, Failed, Unscorable, convert_error, describe_exception
-from gymsdk.threads import ThreadPool
-from gymsdk.timers import timeout_at
 from gymsdk.tracing import CpuCounter, ProfiledCoroutine, count_call
 from gymsdk.workers.cpu_watch import CpuWatch, ThreadClock, limit_cpu
 

@@ -26,11 +26,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gymsdk.concurrency import CrossLoopSemaphore
 from gymsdk.errors import EpisodeError, Failed, GymsdkError, WorkerLost
 from gymsdk.interpreter import get_search_path
 from gymsdk.plugins.calls import pause_deadline
 from gymsdk.ray.cluster import join, list_nodes
-from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.workers.offload import Work
 from gymsdk.workers.processes import CallResult, PickledCall, ProcessExecutor, pickle_call, unpack_result
 from gymsdk.workers.resource_waits import GRADINGS, resource_waits

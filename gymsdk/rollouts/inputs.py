@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import IO, Self
 
 from gymsdk import jsonl
-from gymsdk.concurrency import MAX_SLICE_SECONDS, yield_regularly
+from gymsdk.concurrency import MAX_SLICE_SECONDS, ThreadIterator, yield_regularly
 from gymsdk.errors import BadOutput, GymsdkError
 from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, read_index
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, JobBuilder
-from gymsdk.threads import ThreadIterator
 from gymsdk.types import Row
 from gymsdk.working_folder import shorten_path
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gymsdk import timers
+from gymsdk.concurrency import SharedTimer, call_at
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.jsonl import dump_json
 from gymsdk.servers import middleware
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
         self._max_header_bytes = max_header_bytes
         self._idle_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
-        self._keep_alive_timer: timers.SharedTimer | asyncio.TimerHandle | None = None
+        self._keep_alive_timer: SharedTimer | asyncio.TimerHandle | None = None
         self._queued: bytearray | None = None
         self._is_body_complete = True
         self._partial_header_bytes = 0
@@ -169,7 +169,7 @@ class Connection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         else:
             idle_until = self.loop.time() + self.timeout_keep_alive
-            self._keep_alive_timer = timers.call_at(self.loop, idle_until, self.timeout_keep_alive_handler)
+            self._keep_alive_timer = call_at(self.loop, idle_until, self.timeout_keep_alive_handler)
         if not self._is_body_complete and self._body_timer is None:
             self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
 

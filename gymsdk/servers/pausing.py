@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.concurrency import resolve_future, timeout_at
 from gymsdk.errors import Failed
 from gymsdk.once import OnceLogger
 from gymsdk.plugins.calls import pause_deadline
@@ -27,8 +28,6 @@ from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_body
 from gymsdk.servers.shared_memory import SharedPause
-from gymsdk.threads import resolve_future
-from gymsdk.timers import timeout_at
 from gymsdk.types import Episode, Item, Model
 
 CUT_SECONDS = 10.0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from gymsdk import jsonl
+from gymsdk.concurrency import ThreadPool
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner, build_request
 from gymsdk.errors import BadRow, Failed, GymsdkError, UnknownSplit
@@ -23,7 +24,6 @@ from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import get_input_items, iter_turn_spans
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.rollouts.tasks import Environments, NamedRows, check_one_source, read_file, read_splits
-from gymsdk.threads import ThreadPool
 from gymsdk.types import Budget, Episode, Item, Model, Row
 
 DEFAULT_MAX_ROWS = 10_000

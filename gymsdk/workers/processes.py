@@ -30,10 +30,10 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
+from gymsdk.concurrency import CrossLoopSemaphore, ThreadPool
 from gymsdk.errors import BudgetSpent, Failed, WorkerLost
 from gymsdk.interpreter import build_code_command
 from gymsdk.plugins.calls import pause_deadline
-from gymsdk.threads import CrossLoopSemaphore, ThreadPool
 from gymsdk.workers.cpu_watch import (
     CHECK_SECONDS,
     CpuWatch,

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from gymsdk import Environment, Failed, Reset, Step, Verdict, hookimpl, play, responses
+from gymsdk.concurrency import ThreadPool
 from gymsdk.plugins import calls
 from gymsdk.plugins.calls import Deadline, HookRunner, get_loop_time_after, run_stage
 from gymsdk.responses import build_usage, record_usage
-from gymsdk.threads import ThreadPool
 from gymsdk.types import Budget
 
 SECONDS = 1.0

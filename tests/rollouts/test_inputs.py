@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Rollout, Verdict
-from gymsdk.concurrency import yield_regularly
+from gymsdk.concurrency import ThreadIterator, yield_regularly
 from gymsdk.errors import BadOutput, BadRow
 from gymsdk.rollouts import inputs as inputs_module
 from gymsdk.rollouts.folder import RunFolder
@@ -20,7 +20,6 @@ from gymsdk.rollouts.inputs import ROWS_BEFORE_START, InputIndex, RunInputs
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_input_row
 from gymsdk.rollouts.run import collect
 from gymsdk.rollouts.summary import Summary, iter_metrics_json
-from gymsdk.threads import ThreadIterator
 
 COUNT = 4 * ROWS_BEFORE_START
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gymsdk.concurrency import CrossLoopSemaphore, ThreadPool
 from gymsdk.errors import Failed
-from gymsdk.threads import CrossLoopSemaphore, ThreadPool
 
 asked = contextvars.ContextVar("asked", default="nobody")
 
@@ -167,7 +167,7 @@ def test_loops_in_several_threads_share_the_limit() -> None:
 def test_a_process_with_a_hung_thread_exits_at_once() -> None:
     script = """if True:
         import asyncio, threading
-        from gymsdk.threads import ThreadPool
+        from gymsdk.concurrency import ThreadPool
         async def main():
             try:
                 await ThreadPool().run(threading.Event().wait, timeout=0.05)
@@ -182,7 +182,7 @@ def test_a_process_with_a_hung_thread_exits_at_once() -> None:
 def test_a_forked_process_has_threads_of_its_own() -> None:
     script = """if True:
         import asyncio, os
-        from gymsdk.threads import ThreadPool
+        from gymsdk.concurrency import ThreadPool
         threads = ThreadPool(1)
         asyncio.run(threads.run(len, ""))
         child = os.fork()
