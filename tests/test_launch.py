@@ -19,7 +19,7 @@ from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
 from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.servers.middleware import Receive, Scope, Send
+from gymsdk.servers.request_state import Receive, Scope, Send
 
 QUICK = Times(grace=0.2, ending=0.3)
 

@@ -45,10 +45,10 @@ from gymsdk.servers.balancing import LoadBalancer, LocalInstance
 from gymsdk.servers.capture import CapturingModel, TokenCapturingModel
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
-from gymsdk.servers.middleware import App
 from gymsdk.servers.pausing import PausableModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
+from gymsdk.servers.request_state import App
 from gymsdk.servers.shared_memory import SharedMemory, SharedPause
 from gymsdk.servers.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.testing import oracle

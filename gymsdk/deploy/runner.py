@@ -24,9 +24,10 @@ from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.auth import NO_SECURITY, Security
 from gymsdk.servers.listener import Listener, bind_socket, check_advertised, socket_host, socket_port
-from gymsdk.servers.middleware import App, server_prefix
+from gymsdk.servers.middleware import server_prefix
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
+from gymsdk.servers.request_state import App
 from gymsdk.sockets import raise_open_file_limit
 from gymsdk.types import Item
 

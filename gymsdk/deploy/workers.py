@@ -25,9 +25,9 @@ from gymsdk.deploy.supervised import (
 from gymsdk.deploy.supervisor import ProcessSpec
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.servers.auth import Security
-from gymsdk.servers.limits import default_body_budget
 from gymsdk.servers.listener import socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID
+from gymsdk.servers.request_state import default_body_budget
 from gymsdk.servers.shared_memory import create_shared_file
 from gymsdk.sockets import raise_open_file_limit
 

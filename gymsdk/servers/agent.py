@@ -29,7 +29,8 @@ from gymsdk.servers.auth import cookie_name
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.limits import EpisodeSlots, IdempotencyCache
-from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
+from gymsdk.servers.middleware import cancel_on_disconnect, json_response
+from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import (
     NUMBERED_ROLLOUT_PATTERN,
     RowRequest,
@@ -429,7 +430,7 @@ class AgentEndpoints:
         """Play a row and return its rollout; repeated requests with one rollout id play the row once."""
         row = await read_json_object(request)
         self._check_agent_ref(row)
-        row_request = parse_row_request(row, self._runs.environment, rollout=rollout_id_of(request.scope))
+        row_request = parse_row_request(row, self._runs.environment, rollout=get_state(request.scope).rollout_id)
         return await cancel_if_client_leaves(request, self._runs.play_once(request, row_request, row))
 
     async def respond(self, request: Request) -> Response:
@@ -441,7 +442,7 @@ class AgentEndpoints:
             session.client.confirm(request.scope)
         connection = session.connection if session else await self._open_connection(content, cookies)
         result = await cancel_if_client_leaves(
-            request, answer_request(self._runs, content, connection, id=rollout_id_of(request.scope) or "")
+            request, answer_request(self._runs, content, connection, id=get_state(request.scope).rollout_id or "")
         )
         response = json_response(fill_usage_details(result))
         if session is not None:

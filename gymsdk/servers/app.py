@@ -22,29 +22,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gymsdk import tracing
-from gymsdk.config.model import MAX_BODY_BYTES
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http import bodies
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected, ServerOverloaded
-from gymsdk.servers.limits import HEAVY_BODY_BYTES, LARGE_BODY_BYTES, body_budget, default_body_budget
-from gymsdk.servers.middleware import (
-    RECEIVED_BYTES_KEY,
+from gymsdk.servers.middleware import RoutingMiddleware, json_response
+from gymsdk.servers.request_state import (
+    HEAVY_BODY_BYTES,
+    LARGE_BODY_BYTES,
     Receive,
-    RoutingMiddleware,
+    RequestState,
     Scope,
     Send,
-    find_connection,
-    json_response,
+    body_budget,
+    default_body_budget,
+    get_state,
 )
 from gymsdk.servers.routing import ServerApp
 from gymsdk.types import Item, Task
-
-BODY_LIMIT_KEY = "gymsdk.max_body_bytes"
-"""Key of the request scope under which the listener stores the largest allowed body in bytes."""
-
-BODY_BUDGET_KEY = "gymsdk.max_bodies_bytes"
-"""Key of the request scope under which the listener stores how many bytes all large bodies may take together."""
 
 BODY_WAIT_SECONDS = 30.0
 """Seconds that a large body waits for memory that other requests hold."""
@@ -224,15 +219,15 @@ async def read_json_object(request: Request) -> Item:
     Raises:
         RequestRejected: The body is not a JSON object, is too large or did not arrive in time.
     """
-    raw = await read_body(request) or b"{}"
+    raw, state = await read_body(request) or b"{}", get_state(request.scope)
     try:
-        parsed, size = await bodies.loads_with_size(raw, bodies.get_max_values(_max_body_bytes(request)))
+        parsed, size = await bodies.loads_with_size(raw, bodies.get_max_values(state.max_body))
     except bodies.TooComplex as error:
         raise RequestRejected(413, f"the body cannot be read: {error}") from None
     except ValueError as error:
         raise _invalid_body("json_invalid", f"the body is not valid JSON: {error}") from None
     if len(raw) >= LARGE_BODY_BYTES or size >= HEAVY_BODY_BYTES:
-        body_budget().resize(request.scope, size)
+        body_budget().resize(state, size)
     if not isinstance(parsed, dict):
         raise _invalid_body("dict_type", "the body must be a JSON object")
     return parsed
@@ -246,75 +241,69 @@ async def read_body(request: Request) -> bytes:
     Raises:
         RequestRejected: The body is too large, compressed or did not arrive in time.
     """
-    max_bytes, length, encoding = _max_body_bytes(request), None, ""
+    state, length, encoding = get_state(request.scope), None, ""
     # Starlette would decode all headers to find two.
     for name, value in request.scope["headers"]:
         if name == b"content-length" and value.isdigit():
             length = int(value)
         elif name == b"content-encoding":
             encoding = value.decode("latin-1").strip().lower()
-    if length is not None and length > max_bytes:
-        raise _body_too_large(max_bytes)
+    if length is not None and length > state.max_body:
+        raise _body_too_large(state)
     if encoding not in {"", "identity"}:
         raise RequestRejected(415, f"the body is encoded as {encoding[:40]!r}; send it as plain JSON")
     if length is not None and length >= LARGE_BODY_BYTES:
-        await _reserve_memory(request, length)
-    if (body := _take_body(request, max_bytes)) is not None:
+        await _reserve_memory(state, length)
+    if (body := _take_body(state)) is not None:
         return body
     try:
         async with asyncio.timeout(BODY_RECEIVE_SECONDS):
-            return await _receive_body(request, max_bytes, is_reserved=length is not None)
+            return await _receive_body(request, state, is_reserved=length is not None)
     except TimeoutError:
         raise RequestRejected(
             408, f"the body did not arrive within {BODY_RECEIVE_SECONDS:g} seconds; send it again"
         ) from None
 
 
-def _take_body(request: Request, max_bytes: int) -> bytes | None:
+def _take_body(state: RequestState) -> bytes | None:
     """Return the body if all of it has arrived, else `None`; a chunked body has no length in its header."""
-    connection = find_connection(request.scope)
-    body = connection.take_body(request.scope) if connection is not None else None
+    body = state.connection.take_body(state) if state.connection is not None else None
     if body is not None:
-        if len(body) > max_bytes:
-            raise _body_too_large(max_bytes)
-        request.scope[RECEIVED_BYTES_KEY] = len(body)
+        if len(body) > state.max_body:
+            raise _body_too_large(state)
+        state.received = len(body)
     return body
 
 
-async def _receive_body(request: Request, max_bytes: int, *, is_reserved: bool) -> bytes:
+async def _receive_body(request: Request, state: RequestState, *, is_reserved: bool) -> bytes:
     received = bytearray()
     async for chunk in request.stream():
         received += chunk
-        if len(received) > max_bytes:
-            raise _body_too_large(max_bytes)
+        if len(received) > state.max_body:
+            raise _body_too_large(state)
         if not is_reserved and len(received) >= LARGE_BODY_BYTES:
             # Without a content-length, assume the largest size that is allowed.
-            await _reserve_memory(request, max_bytes)
+            await _reserve_memory(state, state.max_body)
             is_reserved = True
     if len(received) >= LARGE_BODY_BYTES:
-        body_budget().resize(request.scope, len(received))
-    request.scope[RECEIVED_BYTES_KEY] = len(received)
+        body_budget().resize(state, len(received))
+    state.received = len(received)
     return bytes(received)
 
 
-async def _reserve_memory(request: Request, size: int) -> None:
+async def _reserve_memory(state: RequestState, size: int) -> None:
     """Wait for memory for a body of `size` bytes; raise `ServerOverloaded` if that takes too long."""
-    max_bytes = request.scope.get(BODY_BUDGET_KEY) or default_body_budget()
+    max_bytes = state.server.limits.bodies or default_body_budget()
     try:
         async with asyncio.timeout(BODY_WAIT_SECONDS):
-            await body_budget().reserve(request.scope, size, max_bytes)
+            await body_budget().reserve(state, size, max_bytes)
     except TimeoutError:
         sentence = "the server has no memory for another large body now; send the request again"
         raise ServerOverloaded(sentence, retry_after=RETRY_AFTER_SECONDS) from None
 
 
-def _max_body_bytes(request: Request) -> int:
-    max_bytes: int = request.scope.get(BODY_LIMIT_KEY, MAX_BODY_BYTES)
-    return max_bytes
-
-
-def _body_too_large(max_bytes: int) -> RequestRejected:
-    return RequestRejected(413, f"the body has more than {max_bytes} bytes")
+def _body_too_large(state: RequestState) -> RequestRejected:
+    return RequestRejected(413, f"the body has more than {state.max_body} bytes")
 
 
 def _invalid_body(kind: str, sentence: str) -> RequestRejected:

@@ -19,8 +19,18 @@ from gymsdk.http.tls import Tls, is_loopback
 from gymsdk.jsonl import dump_json
 from gymsdk.servers import middleware
 from gymsdk.servers.app import HEALTH_PATHS
-from gymsdk.servers.middleware import App, Receive, Scope, Send, json_response
+from gymsdk.servers.middleware import json_response
 from gymsdk.servers.reports import INSTANCE_ID_PATTERN, Scheme
+from gymsdk.servers.request_state import (
+    REJECTED_ROUTE,
+    App,
+    Receive,
+    RequestState,
+    Scope,
+    Send,
+    get_state,
+    record_rejection,
+)
 from gymsdk.types import Item
 
 INSECURE_VARIABLE = "GYMSDK_INSECURE"
@@ -43,9 +53,6 @@ HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
 
 BROKEN_MESSAGE = "the server failed on this request; see its log for details"
 
-FORWARDED_KEY = "forwarded"
-"""The key of a request's state that is true if another worker has answered the request."""
-
 UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 """Characters that a cookie's name cannot contain."""
 
@@ -67,9 +74,7 @@ class AuthMiddleware:
             if not is_valid_token(values, self._token):
                 # Even 401 tells a health check that the server is alive, so it counts as a request of that path.
                 is_health_check = not values and scope["path"] in HEALTH_CHECK_PATHS
-                middleware.record_rejection(
-                    scope, UNAUTHORIZED, scope["path"] if is_health_check else middleware.REJECTED_ROUTE
-                )
+                record_rejection(scope, UNAUTHORIZED, scope["path"] if is_health_check else REJECTED_ROUTE)
                 content = build_unauthorized_body(scope["path"], wrong=bool(values))
                 await json_response(content, status=UNAUTHORIZED, headers=CHALLENGE_HEADERS)(scope, receive, send)
                 return
@@ -138,8 +143,8 @@ class CookieMiddleware:
     """ASGI middleware that reads the session token from the request's cookies and sets it on every response.
 
     Some clients keep only the cookies of the last response, so errors set the cookie too. A handler changes the session
-    by setting `scope["state"]["token"]`. A client without a session gets a new placeholder token; unknown tokens are
-    never adopted. `scope["state"]["lost"]` is true if the request names a session that no longer exists.
+    by setting the `token` of the `RequestState`. A client without a session gets a new placeholder token; unknown
+    tokens are never adopted.
 
     Args:
         app: The app.
@@ -159,10 +164,10 @@ class CookieMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
+        state = get_state(scope)
         tokens = list(tokens_in_request(scope, self._name))
-        state["token"] = next(filter(self._known, tokens), None)
-        state["lost"] = state["token"] is None and any(map(TOKEN_PATTERN.fullmatch, tokens))
+        state.token = next(filter(self._known, tokens), None)
+        state.is_lost = state.token is None and any(map(TOKEN_PATTERN.fullmatch, tokens))
         has_started = False
 
         async def send_with_cookie(message: MutableMapping[str, Any]) -> None:
@@ -170,7 +175,7 @@ class CookieMiddleware:
             if message["type"] == "http.response.start":
                 has_started = True
                 # The response of another worker has the cookie of its session already.
-                if not state.get(FORWARDED_KEY):
+                if not state.is_forwarded:
                     message["headers"] = [*message["headers"], (b"set-cookie", self._build_cookie(state))]
             await send(message)
 
@@ -182,10 +187,10 @@ class CookieMiddleware:
             # A bug in the server: uvicorn logs the traceback.
             raise
 
-    def _build_cookie(self, state: MutableMapping[str, Any]) -> bytes:
-        token = state["token"]
+    def _build_cookie(self, state: RequestState) -> bytes:
+        token = state.token
         if token is None or not self._known(token):
-            token = f"{'lost' if state['lost'] and token is None else 'none'}.{secrets.token_urlsafe(24)}"
+            token = f"{'lost' if state.is_lost and token is None else 'none'}.{secrets.token_urlsafe(24)}"
         return f"{self._name}={token}; {self._attributes}".encode()
 
 

@@ -1,9 +1,11 @@
-"""A connection of a server: uvicorn's HTTP connection with idle timeouts, a queue and limits."""
+"""A connection of a server: uvicorn's HTTP connection with idle timeouts, limits, and a pacer of requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -11,9 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gymsdk.concurrency import SharedTimer, call_at
 from gymsdk.http.client import NOT_STARTED_HEADER
 from gymsdk.jsonl import dump_json
-from gymsdk.servers import middleware
-from gymsdk.servers.limits import Pacer
-from gymsdk.servers.middleware import Scope
+from gymsdk.servers.request_state import STATE_KEY, RequestState, ServerState
 
 FIRST_REQUEST_SECONDS = 120.0
 """Seconds within which all headers of a request must arrive, after the connection or the previous request.
@@ -37,12 +37,121 @@ TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections;
 TOO_LONG_HEADERS_MESSAGE = "The headers of the request are too long."
 STOPPING_MESSAGE = "the server is stopping; send the request again"
 
-INVALID_TARGET_KEY = "gymsdk.invalid_target"
-"""Key of the scope of a request whose target is not a path."""
-
-
 MAX_CHUNK_FRAMING_BYTES = 64
 """The bytes around each chunk of a body, such as its size, that do not count against the limit of the header."""
+
+TARGET_PASS_SECONDS = 0.02
+"""Longest time that one pass of the event loop should take, in seconds."""
+
+MAX_QUOTA = 64
+"""Most requests that start in one pass."""
+
+MAX_QUOTA_BEHIND = 8
+"""Most requests that start in one pass while responses of models wait for their turn.
+
+With more, requests start faster than they end; with fewer, a pass has so little work that its own cost counts.
+"""
+
+PACE_MEASURE_SECONDS = 0.5
+"""Seconds over which the rate of starts is measured."""
+
+
+class Pacer:
+    """Starts work in the order of arrival, with a bound per pass of the event loop that keeps each pass short.
+
+    One pass runs every callback that is ready. If a server started thousands of requests at once, one pass would take
+    seconds, and so would the response to a health check, which takes several passes. The number of starts per pass
+    doubles while passes are shorter than `target` seconds and halves while they are longer. It is never less than one,
+    so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
+    not hold back other work.
+
+    While `is_behind` says that started work waits for its turn, at most `MAX_QUOTA_BEHIND` pieces start per pass. Then
+    work ends before all other work has started, so that the caches of the CPU hold what is in progress.
+
+    Args:
+        target: The longest time that one pass should take, in seconds.
+        max_quota: The largest number of starts per pass.
+        is_behind: Returns whether started work waits for its turn.
+
+    Attributes:
+        waited: The seconds that all work has spent in the queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: float = TARGET_PASS_SECONDS,
+        max_quota: int = MAX_QUOTA,
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._target = target
+        self._max_quota = max_quota
+        self._is_behind = is_behind
+        self._quota = max_quota
+        self._left = max_quota
+        self.waited = 0.0
+        self._waiting: OrderedDict[Hashable, tuple[Callable[[], None], float]] = OrderedDict()
+        self._is_scheduled = False
+        self._pass_began = 0.0
+        self._starts = 0
+        self._period_began = time.monotonic()
+        self._rate = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of queued pieces of work."""
+        return len(self._waiting)
+
+    def may_start(self) -> bool:
+        """Return whether work may start now, and count it; otherwise it must wait, with `enqueue`."""
+        self._schedule()
+        if self._waiting or self._left <= 0:
+            return False
+        self._left -= 1
+        self._starts += 1
+        return True
+
+    def enqueue(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Run `work` in a later pass; `drop` removes it by its `key`."""
+        self._waiting[key] = (work, time.perf_counter())
+
+    def drop(self, key: Hashable) -> None:
+        """Remove the queued work of `key`, if there is any."""
+        self._waiting.pop(key, None)
+
+    def drain_time(self) -> float:
+        """Estimate the seconds until all queued work has started."""
+        return len(self._waiting) / self._rate if self._rate else 0.0
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._pass_began = time.perf_counter()
+            asyncio.get_running_loop().call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        """Adapt the quota to the duration of the last pass, and start queued work."""
+        self._is_scheduled = False
+        took = time.perf_counter() - self._pass_began
+        if took > self._target:
+            self._quota = max(1, self._quota // 2)
+        elif self._left <= 0:
+            self._quota = min(self._max_quota, self._quota * 2)
+        self._measure()
+        self._left = min(self._quota, MAX_QUOTA_BEHIND) if self._is_behind() else self._quota
+        if self._waiting:
+            self._schedule()
+        while self._waiting and self._left > 0:
+            self._left -= 1
+            self._starts += 1
+            work, queued_at = self._waiting.popitem(last=False)[1]
+            self.waited += time.perf_counter() - queued_at
+            work()
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now - self._period_began >= PACE_MEASURE_SECONDS:
+            self._rate = self._starts / (now - self._period_began)
+            self._starts, self._period_began = 0, now
 
 
 class Connection(HttpToolsProtocol):
@@ -54,13 +163,15 @@ class Connection(HttpToolsProtocol):
 
     A connection beyond the limit is rejected with 503; uvicorn would reject every further request instead.
 
-    The connection is in the scope of each request, under `middleware.CONNECTION_KEY`.
+    The connection creates the `RequestState` of each request.
     """
 
-    def __init__(self, *args: Any, pacer: Pacer, max_header_bytes: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, pacer: Pacer, server: ServerState, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pacer = pacer
-        self._max_header_bytes = max_header_bytes
+        self._server = server
+        self._state = RequestState(server)
+        self._max_header_bytes = server.limits.header
         self._idle_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
         self._keep_alive_timer: SharedTimer | asyncio.TimerHandle | None = None
@@ -123,9 +234,10 @@ class Connection(HttpToolsProtocol):
             self._keep_alive_timer = None
 
     def on_message_begin(self) -> None:
-        """Put the connection into the scope of the request."""
+        """Put the state of the request into its scope."""
         super().on_message_begin()
-        self.scope[middleware.CONNECTION_KEY] = self  # type: ignore[literal-required]  # not a key of ASGI
+        self._state = RequestState(self._server, self, max_body=self._server.limits.body)
+        self.scope[STATE_KEY] = self._state  # type: ignore[literal-required]  # not a key of ASGI
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Receive a header field. A field after the body is ignored: it could imitate a field of the header."""
@@ -142,7 +254,7 @@ class Connection(HttpToolsProtocol):
         self._is_body_complete, self._partial_header_bytes, self._framing_bytes = False, 0, 0
         if not self.url.startswith(b"/"):
             # Such as the URL that a forward proxy would get, from which uvicorn would take the path.
-            self.scope[INVALID_TARGET_KEY] = True  # type: ignore[literal-required]  # not a key of ASGI
+            self._state.is_target_valid = False
             self.url = b"/"
         super().on_headers_complete()
 
@@ -173,10 +285,10 @@ class Connection(HttpToolsProtocol):
         if not self._is_body_complete and self._body_timer is None:
             self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
 
-    def take_body(self, scope: Scope) -> bytes | None:
-        """Return the body of the request of *scope* if all of it has arrived and no part has been read, else `None`."""
+    def take_body(self, state: RequestState) -> bytes | None:
+        """Return the body of the request of *state* if all of it has arrived and no part has been read, else `None`."""
         cycle = self.cycle
-        if cycle.scope is not scope or cycle.more_body or cycle.disconnected:
+        if cycle.scope.get(STATE_KEY) is not state or cycle.more_body or cycle.disconnected:
             return None
         if cycle.waiting_for_100_continue or not cycle.message_event.is_set():
             return None

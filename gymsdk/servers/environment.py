@@ -22,7 +22,8 @@ from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, R
 from gymsdk.servers.app import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, document_endpoint, read_json_object
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
-from gymsdk.servers.middleware import cancel_on_disconnect, json_response, rollout_id_of
+from gymsdk.servers.middleware import cancel_on_disconnect, json_response
+from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
 from gymsdk.servers.session_clients import check_rollout_path
 from gymsdk.servers.workers import Ownership
@@ -275,7 +276,7 @@ class EnvironmentEndpoints:
             row_request = (
                 self._parse_episode_request(episode, request)
                 if episode
-                else self._parse_flat_row(content, rollout_id_of(request.scope))
+                else self._parse_flat_row(content, get_state(request.scope).rollout_id)
             )
             playing = self._runs.play_once(request, row_request, content, reply.result)
             return await cancel_on_disconnect(request, playing)

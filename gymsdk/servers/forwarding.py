@@ -17,16 +17,12 @@ from gymsdk.servers.app import build_rejection, read_body
 from gymsdk.servers.auth import parse_instance_id, tokens_in_request
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
-from gymsdk.servers.limits import body_budget
 from gymsdk.servers.middleware import (
     FORWARDED_HEADER,
     ROLLOUT_PREFIX_PATTERN,
-    App,
-    Receive,
-    Scope,
-    Send,
     json_response,
 )
+from gymsdk.servers.request_state import App, Receive, Scope, Send, get_state, release_body
 from gymsdk.servers.tool_calls import TOKEN_HEADER
 
 SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})
@@ -102,7 +98,7 @@ class ForwardingMiddleware:
         try:
             await self._forward(other, scope, receive, send)
         finally:
-            body_budget().release(scope)
+            release_body(get_state(scope))
 
     async def _forward(self, other: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request to the instance `other`, given as id and URL; handle the request if `other` is gone."""
@@ -203,9 +199,7 @@ def _build_url(url: str, scope: Scope) -> str:
 
     The middleware has removed the rollout from the path; the other instance needs it, too.
     """
-    state = scope.get("state", {})
-    rollout = state.get("rollout_prefix", "")
-    path = rollout + (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    path = get_state(scope).rollout_prefix + (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{url.rstrip('/')}/{path.removeprefix('/')}" + (f"?{query}" if query else "")
 

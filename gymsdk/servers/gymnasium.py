@@ -13,6 +13,7 @@ from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpo
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.middleware import json_response
+from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import parse_response, parse_row_request
 from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.sessions import Session
@@ -68,10 +69,10 @@ class TurnEndpoints:
         row_request = parse_row_request(
             await read_json_object(request),
             self._episodes.environment,
-            rollout=request.scope["state"].get("rollout_id"),
+            rollout=get_state(request.scope).rollout_id,
         )
         session = await self._episodes.open_session(row_request, "turns", previous=self._find_session(request))
-        request.scope["state"]["token"] = session.token
+        get_state(request.scope).token = session.token
         episode = session.runner.episode
         assert episode is not None, "a session is opened with its episode"
         messages = episode.transcript.opening[len(episode.task.input) :]

@@ -23,22 +23,25 @@ from gymsdk.errors import UsageError
 from gymsdk.http import client
 from gymsdk.http.pages import allowed_hosts
 from gymsdk.http.tls import get_reachable_host, trust_own_certificate
-from gymsdk.servers import middleware
-from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY
 from gymsdk.servers.auth import NO_SECURITY, AuthMiddleware, Security
-from gymsdk.servers.connection import INVALID_TARGET_KEY, Connection
-from gymsdk.servers.limits import Pacer
+from gymsdk.servers.connection import Connection, Pacer
 from gymsdk.servers.middleware import (
-    CONNECTION_KEY,
     STOPPED_ERROR,
-    App,
     HostCheck,
     PrefixMiddleware,
-    Receive,
-    Scope,
-    Send,
     build_error_body,
     json_response,
+)
+from gymsdk.servers.request_state import (
+    STATE_KEY,
+    App,
+    Receive,
+    RequestState,
+    Scope,
+    Send,
+    ServerState,
+    get_state,
+    record_rejection,
 )
 from gymsdk.sockets import SOCKET_BACKLOG, Acceptor
 
@@ -206,6 +209,7 @@ class Listener:
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
         self._pacer = Pacer(is_behind=client.has_waiting_responses)
+        self._state = ServerState(security.limits, get_admission_seconds=lambda: self._pacer.waited)
         self._server: _Server | None = None
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
@@ -248,7 +252,7 @@ class Listener:
             interface="asgi3",
             lifespan="on",
             http=partial(  # type: ignore[arg-type]  # uvicorn calls it like the class
-                Connection, pacer=self._pacer, max_header_bytes=self._security.limits.header
+                Connection, pacer=self._pacer, server=self._state
             ),
             ws="none",
             log_config=None,
@@ -269,10 +273,11 @@ class Listener:
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; if the stop interrupts it, tell the client that it can send the request again."""
         if scope["type"] != "http":
-            scope.setdefault("state", {})[middleware.PACER_KEY] = self._pacer
+            scope[STATE_KEY] = RequestState(self._state)
             await self._app(scope, receive, send)
             return
-        if INVALID_TARGET_KEY in scope:
+        state = get_state(scope)
+        if not state.is_target_valid:
             await self._reject("/", INVALID_PATH_ERROR, scope, receive, send)
             return
         # Read the path now: middleware may strip prefixes from it.
@@ -280,7 +285,6 @@ class Listener:
         if _exceeds_header_limits(self._security.limits, scope["headers"]):
             await self._reject(path, HEADERS_TOO_LARGE_ERROR, scope, receive, send)
             return
-        scope[BODY_LIMIT_KEY], scope[BODY_BUDGET_KEY] = self._security.limits.body, self._security.limits.bodies
         task, has_started = asyncio.current_task(), False
         assert task is not None, "an app is called in a task"
         self._running.add(task)
@@ -297,14 +301,15 @@ class Listener:
                 raise
             if has_started:
                 # The client must not take the part that it has received for the whole response.
-                scope[CONNECTION_KEY].break_off()
+                assert state.connection is not None, "uvicorn calls the listener for its connections"
+                state.connection.break_off()
             else:
                 await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
         finally:
             self._running.discard(task)
 
     async def _reject(self, path: str, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        middleware.record_rejection(scope, error.status)
+        record_rejection(scope, error.status)
         await _build_rejection(path, error)(scope, receive, send)
 
 

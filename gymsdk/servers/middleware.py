@@ -9,8 +9,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -24,47 +24,23 @@ from gymsdk.jsonl import dump_json
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
-from gymsdk.servers.limits import Pacer, release_body
+from gymsdk.servers.request_state import (
+    App,
+    Receive,
+    RejectionLog,
+    RequestState,
+    Scope,
+    Send,
+    get_state,
+    log,
+    record_rejection,
+    release_body,
+)
 from gymsdk.tracing import LogContext
 from gymsdk.types import Item
 
-CONNECTION_KEY = "gymsdk.connection"
-"""Key of the request scope under which the listener stores the client's connection."""
-
 FORWARDED_HEADER = "x-gymsdk-forwarded"
 """Header that marks a forwarded request, so that it is not forwarded again."""
-
-REJECTED_ROUTE = "refused"
-"""Route label of requests that were rejected before routing."""
-
-LOG_INTERVAL_SECONDS = 1.0
-"""Seconds between two logged rejections with the same status; the others are logged at `debug`."""
-
-PACER_KEY = "gymsdk.pacer"
-"""Key of the app's state that holds the `Pacer` of the server's socket."""
-
-RECEIVED_BYTES_KEY = "gymsdk.received_bytes"
-"""Key of a request's scope that holds the size of its body, once the body has been read."""
-
-MAX_METHOD_CHARS = 16
-"""How many characters of a client's method are logged."""
-
-REJECTION_LOG_KEY = "gymsdk.rejections"
-"""Key of the app's state, and so of each request's, that holds the rejection log."""
-
-log = logging.getLogger("gymsdk.requests")
-# Silent until `observability.logging` configures it, which may happen before this module is imported.
-if log.level == logging.NOTSET:
-    log.setLevel(logging.CRITICAL)
-
-
-Scope: TypeAlias = MutableMapping[str, Any]
-
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 T = TypeVar("T")
 
@@ -92,81 +68,6 @@ OTHER_ROUTE = "other"
 SERVER_ERROR = 500
 
 
-class ClientConnection(Protocol):
-    """The connection on which a request arrived, if a `Listener` serves the app."""
-
-    def take_body(self, scope: Scope) -> bytes | None:
-        """Return the body of the request of *scope* if all of it has arrived and no part has been read, else `None`."""
-
-    def add_disconnect_callback(self, callback: Callable[[], object]) -> bool:
-        """Call *callback* once the client disconnects; returns `False` if the client has disconnected already."""
-
-    def remove_disconnect_callback(self, callback: Callable[[], object]) -> None:
-        """Do not call *callback* any more."""
-
-
-def find_connection(scope: Scope) -> ClientConnection | None:
-    """Return the connection of a request; `None` if another server than `Listener` serves the app, as in a test."""
-    connection: ClientConnection | None = scope.get(CONNECTION_KEY)
-    return connection
-
-
-class RejectionLog:
-    """Counts and logs requests that the middleware rejects.
-
-    Args:
-        metrics: The server's metrics.
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(self, metrics: ServerMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._metrics = metrics
-        self._clock = clock
-        self._quiet: dict[int, float] = {}
-
-    def record(self, scope: Mapping[str, Any], status: int, route: str) -> None:
-        """Count a rejected request; log at most one per status and interval, so that a flood does not fill the log."""
-        self._metrics.record_response(route, status, 0.0)
-        level = logging.INFO if route == REJECTED_ROUTE and self._is_rare(status) else logging.DEBUG
-        if log.isEnabledFor(level):
-            previous = tracing.set_log_context(tracing.build_log_context(self._metrics.name, scope["headers"]))
-            _log_rejection(level, scope, status, route)
-            tracing.reset_log_context(previous)
-
-    def _is_rare(self, status: int) -> bool:
-        now = self._clock()
-        if now < self._quiet.get(status, 0.0):
-            return False
-        self._quiet[status] = now + LOG_INTERVAL_SECONDS
-        return True
-
-
-def record_rejection(scope: Mapping[str, Any], status: int, route: str = REJECTED_ROUTE) -> None:
-    """Record that the middleware rejected a request.
-
-    Args:
-        scope: The request's scope.
-        status: The status of the response.
-        route: The route, if known.
-    """
-    rejection_log = scope.get("state", {}).get(REJECTION_LOG_KEY)
-    if isinstance(rejection_log, RejectionLog):
-        rejection_log.record(scope, status, route)
-
-
-def _log_rejection(level: int, scope: Mapping[str, Any], status: int, route: str) -> None:
-    # Log neither path nor headers: a client controls both, and they may contain another server's token.
-    method, client = scope["method"][:MAX_METHOD_CHARS], (scope.get("client") or ("nobody",))[0]
-    fields = {"method": method, "route": route, "status": status, "client": client}
-    log.log(level, "%s %s %d client=%s", method, route, status, client, extra={"fields": fields})
-
-
-def rollout_id_of(scope: Scope) -> str | None:
-    """Return the rollout id in a request's path prefix, or `None`."""
-    rollout_id = scope.get("state", {}).get("rollout_id")
-    return rollout_id if isinstance(rollout_id, str) else None
-
-
 class RoutingMiddleware:
     """ASGI middleware that strips the rollout prefix, assigns a request id, and counts and logs each response.
 
@@ -182,24 +83,27 @@ class RoutingMiddleware:
         if scope["type"] != "http":
             await self._handle_lifespan(scope, receive, send)
             return
+        state = get_state(scope)
         match = ROLLOUT_PREFIX_PATTERN.match(scope["path"]) if scope["path"].startswith(ROLLOUT_PREFIX) else None
         if match:
             path = scope["path"][match.end() :]
             scope["path"], scope["raw_path"] = path, path.encode()
-            scope.setdefault("state", {}).update(rollout_id=match[1], rollout_prefix=match[0])
+            state.rollout_id, state.rollout_prefix = match[1], match[0]
         request_context = tracing.build_log_context(self._metrics.name, scope["headers"], match[1] if match else None)
         if match and match[2]:
             request_context.captured_rollout = match[1]
         previous = tracing.set_log_context(request_context)
         try:
-            await self._handle_counted(request_context, scope, receive, send)
+            await self._handle_counted(request_context, state, scope, receive, send)
         finally:
-            release_body(scope)
+            release_body(state)
             # With profiling on, a step's CPU time is recorded after the request.
             if not tracing.is_profiling():
                 tracing.reset_log_context(previous)
 
-    async def _handle_counted(self, request_context: LogContext, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_counted(
+        self, request_context: LogContext, state: RequestState, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         started, status, is_counted = time.perf_counter(), SERVER_ERROR, scope["path"] not in UNLOGGED_PATHS
         sent = 0
 
@@ -226,7 +130,7 @@ class RoutingMiddleware:
         finally:
             self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
-            self._metrics.record_response(route, status, seconds, received=scope.get(RECEIVED_BYTES_KEY, 0), sent=sent)
+            self._metrics.record_response(route, status, seconds, received=state.received, sent=sent)
             tracing.assign_route(request_context, route)
             level = (
                 logging.DEBUG
@@ -241,11 +145,13 @@ class RoutingMiddleware:
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle the lifespan: work outside of requests is logged under the server's name, too."""
         tracing.set_log_context(LogContext(self._metrics.name))
-        state = scope.setdefault("state", {})
-        state[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
-        if isinstance(pacer := state.get(PACER_KEY), Pacer):
+        server = get_state(scope).server
+        server.rejections = RejectionLog(self._metrics)
+        if server.get_admission_seconds is not None:
             self._metrics.add_counter(
-                "admission_seconds", "Seconds that requests waited until they were started.", lambda: pacer.waited
+                "admission_seconds",
+                "Seconds that requests waited until they were started.",
+                server.get_admission_seconds,
             )
         if tracing.is_profiling():
             tracing.profile_tasks(asyncio.get_running_loop())
@@ -344,7 +250,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         is_disconnected = True
         handler.cancel()
 
-    connection = find_connection(request.scope)
+    connection = get_state(request.scope).connection
     # Without a connection to ask, a task waits for the message that the client has disconnected.
     watcher = None if connection else asyncio.ensure_future(_call_on_disconnect(request, cancel))
     if connection is not None and not connection.add_disconnect_callback(cancel):

@@ -43,8 +43,9 @@ from gymsdk.servers.app import (
 )
 from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import json_response, rollout_id_of
+from gymsdk.servers.middleware import json_response
 from gymsdk.servers.pausing import PausableModel, add_pause_endpoints
+from gymsdk.servers.request_state import get_state
 from gymsdk.types import Item, Model
 
 once = OnceLogger(logging.getLogger("gymsdk"))
@@ -312,7 +313,7 @@ class ApiEndpoint:
         except (RequestRejected, InvalidRequest, RecursionError) as error:
             return build_error_response(self._api, request_error_to_api_error(error))
         # Without a rollout id, OpenAI's `prompt_cache_key` says which requests belong together.
-        affinity = rollout_id_of(request.scope) or content.get("prompt_cache_key")
+        affinity = get_state(request.scope).rollout_id or content.get("prompt_cache_key")
         build_result = partial(
             self._build_result, content, model_request, affinity if isinstance(affinity, str) else None
         )

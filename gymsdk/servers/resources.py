@@ -25,6 +25,7 @@ from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.middleware import json_response
+from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import (
     ECHO_OPTION,
     ROLLOUT_ID_FIELD,
@@ -186,7 +187,7 @@ class ResourcesEndpoints:
             return forwarded or await self._open_typed(request, seed)
         row_request = self._parse_request(request, content)
         session = await self.episodes.open_session(row_request, "tools", previous=self._find_session(request))
-        request.scope["state"]["token"] = session.token
+        get_state(request.scope).token = session.token
         return json_response(self._build_tool_access(session, "mcp") | _describe_episode(row_request, session))
 
     async def close(self, request: Request) -> Response:
@@ -221,7 +222,7 @@ class ResourcesEndpoints:
         items = tool_calls.strip_server_prefix(response["output"], self._name)
         end_reason = infer_end_reason(content, response)
         session = self._find_session(request)
-        if request.scope["state"]["lost"] and self._environment.needs_replay and _has_tool_call(items):
+        if get_state(request.scope).is_lost and self._environment.needs_replay and _has_tool_call(items):
             raise RequestRejected(
                 503,
                 LOST_STATE_MESSAGE,
@@ -251,7 +252,7 @@ class ResourcesEndpoints:
         # A client that loses the response sends the request again, even while the first one is still running.
         async with self._seeding.setdefault(seed.resources_session_id, asyncio.Lock()):
             session = await self._open_named(request, seed)
-        request.scope["state"]["token"] = session.token
+        get_state(request.scope).token = session.token
         return json_response(
             {"resources_session_id": seed.resources_session_id} | self._build_tool_access(session, "resources_tools")
         )
@@ -281,11 +282,11 @@ class ResourcesEndpoints:
         if session.client is None or session.extras.get("seed") != seed or _is_played(session):
             return False
         return await session.client.accept_retry(
-            request, has_cookie=request.scope["state"]["token"] == session.token
+            request, has_cookie=get_state(request.scope).token == session.token
         ) and self._sessions.is_open(session)
 
     def _parse_request(self, request: Request, row: Row) -> RowRequest:
-        return parse_row_request(row, self._environment, rollout=request.scope["state"].get("rollout_id"))
+        return parse_row_request(row, self._environment, rollout=get_state(request.scope).rollout_id)
 
     def _find_session(self, request: Request) -> Session | None:
         return self._sessions.find_by_request(request.scope)

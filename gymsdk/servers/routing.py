@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
-from gymsdk.servers.middleware import Receive, Scope, Send
+from gymsdk.servers.request_state import Receive, Scope, Send
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers one request."""

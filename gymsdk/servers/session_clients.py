@@ -15,7 +15,8 @@ from typing import Any
 from fastapi import Request
 
 from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import FORWARDED_HEADER, ClientConnection, Scope, find_connection, rollout_id_of
+from gymsdk.servers.middleware import FORWARDED_HEADER
+from gymsdk.servers.request_state import ClientConnection, Scope, get_state
 from gymsdk.servers.requests import EpisodeId
 
 RETRY_GRACE_SECONDS = 0.5
@@ -31,7 +32,7 @@ def check_rollout_path(episode: EpisodeId, scope: Scope) -> None:
     Raises:
         RequestRejected: The path names another rollout.
     """
-    rollout = rollout_id_of(scope)
+    rollout = get_state(scope).rollout_id
     if rollout is not None and not episode.includes(rollout):
         raise RequestRejected(
             409, f"the path names the rollout {rollout!r}, and the session belongs to {episode.key!r}", **ID_MISMATCH
@@ -114,7 +115,7 @@ class SessionClient:
 
 def _refer_to_connection(request: Request) -> weakref.ReferenceType[ClientConnection] | None:
     """Return a reference to the client's connection; `None` if another gymsdk server forwarded the request."""
-    connection = find_connection(request.scope)
+    connection = get_state(request.scope).connection
     return None if connection is None or FORWARDED_HEADER in request.headers else weakref.ref(connection)
 
 

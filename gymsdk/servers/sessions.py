@@ -22,7 +22,8 @@ from gymsdk.memory import EpisodeCounter
 from gymsdk.models import recordings
 from gymsdk.servers.errors import RequestRejected, ServerOverloaded
 from gymsdk.servers.limits import Claims
-from gymsdk.servers.middleware import RESERVED_PATHS, Scope
+from gymsdk.servers.middleware import RESERVED_PATHS
+from gymsdk.servers.request_state import Scope, get_state
 from gymsdk.servers.requests import EpisodeId, RowIdentity, RowRequest, parse_task, to_canonical
 from gymsdk.servers.session_clients import ClosedIds, SessionClient, check_episode
 from gymsdk.tools import InvalidArguments
@@ -158,7 +159,7 @@ class SessionStore:
         Raises:
             RequestRejected: The path of the request names another rollout than the session's.
         """
-        return _confirm(self.find_by_token(scope["state"]["token"]), scope)
+        return _confirm(self.find_by_token(get_state(scope).token), scope)
 
     def is_open(self, session: Session) -> bool:
         """Return whether the session is open, without marking it as used."""

@@ -17,14 +17,14 @@ from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
-from gymsdk.servers.app import BODY_LIMIT_KEY, build_rejection, read_body
-from gymsdk.servers.auth import FORWARDED_KEY
+from gymsdk.servers.app import build_rejection, read_body
 from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
 from gymsdk.servers.forwarding import build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
-from gymsdk.servers.limits import KEEP_SECONDS, release_body
-from gymsdk.servers.middleware import FORWARDED_HEADER, App, Receive, Scope, Send, json_response
+from gymsdk.servers.limits import KEEP_SECONDS
+from gymsdk.servers.middleware import FORWARDED_HEADER, json_response
 from gymsdk.servers.reports import Instance, Kind
+from gymsdk.servers.request_state import App, Receive, Scope, Send, get_state, release_body
 from gymsdk.servers.shared_memory import SharedMemory
 from gymsdk.types import Item
 
@@ -192,7 +192,7 @@ class Ownership:
             )
         except client.NotSent:
             return None
-        request.scope.setdefault("state", {})[FORWARDED_KEY] = True
+        get_state(request.scope).is_forwarded = True
         return response
 
     def _get_key(self, id: str) -> str:
@@ -277,11 +277,11 @@ class WorkerMiddleware:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
-            release_body(request.scope)
+            release_body(get_state(request.scope))
 
     async def _pause_all(self, request: Request) -> Response:
         """Send the request to all workers, and return their states as one; the first error if a worker has one."""
-        request.scope[BODY_LIMIT_KEY] = MAX_PAUSE_BODY_BYTES
+        get_state(request.scope).max_body = MAX_PAUSE_BODY_BYTES
         body = await read_body(request)
         results = await asyncio.gather(*(self._send(each, request, body) for each in await self._siblings.list_all()))
         # The head may still list a worker that has ended. Its successor reads the pause from the shared memory.

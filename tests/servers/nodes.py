@@ -26,9 +26,9 @@ from gymsdk.servers import head, resources
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.servers.middleware import App
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Service
+from gymsdk.servers.request_state import App
 
 MAX_AGE = 0.05
 SCRIPT = """

@@ -18,9 +18,9 @@ from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
 from gymsdk.servers.auth import NO_SECURITY, Security
-from gymsdk.servers.middleware import App
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.reports import Kind, Service
+from gymsdk.servers.request_state import App
 from gymsdk.types import AGENT_SUFFIX
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")

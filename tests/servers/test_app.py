@@ -17,6 +17,7 @@ from gymsdk.servers.app import create_app, read_json_object
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.middleware import json_response
+from gymsdk.servers.request_state import get_state
 
 ERRORS = {
     "refused": (RequestRejected(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),
@@ -38,7 +39,7 @@ def metrics():
 
 
 @pytest.fixture
-async def client(metrics):
+def app(metrics):
     app = create_app("made", "A server.", metrics=metrics)
 
     async def echo(request: Request):
@@ -48,11 +49,16 @@ async def client(metrics):
         raise ERRORS[kind][0]
 
     async def get_rollout_id(request: Request):
-        return json_response(request.scope.get("state", {}).get("rollout_id"))
+        return json_response(get_state(request.scope).rollout_id)
 
     app.add_api_route("/echo", echo, methods=["POST"])
     app.add_api_route("/fails/{kind}", fails)
     app.add_api_route("/whose", get_rollout_id)
+    return app
+
+
+@pytest.fixture
+async def client(app):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gym.test") as client:
         yield client
 
@@ -76,9 +82,15 @@ async def test_a_body_that_is_not_an_object_is_rejected(client):
     assert (response.status_code, response.json()["detail"][0]["msg"]) == (422, "the body must be a JSON object")
 
 
-async def test_a_body_that_is_too_large_is_rejected(client, monkeypatch):
-    monkeypatch.setattr("gymsdk.servers.app.MAX_BODY_BYTES", 10)
-    assert (await client.post("/echo", content=b'{"a": "' + b"x" * 20)).status_code == 413
+@pytest.mark.parametrize("size", [10, 30])
+async def test_a_body_that_is_too_large_is_rejected(app, size):
+    async def limited(scope, receive, send):
+        get_state(scope).max_body = size
+        await app(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(limited), base_url="http://gym.test") as limited_client:
+        response = await limited_client.post("/echo", content=b'{"a": "' + b"x" * 10 + b'"}')
+    assert response.status_code == (413 if size == 10 else 200)
 
 
 @pytest.mark.parametrize("kind", ERRORS)

@@ -15,7 +15,7 @@ from gymsdk import Environment
 from gymsdk.config.model import Limits
 from gymsdk.servers import app
 from gymsdk.servers.auth import Security
-from gymsdk.servers.limits import LARGE_BODY_BYTES, body_budget
+from gymsdk.servers.request_state import LARGE_BODY_BYTES, body_budget
 
 from .secured import SecuredServers, serve_secured
 

@@ -12,7 +12,7 @@ from gymsdk import Environment
 from gymsdk.config.model import Limits
 from gymsdk.servers import connection
 from gymsdk.servers.auth import Security
-from gymsdk.servers.limits import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
+from gymsdk.servers.connection import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
 
 from .secured import SecuredServers, serve_secured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -11,6 +12,9 @@ from gymsdk import UsageError
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
+from gymsdk.servers.listener import Listener, bind_socket, socket_port
+from gymsdk.servers.middleware import json_response
+from gymsdk.servers.request_state import Receive, Scope, Send, get_state
 
 
 @pytest.fixture
@@ -39,6 +43,29 @@ async def test_its_api_documentation_finds_its_schema_there(running: RunningServ
         assert "'/gym/tool_call/openapi.json'" in page.text
         schema = (await client.get(f"{running.urls['tool_call']}/openapi.json")).json()
         assert schema["servers"] == [{"url": "/gym/tool_call"}]
+
+
+@pytest.mark.parametrize("path", ["", "/gym"])
+async def test_a_body_that_has_arrived_is_taken_from_the_connection_at_once(path: str) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        state = get_state(scope)
+        body = state.connection.take_body(state) if state.connection else None
+        await json_response({"body": body and body.decode()})(scope, receive, send)
+
+    bound, up, over = bind_socket("127.0.0.1"), asyncio.Event(), asyncio.Event()
+    listener = Listener(answer, bound, grace=1, path=path)
+    async with asyncio.TaskGroup() as group, httpx.AsyncClient() as client:
+        group.create_task(listener.run(up, over))
+        await up.wait()
+        url = f"http://127.0.0.1:{socket_port(bound)}{path}/verify"
+        assert (await client.post(url, content=b"[1]")).json() == {"body": "[1]"}
+        over.set()
 
 
 @pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])

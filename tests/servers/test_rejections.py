@@ -16,9 +16,8 @@ from gymsdk import Environment
 from gymsdk.config.model import Limits, LogConfig
 from gymsdk.observability.logging import log_to
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
-from gymsdk.servers import middleware
 from gymsdk.servers.auth import Security
-from gymsdk.servers.middleware import RejectionLog
+from gymsdk.servers.request_state import REJECTED_ROUTE, RejectionLog
 
 from .secured import TOKEN, SecuredServers, serve_secured
 
@@ -84,7 +83,7 @@ def test_a_flood_of_rejections_is_logged_at_intervals(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "gymsdk.requests"):
         for now[0] in (100.0, 100.5, 100.9, 101.0, 101.9):
             for status in (401, 403):
-                log.record(scope, status, middleware.REJECTED_ROUTE)
+                log.record(scope, status, REJECTED_ROUTE)
     messages = [each.getMessage() for each in caplog.records]
     assert messages == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
 

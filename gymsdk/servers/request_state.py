@@ -1,0 +1,259 @@
+"""The state of a request and its server, the log of rejected requests, and the memory for large bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
+
+from gymsdk import tracing
+from gymsdk.config.model import MAX_BODY_BYTES, Limits
+from gymsdk.memory import get_memory_limit
+from gymsdk.observability.metrics import ServerMetrics
+
+Scope: TypeAlias = MutableMapping[str, Any]
+
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+REJECTED_ROUTE = "refused"
+"""Route label of requests that were rejected before routing."""
+
+LOG_INTERVAL_SECONDS = 1.0
+"""Seconds between two logged rejections with the same status; the others are logged at `debug`."""
+
+MAX_METHOD_CHARS = 16
+"""How many characters of a client's method are logged."""
+
+LARGE_BODY_BYTES = 4 * 2**20
+"""Bytes from which a body counts; the number of requests bounds smaller bodies."""
+
+HEAVY_BODY_BYTES = 16 * 2**20
+"""Bytes in memory after parsing from which a smaller body counts too."""
+
+MEMORY_SHARE = 4
+"""By default, large bodies may take this fraction (one in `MEMORY_SHARE`) of the machine's memory."""
+
+
+_budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, BodyBudget] = WeakKeyDictionary()
+
+log = logging.getLogger("gymsdk.requests")
+# Silent until `observability.logging` configures it, which may happen before this module is imported.
+if log.level == logging.NOTSET:
+    log.setLevel(logging.CRITICAL)
+
+
+class ClientConnection(Protocol):
+    """The connection on which a request arrived."""
+
+    def take_body(self, state: RequestState) -> bytes | None:
+        """Return the body of the request of *state* if all of it has arrived and no part has been read, else `None`."""
+
+    def add_disconnect_callback(self, callback: Callable[[], object]) -> bool:
+        """Call *callback* once the client disconnects; returns `False` if the client has disconnected already."""
+
+    def break_off(self) -> None:
+        """Close the connection in the middle of a response."""
+
+    def remove_disconnect_callback(self, callback: Callable[[], object]) -> None:
+        """Do not call *callback* any more."""
+
+
+class RejectionLog:
+    """Counts and logs requests that the middleware rejects.
+
+    Args:
+        metrics: The server's metrics.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, metrics: ServerMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._quiet: dict[int, float] = {}
+
+    def record(self, scope: Mapping[str, Any], status: int, route: str) -> None:
+        """Count a rejected request; log at most one per status and interval, so that a flood does not fill the log."""
+        self._metrics.record_response(route, status, 0.0)
+        level = logging.INFO if route == REJECTED_ROUTE and self._is_rare(status) else logging.DEBUG
+        if log.isEnabledFor(level):
+            previous = tracing.set_log_context(tracing.build_log_context(self._metrics.name, scope["headers"]))
+            _log_rejection(level, scope, status, route)
+            tracing.reset_log_context(previous)
+
+    def _is_rare(self, status: int) -> bool:
+        now = self._clock()
+        if now < self._quiet.get(status, 0.0):
+            return False
+        self._quiet[status] = now + LOG_INTERVAL_SECONDS
+        return True
+
+
+def record_rejection(scope: Scope, status: int, route: str = REJECTED_ROUTE) -> None:
+    """Record that the middleware rejected a request.
+
+    Args:
+        scope: The request's scope.
+        status: The status of the response.
+        route: The route, if known.
+    """
+    rejections = get_state(scope).server.rejections
+    if rejections is not None:
+        rejections.record(scope, status, route)
+
+
+def _log_rejection(level: int, scope: Mapping[str, Any], status: int, route: str) -> None:
+    # Log neither path nor headers: a client controls both, and they may contain another server's token.
+    method, client = scope["method"][:MAX_METHOD_CHARS], (scope.get("client") or ("nobody",))[0]
+    fields = {"method": method, "route": route, "status": status, "client": client}
+    log.log(level, "%s %s %d client=%s", method, route, status, client, extra={"fields": fields})
+
+
+STATE_KEY = "gymsdk"
+"""The key of an ASGI scope that holds the `RequestState`."""
+
+
+@dataclass(slots=True, eq=False)
+class ServerState:
+    """What all requests of one server share.
+
+    Attributes:
+        limits: The limits on requests.
+        rejections: The log of rejected requests, once the application has started.
+        get_admission_seconds: Returns the seconds that requests waited until they were started, if they wait.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    rejections: RejectionLog | None = None
+    get_admission_seconds: Callable[[], float] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What the server knows about one request. Middleware that copies the scope of a request keeps the same state.
+
+    Attributes:
+        server: The state of the server.
+        connection: The client's connection; `None` if another server than `Listener` serves the app, as in a test.
+        is_target_valid: Whether the target of the request is a path.
+        max_body: The largest allowed body, in bytes.
+        received: The size of the body, once the body has been read.
+        reserved: The memory that the body has reserved, in bytes.
+        rollout_id: The rollout in the prefix of the path, if the path has the prefix.
+        rollout_prefix: That prefix, which the server has removed from the path.
+        token: The token of the cookie's session, or of the session that the request has opened.
+        is_lost: Whether the cookie names a session that no longer exists.
+        is_forwarded: Whether another worker has answered the request.
+    """
+
+    server: ServerState = field(default_factory=ServerState)
+    connection: ClientConnection | None = None
+    is_target_valid: bool = True
+    max_body: int = MAX_BODY_BYTES
+    received: int = 0
+    reserved: int = 0
+    rollout_id: str | None = None
+    rollout_prefix: str = ""
+    token: str | None = None
+    is_lost: bool = False
+    is_forwarded: bool = False
+
+
+def get_state(scope: Scope) -> RequestState:
+    """Return the state of a request; a new one if no `Listener` serves the app."""
+    state: RequestState | None = scope.get(STATE_KEY)
+    if state is None:
+        state = scope[STATE_KEY] = RequestState()
+    return state
+
+
+class BodyBudget:
+    """Grants memory to large bodies in order of arrival.
+
+    A body that is larger than the whole budget is admitted alone.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+
+    async def reserve(self, state: RequestState, size: int, max_bytes: int) -> None:
+        """Wait until `size` bytes are free and reserve them for the request until `release`.
+
+        Args:
+            state: The request's state.
+            size: The size of the body in bytes.
+            max_bytes: The bytes that all large bodies may take.
+        """
+        if state.reserved:
+            return
+        if self._waiting or not self._fits(size, max_bytes):
+            granted = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, max_bytes, granted))
+            try:
+                await granted
+            except asyncio.CancelledError:
+                if granted.done() and not granted.cancelled():
+                    self._free(size)
+                else:
+                    self._waiting = deque(entry for entry in self._waiting if entry[2] is not granted)
+                    self._admit()
+                raise
+        else:
+            self.used += size
+        state.reserved = size
+
+    def resize(self, state: RequestState, size: int) -> None:
+        """Change the reservation of a request without waiting, because the memory is in use already."""
+        previous, state.reserved = state.reserved, size
+        self._free(previous - size)
+
+    def release(self, state: RequestState) -> None:
+        """Free the reservation of a request, if it has one."""
+        if state.reserved:
+            size, state.reserved = state.reserved, 0
+            self._free(size)
+
+    def _free(self, size: int) -> None:
+        self.used -= size
+        self._admit()
+
+    def _fits(self, size: int, max_bytes: int) -> bool:
+        return not self.used or self.used + size <= max_bytes
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(*self._waiting[0][:2]):
+            size, _, granted = self._waiting.popleft()
+            if not granted.done():
+                self.used += size
+                granted.set_result(None)
+
+
+def body_budget() -> BodyBudget:
+    """Return the budget that all servers on the running event loop share."""
+    loop = asyncio.get_running_loop()
+    budget = _budgets.get(loop)
+    if budget is None:
+        budget = _budgets[loop] = BodyBudget()
+    return budget
+
+
+def release_body(state: RequestState) -> None:
+    """Free the memory that the body of a request has reserved, if it has."""
+    if state.reserved:
+        body_budget().release(state)
+
+
+@cache
+def default_body_budget() -> int:
+    """Return a quarter of the memory of the machine, or of the container if its limit is lower."""
+    return get_memory_limit() // MEMORY_SHARE
