@@ -309,3 +309,19 @@ def test_every_kind_of_failure_is_documented() -> None:
 def test_links_between_pages_have_targets(page: str) -> None:
     links = LINK.findall(FENCE.sub("", text_of(page)))
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of the headings of *page*."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_headings_have_targets(page: str) -> None:
+    links = ANCHOR.findall(FENCE.sub("", text_of(page)))
+    path = ROOT / page
+    assert [link for link in links if link[1] not in slugs(path.parent / link[0] if link[0] else path)] == []
