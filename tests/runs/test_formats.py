@@ -1,0 +1,133 @@
+"""Lines in the format of a later version are refused with the version to install, and lines without one are read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk import client
+from gymsdk.errors import BadRow, Failed
+from gymsdk.jsonl import dump_row, read_rows
+from gymsdk.line import FORMAT, StoredRollout, read, strip_results
+from gymsdk.rollouts.jobs import Job
+from gymsdk.rollouts.remote import parse_rollout
+from gymsdk.runs import read as read_run
+
+from .conftest import Play
+
+OPTIONS = ("tool_call", "--split", "train", "--limit", "4", "--repeats", "1", "--model", "scripted/oracle")
+
+NEWER = {"format": FORMAT + 1, "version": "99.1.2"}
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gymsdk", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120, text=True)
+
+
+@pytest.fixture(scope="module")
+def original(play: Play) -> Path:
+    return play(*OPTIONS, name="formats")
+
+
+@pytest.fixture
+def newer(original: Path, tmp_path: Path) -> Path:
+    """Return a run whose second line a later version wrote."""
+    folder = shutil.copytree(original, tmp_path / "newer")
+    lines = [line for _, line in read_rows(folder / "rollouts.jsonl")]
+    lines[1]["gymsdk"] |= NEWER
+    (folder / "rollouts.jsonl").write_bytes(b"".join(map(dump_row, lines)))
+    return folder
+
+
+def build_line(**host_fields: Any) -> dict[str, Any]:
+    params = {"input": "2 + 2"}
+    response = {"id": "r", "object": "response", "output": []}
+    known = {"environment": "sums", "outcome": "scored", "verdict": []}
+    return {"responses_create_params": params, "response": response, "reward": 1.0, "gymsdk": known | host_fields}
+
+
+def test_a_run_writes_the_format_and_the_version(original: Path) -> None:
+    host_fields = [line["gymsdk"] for _, line in read_rows(original / "rollouts.jsonl")]
+    assert {(each["format"], each["version"]) for each in host_fields} == {(FORMAT, version("gymsdk"))}
+
+
+@pytest.mark.parametrize("given", [{}, {"format": FORMAT}, {"format": 0}, {"format": None}, {"format": "2"}])
+def test_lines_of_this_format_and_of_earlier_and_other_programs_are_read(given: dict[str, Any]) -> None:
+    assert StoredRollout(build_line(**given)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (NEWER, "gymsdk 99.1.2 wrote it in format 2"),
+        (NEWER, "pip install -U 'gymsdk>=99.1.2'"),
+        (NEWER, f"this version, {version('gymsdk')},"),
+        ({"format": 7}, "a later version of gymsdk wrote it in format 7"),
+        ({"format": 7, "version": 3}, "pip install -U 'gymsdk'"),
+    ],
+)
+def test_the_error_names_the_version_to_install(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRow) as error:
+        StoredRollout(build_line(**given), where="rollouts.jsonl:2")
+    assert str(error.value).startswith("rollouts.jsonl:2: ")
+    assert named in str(error.value)
+
+
+def test_an_answer_in_a_newer_format_is_a_bad_answer() -> None:
+    answer, job = build_line(**NEWER), Job("sums", 0, 0, {"responses_create_params": {"input": "2 + 2"}})
+    for parse in (
+        lambda: client.parse_verdict(answer, job.row),
+        lambda: parse_rollout(answer, job, 0, milliseconds=1.0),
+    ):
+        with pytest.raises(Failed, match=r"gymsdk>=99\.1\.2") as error:
+            parse()
+        assert error.value.kind == "bad_answer"
+
+
+def test_a_newer_line_is_no_row_to_play() -> None:
+    with pytest.raises(BadRow, match=r"gymsdk>=99\.1\.2"):
+        strip_results(build_line(**NEWER))
+
+
+def test_the_index_names_the_line_and_has_the_others(newer: Path) -> None:
+    with read_run(newer) as run:
+        assert [row["task"] for row in run.list_rows()] == [0, 2, 3]
+        [bad] = run.queries.list_bad_lines()
+    assert (bad["count"], bad["lines"]) == (1, [2])
+    assert "install the other version" in bad["message"]
+    with pytest.raises(BadRow, match=r"rollouts\.jsonl:2: gymsdk 99"):
+        list(read(newer / "rollouts.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("reverify", "{}"),
+        ("export", "{}", "--sft", "{}/sft.jsonl"),
+        ("rollout", *OPTIONS, "--output", "{}", "--resume"),
+    ],
+)
+def test_commands_refuse_the_run_and_change_nothing(newer: Path, arguments: tuple[str, ...]) -> None:
+    before = {path: path.read_bytes() for path in newer.iterdir()}
+    done = run_command(*(argument.format(newer) for argument in arguments))
+    assert done.returncode == 2, done.stderr
+    assert "pip install -U 'gymsdk>=99.1.2'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path: path.read_bytes() for path in newer.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_show_lists_the_other_rollouts(newer: Path) -> None:
+    done = run_command("show", newer, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["rollouts"]) == 3
+    assert "gymsdk>=99.1.2" in done.stderr
