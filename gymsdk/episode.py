@@ -274,6 +274,7 @@ async def _play_whole_turn(
         # The prompt fills the context: the next response would be empty, too.
         result.ended = "tokens"
     episode.transcript.items.extend(result.items)
+    episode.paid = add_rewards(episode.paid, result.reward, "step")
     episode.done = result.ended is not None
     return result
 
@@ -367,7 +368,6 @@ class EpisodeRunner:
         self.usage: UsageByRole = {}
         self._arguments: _OpenArguments | None = None
         self._last_response: Item | None = None
-        self._paid = 0.0
         self._turns = 0
         self._tool_calls = 0
         self._stage_milliseconds: dict[str, float] = {}
@@ -437,7 +437,6 @@ class EpisodeRunner:
         finally:
             self._record_turn_time(step_started)
         self._record_model_call(response, first_index, result)
-        self._paid = add_rewards(self._paid, result.reward, "step")
         self._tool_calls += result.calls
         if result.ended is None and self._turns >= self.budget.turns:
             result.ended = "turns"
@@ -447,9 +446,7 @@ class EpisodeRunner:
     async def verify(self) -> None:
         """Judge the transcript and set *result* to the verdict; raises `EpisodeError` if that fails."""
         with self.time_stage("verify"):
-            verdict = await self.environment.verify(self._get_episode())
-        add_rewards(self._paid, verdict.reward, "verify")
-        self.result = verdict
+            self.result = await self.environment.verify(self._get_episode())
 
     async def close(self) -> None:
         """Close the episode, if it is open."""
@@ -469,6 +466,7 @@ class EpisodeRunner:
         assert self._arguments is not None, "the episode was opened"
         episode, verdict = self.episode, self.result if isinstance(self.result, Verdict) else None
         transcript = episode.transcript if episode else Transcript()
+        paid = episode.paid if episode else 0.0
         stages = {stage: round(milliseconds, 3) for stage, milliseconds in self._stage_milliseconds.items()}
         return Rollout(
             id=self._arguments.id,
@@ -482,8 +480,8 @@ class EpisodeRunner:
             opening=transcript.opening,
             tools=episode.tools if episode else [],
             response=self._join_responses(transcript),
-            reward=None if verdict is None else verdict.reward + self._paid,
-            components={} if verdict is None else combine_components(verdict, self._paid),
+            reward=None if verdict is None else verdict.reward + paid,
+            components={} if verdict is None else combine_components(verdict, paid),
             verdict=verdict,
             failure=_build_failure(self.result) if isinstance(self.result, EpisodeError) else None,
             turns=self._turns,

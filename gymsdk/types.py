@@ -645,7 +645,7 @@ class Playable(Protocol):
         """Open an episode of *row*."""
 
     async def step(self, episode: Episode, action: Action) -> Step:
-        """Respond to one tool call or reply."""
+        """Respond to one tool call or reply, and add the reward of the step to `episode.paid`."""
 
     async def verify(self, episode: Episode) -> Verdict:
         """Judge the episode's transcript."""

@@ -74,6 +74,43 @@ CASES = {
 }
 
 
+async def test_the_rewards_of_steps_are_summed_in_the_same_order(environment: Callable[..., Environment]) -> None:
+    paying = environment("""
+import json
+
+async def pay(amount: float) -> str:
+    "Pay."
+    return ""
+
+@hookimpl
+async def step(action: Action):
+    return Step(output="", reward=json.loads(action.arguments)["amount"])
+
+@hookimpl
+def tools():
+    return [pay]
+
+@hookimpl
+async def verify():
+    return Verdict(reward=0.0)
+""")
+    calls = [responses.build_function_call("pay", {"amount": 0.1 * number}, f"c{number}") for number in (1, 2, 3)]
+    turns = [calls[:1], calls[1:]]
+
+    class Payer:
+        async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+            return responses.build_response(turns.pop(0), model="m", request=request)
+
+    task = {"responses_create_params": {"input": "Pay."}}
+    rollout = await play(paying, Payer(), task, budget=Budget(turns=2))
+    assert rollout.response is not None, rollout.failure
+    assert rollout.failure is None, rollout.failure
+    items = rollout.response["output"]
+    judged = await verify_transcript(paying, task, items, seed=0, ended="turns", seconds=5.0)
+    assert rollout.reward == judged.reward == (0.1 + 0.2) + 0.1 * 3
+    assert rollout.components == judged.components
+
+
 @pytest.fixture(params=CASES)
 async def played(
     request: pytest.FixtureRequest, environment: Callable[..., Environment]
