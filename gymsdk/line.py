@@ -5,7 +5,6 @@ A line stands in `rollouts.jsonl` or `failures.jsonl`, in NeMo Gym's files, or i
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pydantic import ConfigDict
 
 from gymsdk import jsonl, responses
 from gymsdk.errors import BadRow
-from gymsdk.jsonl import dump_canonical_json, is_finite_number
+from gymsdk.jsonl import is_finite_number
 from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Usage, Verdict
 from gymsdk.working_folder import shorten_path
 
@@ -454,31 +453,6 @@ def _strip(row: Row, stale: Container[str], keep: Container[str] = ()) -> Row:
     return {
         key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith(FAILURE_PREFIX))
     }
-
-
-def compute_task_digest(row: Row, environment: str) -> str:
-    """Return a digest that equal tasks of two runs share: it depends on neither their numbers nor the sampling.
-
-    Args:
-        row: The row as it was sent. The line of a rollout gives another digest if `reset` has added messages to it.
-        environment: The name of the environment.
-    """
-    bare = {
-        key: value for key, value in strip_results(row).items() if not key.startswith("_ng_") and key != "agent_ref"
-    }
-    params = row.get("responses_create_params")
-    prompt = params.get("input") if isinstance(params, dict) else None
-    content = bare | {"responses_create_params": {"input": prompt}, "environment": environment}
-    return hashlib.blake2b(dump_canonical_json(content), digest_size=12).hexdigest()
-
-
-def compute_line_digest(line: Row, environment: str) -> str:
-    """Return what identifies the task of a line if the row as sent is not known.
-
-    The line of another program does not tell which of its fields the verdict has added, so that only the prompt counts.
-    """
-    params = {"responses_create_params": line.get("responses_create_params")}
-    return compute_task_digest(line if StoredRollout(line).is_own else params, environment)
 
 
 # Reading

@@ -11,7 +11,8 @@ from typing import Any
 
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, compute_task_digest, get_environment_name
+from gymsdk.jsonl import dump_canonical_json
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, StoredRollout, get_environment_name, strip_results
 from gymsdk.responses import UsageByRole, merge_usage
 from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, build_agent_reference
 
@@ -71,6 +72,31 @@ def build_input_row(
         TASK_INDEX: task,
         ROLLOUT_INDEX: repeat,
     }
+
+
+def compute_task_digest(row: Row, environment: str) -> str:
+    """Return a digest that equal tasks of two runs share: it depends on neither their numbers nor the sampling.
+
+    Args:
+        row: The row as it was sent. The line of a rollout gives another digest if `reset` has added messages to it.
+        environment: The name of the environment.
+    """
+    bare = {
+        key: value for key, value in strip_results(row).items() if not key.startswith("_ng_") and key != "agent_ref"
+    }
+    params = row.get("responses_create_params")
+    prompt = params.get("input") if isinstance(params, dict) else None
+    content = bare | {"responses_create_params": {"input": prompt}, "environment": environment}
+    return hashlib.blake2b(dump_canonical_json(content), digest_size=12).hexdigest()
+
+
+def compute_line_digest(line: Row, environment: str) -> str:
+    """Return what identifies the task of a line if the row as sent is not known.
+
+    The line of another program does not tell which of its fields the verdict has added, so that only the prompt counts.
+    """
+    params = {"responses_create_params": line.get("responses_create_params")}
+    return compute_task_digest(line if StoredRollout(line).is_own else params, environment)
 
 
 MAX_SHARED_TOOL_LISTS = 8

@@ -17,10 +17,10 @@ from gymsdk import jsonl
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, UsageError
-from gymsdk.line import StoredRollout, build_line, compute_task_digest, strip_results
+from gymsdk.line import StoredRollout, build_line, strip_results
 from gymsdk.responses import build_message, build_response, iter_turn_spans, query_model
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import build_input_row
+from gymsdk.rollouts.jobs import build_input_row, compute_task_digest
 from gymsdk.rollouts.plan import Plan, build_settings, describe_start
 from gymsdk.types import Budget, Episode, Item, Model, Rollout, Row, find_invalid_field, is_policy_item
 from gymsdk.working_folder import shorten_path

@@ -23,8 +23,9 @@ from typing import IO, Any
 
 from gymsdk import jsonl, line
 from gymsdk.errors import GymsdkError
-from gymsdk.line import StoredRollout, compute_line_digest, compute_task_digest
+from gymsdk.line import StoredRollout
 from gymsdk.rollouts.inputs import InputIndex
+from gymsdk.rollouts.jobs import compute_line_digest, compute_task_digest
 from gymsdk.runs.file_state import FileState, Verification, extend_digest, is_settled, sign
 from gymsdk.runs.records import parse_record
 from gymsdk.runs.schema import (

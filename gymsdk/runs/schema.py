@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 
-from gymsdk.line import StoredRollout
+from gymsdk.line import FORMAT, StoredRollout
 from gymsdk.runs.file_state import FileState
 from gymsdk.runs.records import Record, iter_texts
 
-VERSION = 5
-"""The version of the schema. An index with another version is built again."""
+VERSION = 6_000 + FORMAT
+"""The version of the schema, and the newest format of a line. An index with another version is built again."""
 
 MAX_INTEGER = 2**63 - 1
 """The largest integer that SQLite stores."""

@@ -108,6 +108,17 @@ def test_the_index_names_the_line_and_has_the_others(newer: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_version_that_reads_the_line_indexes_it_again(newer: Path) -> None:
+    with read_run(newer) as run:
+        assert len(run.list_rows()) == 3
+    code = (
+        "import gymsdk.line as line; line.FORMAT += 1; from gymsdk.runs import read; print(len(read({!r}).list_rows()))"
+    )
+    command = [sys.executable, "-c", code.format(str(newer))]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() == "4"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
