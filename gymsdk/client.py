@@ -11,12 +11,12 @@ from typing import Any, Self
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.errors import BadConfig, EpisodeError, Failed, Unscorable, format_suggestion
+from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
-from gymsdk.line import find_no_reward, get_verdict_names, is_gymsdk_result
+from gymsdk.line import StoredRollout
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
@@ -370,6 +370,14 @@ def build_bad_answer_error(message: str, stage: str) -> Failed:
     return Failed(message, kind="bad_answer", stage=stage)
 
 
+def read_answer(body: Row) -> StoredRollout:
+    """Return the rollout in an answer of `/run` or `/verify`; raises `Failed` if a later version wrote it."""
+    try:
+        return StoredRollout(body, where="the answer")
+    except BadRow as error:
+        raise build_bad_answer_error(str(error), "verify") from error
+
+
 def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
     """Return the verdict in the answer *body* to a request with *row*.
 
@@ -377,30 +385,30 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
         Unscorable: The answer says that its reward does not count.
         Failed: The reward or its components are invalid.
     """
-    if (found := find_no_reward(body, row)) is not None:
+    answer = read_answer(body)
+    if (found := answer.find_no_reward(row)) is not None:
         if not found.is_declared:
             raise build_bad_answer_error(found.message, "verify")
-        retryable = body.get("_ng_failure_terminal") is not True
-        raise Unscorable(found.message, kind=found.kind, stage="verify", retryable=retryable)
+        raise Unscorable(found.message, kind=found.kind, stage="verify", retryable=answer.terminal is not True)
     components = body.get("reward_components") or {}
     if not isinstance(components, dict) or not all(map(is_finite_number, components.values())):
         excerpt = str(components)[:MAX_EXCERPT_CHARS]
         message = f"the server's `reward_components` must be an object of numbers, got {excerpt}"
         raise build_bad_answer_error(message, "verify")
-    return RemoteVerdict(reward=float(body["reward"]), components=components, fields=_get_verdict_fields(body, row))
+    return RemoteVerdict(reward=float(body["reward"]), components=components, fields=_get_verdict_fields(answer, row))
 
 
-def _get_verdict_fields(body: Row, row: Row) -> Item:
+def _get_verdict_fields(answer: StoredRollout, row: Row) -> Item:
     """Return the verdict's own fields.
 
     An answer of gymsdk lists their names. In an answer of another server, the verdict's fields are those that have no
     reserved name and that the row does not contain with the same value.
     """
-    if is_gymsdk_result(body):
-        return {name: body[name] for name in get_verdict_names(body) or ()}
+    if answer.is_verified:
+        return answer.verdict
     return {
         name: value
-        for name, value in body.items()
+        for name, value in answer.line.items()
         if name not in NON_VERDICT_FIELDS
         and not name.startswith(STAMP_PREFIXES)
         and (name not in row or row[name] != value)

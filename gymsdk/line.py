@@ -611,19 +611,3 @@ def _show(reward: object) -> str:
         # Python does not convert the longest integers to text.
         return "an integer beyond the range of a double"
     return str(reward)[:MAX_SHOWN_CHARS]
-
-
-def find_no_reward(line: Row, row: Mapping[str, Any] = NOTHING) -> NoReward | None:
-    return StoredRollout(line).find_no_reward(row)
-
-
-def read_reward(line: Row, row: Mapping[str, Any] = NOTHING) -> float | None:
-    return None if find_no_reward(line, row) is not None else float(line["reward"])
-
-
-def is_gymsdk_result(body: Row) -> bool:
-    return StoredRollout(body).is_verified
-
-
-def get_verdict_names(line: Row) -> list[str] | None:
-    return StoredRollout(line).verdict_names

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
     {"console", "errors", "graders", "once", "settings", "types", "working_folder"},
-    {"jsonl", "line", "responses", "tracing"},
+    {"jsonl", "line", "request_options", "responses", "tracing"},
     {
         "concurrency",
         "convert",

@@ -18,8 +18,10 @@ from gymsdk.bench.recording import Recording
 from gymsdk.bench.report import LoadResult, LoopLag, compute_latency, compute_mean, compute_stages
 from gymsdk.bench.stage import LOAD, Stage
 from gymsdk.bench.usage import Memories, measure_cpu, name_children, sample_memory, summarise_memory
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, get_agent_name, is_gymsdk_result, read_reward
+from gymsdk.client import read_answer
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, get_agent_name
 from gymsdk.observability.loop_lag import LoopLagSampler
+from gymsdk.request_options import RequestOptions
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job, PlayedJob, catch_errors, compute_seed, play_with_retries
 from gymsdk.rollouts.remote import parse_response_row, parse_rollout
@@ -129,26 +131,25 @@ class RowSender:
 
 def _encode_job(job: Job) -> bytes:
     """Return the JSON of a job's row without its last brace, after which the ID follows."""
-    host_fields = {"seed": compute_seed(0, job), "repeat": job.repeat, "budget": Budget().model_dump()}
-    row = {**job.row, TASK_INDEX: job.task, ROLLOUT_INDEX: job.repeat, "gymsdk": host_fields}
+    options = RequestOptions(compute_seed(0, job), job.repeat, budget=Budget().model_dump())
+    row = {**job.row, TASK_INDEX: job.task, ROLLOUT_INDEX: job.repeat, **options.to_field()}
     return jsonl.dump_portable_json(row)[:-1]
 
 
 def _read_scored(answer: Row, job: Job) -> Rollout | None:
     """Return the reward, the turns and the timing of a rollout that gymsdk scored, without validating the rest."""
-    reward = read_reward(answer, job.row) if is_gymsdk_result(answer) else None
-    if reward is None:
+    stored = read_answer(answer)
+    if not stored.is_verified or stored.find_no_reward(job.row) is not None:
         return None
-    host_fields = answer["gymsdk"]
-    timing = Timing.model_construct(stages=host_fields["timing"]["stages"])
+    timing = Timing.model_construct(stages=stored.stages)
     return Rollout.model_construct(
         id=job.id,
         environment=job.environment,
         row=job.row,
         seed=0,
         outcome="scored",
-        reward=reward,
-        turns=host_fields["turns"],
+        reward=float(answer["reward"]),
+        turns=stored.turns,
         timing=timing,
     )
 

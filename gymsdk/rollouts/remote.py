@@ -25,8 +25,8 @@ from gymsdk.line import (
     StoredVerdict,
     build_line,
     get_agent_name,
-    is_gymsdk_result,
 )
+from gymsdk.request_options import RequestOptions
 from gymsdk.responses import parse_usage
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job, PlayedJob, build_unscored_rollout, catch_errors, compute_seed, play_with_retries
@@ -60,7 +60,8 @@ def _get_detail(answer: HttpResponse) -> str:
 def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
     """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
-        rollout = _read_own(body, job) if is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
+        is_own = client.read_answer(body).is_verified
+        rollout = _read_own(body, job) if is_own else _read_foreign(body, job, seed, milliseconds)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"
@@ -393,13 +394,13 @@ class RemotePlayer:
         return parse_rollout(body, job, compute_seed(self.seed, job), milliseconds=spent)
 
     def _build_body(self, job: Job, attempt: int) -> Row:
-        host_fields = {"seed": compute_seed(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
+        options = RequestOptions(compute_seed(self.seed, job), job.repeat, budget=self.budget.model_dump())
         return {
             **job.row,
             TASK_INDEX: job.task,
             ROLLOUT_INDEX: job.repeat,
             "_ng_rollout_id": self._build_rollout_id(job, attempt),
-            "gymsdk": host_fields,
+            **options.to_field(),
         }
 
     def _build_rollout_id(self, job: Job, attempt: int) -> str:

@@ -18,6 +18,7 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, StoredRollout
 from gymsdk.plugins import registry
+from gymsdk.request_options import RequestOptions
 from gymsdk.rollouts import remote
 from gymsdk.rollouts.agent_client import convert_to_server_error
 from gymsdk.rollouts.folder import FILES
@@ -243,8 +244,8 @@ def build_remote_judge(servers: HeadServers) -> Judge:
     async def judge(stored: StoredRollout) -> RemoteVerdict:
         name = servers.get_resources_for_row(stored.line, stored.environment)
         stamps = {key: stored.line[key] for key in (TASK_INDEX, ROLLOUT_INDEX) if key in stored.line}
-        host_fields = {"seed": _get_seed(stored), "repeat": stored.repeat, "ended": _get_end_reason(stored)}
-        body = {**stored.row, **stamps, "response": _get_response(stored), "gymsdk": host_fields}
+        options = RequestOptions(_get_seed(stored), stored.repeat, _get_end_reason(stored))
+        body = {**stored.row, **stamps, "response": _get_response(stored), **options.to_field()}
         try:
             answer = await servers.client.post(name, "/verify", json=body)
         except Failed as error:

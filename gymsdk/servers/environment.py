@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from gymsdk import tracing
 from gymsdk.errors import UsageError
 from gymsdk.jsonl import is_finite_number
-from gymsdk.line import ATTEMPT_INDEX, ROLLOUT_INDEX, TASK_INDEX, TRAJECTORY
+from gymsdk.line import ATTEMPT_INDEX, ROLLOUT_INDEX, TASK_INDEX, TRAJECTORY, build_failure_fields
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.trajectory import build_observations, build_trajectory, get_task_name
 from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, RolloutFailed, RunService
@@ -143,15 +143,14 @@ class FlatReply:
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
         """Return the failure under the keys that the collector copies to its failures file."""
         details = _build_failure(failure, partial)
-        fields = {
-            "_ng_failure_class": failure.kind if failure.kind in REGISTERED_FAILURES else DEFAULT_FAILURE,
-            "_ng_failure_terminal": details["terminal"],
-            "_ng_failure_message": details["failure_reason"],
-            "_ng_failure_stage": details.get("stage"),
-            "_ng_failure_partial_response": details.get("partial_response"),
-            "failure_kind": details["failure_kind"],
-            "agent_ref": self.row.get("agent_ref"),
-        }
+        fields = build_failure_fields(
+            failure.kind if failure.kind in REGISTERED_FAILURES else DEFAULT_FAILURE,
+            terminal=details["terminal"],
+            message=details["failure_reason"],
+            stage=details.get("stage"),
+            partial_response=details.get("partial_response"),
+        )
+        fields |= {"failure_kind": details["failure_kind"], "agent_ref": self.row.get("agent_ref")}
         return {key: value for key, value in fields.items() if value is not None}
 
 

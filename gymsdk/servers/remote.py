@@ -19,6 +19,7 @@ from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
+from gymsdk.request_options import OpenedEpisode, RequestOptions
 from gymsdk.router import ReplicaClient, get_sticky_key
 from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import (
@@ -34,7 +35,6 @@ from gymsdk.servers.instances import (
 from gymsdk.servers.listener import is_local_host
 from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.servers.reports import Instance, Kind
-from gymsdk.servers.requests import ECHO_OPTION
 from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_tool
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 
@@ -103,13 +103,13 @@ class RemoteEnvironment:
         """
         task, raw = read_row(row)
         connection = self.open_connection()
-        body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
+        body = raw | RequestOptions(seed, repeat).to_field()
         answer = await connection.post("/seed_session", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise open_failure(answer, self.name)
-        extras = _read_extras(parse_object(answer, "reset"))
-        # Only gymsdk's servers return the opening; others may echo the request's `gymsdk` field.
-        connection.is_gymsdk = "opening" in extras
+        opened = OpenedEpisode.parse(parse_object(answer, "reset"))
+        connection.is_gymsdk = opened is not None
+        offered = None if opened is None else opened.tools
         return Episode(
             id=id,
             seed=seed,
@@ -117,8 +117,8 @@ class RemoteEnvironment:
             row=raw,
             environment=self,
             state=RemoteState(connection=connection),
-            transcript=Transcript(opening=extras.get("opening", deepcopy(task.input))),
-            tools=extras.get("tools", read_tools(task.responses_create_params.get("tools"))),
+            transcript=Transcript(opening=deepcopy(task.input) if opened is None else opened.opening),
+            tools=read_tools(task.responses_create_params.get("tools")) if offered is None else offered,
             repeat=repeat,
             deadline=deadline,
         )
@@ -203,11 +203,6 @@ def open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
     return build_failure(answer, "reset")
 
 
-def _read_extras(body: Item) -> Item:
-    extras = body.get("gymsdk")
-    return extras if isinstance(extras, dict) else {}
-
-
 def read_tools(tools: Any) -> list[Item]:
     """Return those of *tools*, the list of a row or of a server, that are objects with a name."""
     listed = tools if isinstance(tools, list) else []
@@ -225,8 +220,8 @@ def _build_verify_body(episode: Episode) -> Row:
     status: responses.ResponseStatus = "incomplete" if ended == "tokens" else "completed"
     response = responses.build_response(episode.transcript.items, model="policy", status=status)
     # NeMo Gym's servers ignore the options and return the row and the response, too.
-    options = {"seed": episode.seed, "repeat": episode.repeat, "ended": ended, ECHO_OPTION: False}
-    return {**episode.row, "response": response, "gymsdk": options}
+    options = RequestOptions(episode.seed, episode.repeat, ended, echo=False)
+    return {**episode.row, "response": response, **options.to_field()}
 
 
 def _parse_verdict(answer: HttpResponse, row: Row) -> Verdict:

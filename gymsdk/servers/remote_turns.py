@@ -15,6 +15,7 @@ from gymsdk.client import build_bad_answer_error, build_failure, parse_object
 from gymsdk.episode import TurnResult
 from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
+from gymsdk.request_options import RequestOptions
 from gymsdk.responses import build_function_call_output
 from gymsdk.servers.gymnasium import REQUEST_ID_FIELD
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState, open_failure, read_row, read_tools
@@ -99,7 +100,7 @@ class TurnEnvironment(RemoteEnvironment):
         """Open a session of `row`; see `RemoteEnvironment.reset`."""
         task, raw = read_row(row)
         connection = self.open_connection()
-        body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
+        body = raw | RequestOptions(seed, repeat).to_field()
         answer = await connection.post("/reset", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise open_failure(answer, self.name)

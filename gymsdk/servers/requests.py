@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,7 +21,8 @@ from gymsdk import errors, tracing
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, strip_results
+from gymsdk.line import HOST, ROLLOUT_INDEX, TASK_INDEX, strip_results
+from gymsdk.request_options import RequestOptions
 from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response
 from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.servers.errors import RequestRejected
@@ -42,7 +43,7 @@ BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
 ROUTING_FIELDS = frozenset(
-    {"responses_create_params", "response", "gymsdk", "agent_ref", "task_source", "skills_ref", "capture_rollout_id"}
+    {"responses_create_params", "response", HOST, "agent_ref", "task_source", "skills_ref", "capture_rollout_id"}
 )
 """Fields of the host, beside those that begin with `_ng_`; all other fields belong to the environment."""
 
@@ -55,13 +56,6 @@ ROLLOUT_ID_FIELD = "_ng_rollout_id"
 
 NUMBERED_ROLLOUT_PATTERN = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
 """How NeMo Gym's clients name rollouts by default: task and repeat, the same in each run."""
-
-
-ECHO_OPTION = "echo"
-"""The key of the `gymsdk` field of `/verify` with which gymsdk's agents ask for the verdict alone, if it is false.
-
-The agent has the row and the response, which can be megabytes with token ids.
-"""
 
 
 class EpisodeId(BaseModel):
@@ -244,7 +238,7 @@ class RowRequest:
         seed: The episode's seed.
         repeat: Which repeat of the task this is, from 0.
         id: The rollout's id, or an empty string.
-        options: The `gymsdk` field, which gymsdk's own clients send.
+        options: What a client of gymsdk says about the episode, `None` for other clients.
         budget: The budget that the client asks for.
     """
 
@@ -253,13 +247,13 @@ class RowRequest:
     seed: int
     repeat: int = 0
     id: str = ""
-    options: Item | None = None
+    options: RequestOptions | None = None
     budget: Budget | None = None
 
     @property
     def seed_given(self) -> bool:
         """Whether the client chose the seed; otherwise the row determines it."""
-        return self.options is not None and _first_integer(self.options.get("seed")) is not None
+        return self.options is not None and self.options.seed is not None
 
 
 def parse_row_request(body: Row, environment: Playable, *, rollout: str | None = None) -> RowRequest:
@@ -274,27 +268,26 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
         RequestRejected: The rollout id or the budget is invalid.
         BadRow: A field of the prompt is invalid.
     """
-    options = body.get("gymsdk")
-    own: Item = options if isinstance(options, dict) else {}
+    options = RequestOptions.parse(body)
+    own = options or RequestOptions()
     declared = environment.task_type.model_fields if isinstance(environment, Environment) else {}
     fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
-    row = strip_results(fields, keep=declared.keys() - {"gymsdk"})
+    row = strip_results(fields, keep=declared.keys() - {HOST})
     if "responses_create_params" in row:
         row |= _copy_without_nulls({"responses_create_params": row["responses_create_params"]})
         _check_params(row["responses_create_params"])
-    seed = _first_integer(own.get("seed"))
     rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
     tracing.set_rollout_id(rollout_id)
-    repeat = _first_integer(own.get("repeat"), body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
+    repeat = _first_integer(own.repeat, body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
     identity = RowIdentity(row)
     return RowRequest(
         row=row,
         identity=identity,
-        seed=identity.seed(environment.name, repeat=repeat) if seed is None else seed,
+        seed=identity.seed(environment.name, repeat=repeat) if own.seed is None else own.seed,
         repeat=repeat,
         id=rollout_id,
-        options=own if isinstance(options, dict) else None,
-        budget=_read_budget(own.get("budget")),
+        options=options,
+        budget=_read_budget(own.budget),
     )
 
 
@@ -330,11 +323,9 @@ def _find_missing_content(output: Sequence[Item]) -> tuple[str, str] | None:
 
 def infer_end_reason(body: Row, response: Item) -> EndReason:
     """Return how the episode of a response ended, as far as the body shows it."""
-    options = body.get("gymsdk")
-    reason = options.get("ended") if isinstance(options, dict) else None
-    for known in get_args(EndReason):
-        if reason == known:
-            return known  # type: ignore[no-any-return]  # a member of the Literal
+    options = RequestOptions.parse(body)
+    if options is not None and options.ended is not None:
+        return options.ended
     return "tokens" if is_incomplete_response(response) else "done"
 
 

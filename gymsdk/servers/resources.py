@@ -14,8 +14,17 @@ from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import JudgedEpisode
 from gymsdk.errors import Unscorable
-from gymsdk.line import RESUMABLE_KINDS, ROLLOUT_INDEX, TASK_INDEX, WORKER_FAILURE_KINDS
+from gymsdk.line import (
+    MASK,
+    RESUMABLE_KINDS,
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    WORKER_FAILURE_KINDS,
+    build_failure_fields,
+    build_verified_fields,
+)
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
+from gymsdk.request_options import describe_opened
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpoint, read_json_object
@@ -27,7 +36,6 @@ from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.middleware import json_response
 from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import (
-    ECHO_OPTION,
     ROLLOUT_ID_FIELD,
     CloseRequest,
     RowRequest,
@@ -302,22 +310,16 @@ class ResourcesEndpoints:
         judged_session: Session | None,
         reason: str | None,
     ) -> Item:
-        fields = judged.fields
-        components = {"reward_components": judged.components} if judged.components else {}
         details = {
             "environment": self._environment.name,
             "seed": row_request.seed if judged_session is None else judged_session.extras["origin"].seed,
-            "outcome": "scored",
             "ended": judged.ended,
-            "verdict": list(fields),
         } | ({} if reason is None else {"session_unused": reason})
+        is_echoed = row_request.options is None or row_request.options.echo
         return {
-            **({} if (row_request.options or {}).get(ECHO_OPTION) is False else _echo_row(row_request, content)),
+            **(_echo_row(row_request, content) if is_echoed else {}),
             **UNMASKED_FIELDS,
-            **fields,
-            "reward": judged.reward,
-            **components,
-            "gymsdk": details,
+            **build_verified_fields(judged.reward, judged.components, judged.fields, details),
         }
 
 
@@ -350,8 +352,8 @@ def _echo_row(row_request: RowRequest, content: Row) -> Item:
 
 
 def _build_unscored_row(row_request: RowRequest, content: Row, error: Unscorable) -> Item:
-    failure = {"mask_sample": True, "failure_kind": error.kind, "failure_reason": str(error)}
-    return {**_echo_row(row_request, content), "reward": 0.0, **failure, "_ng_failure_class": error.kind}
+    failure = {MASK: True, "failure_kind": error.kind, "failure_reason": str(error)}
+    return {**_echo_row(row_request, content), "reward": 0.0, **failure, **build_failure_fields(error.kind)}
 
 
 def _has_tool_call(items: Sequence[Item]) -> bool:
@@ -368,4 +370,4 @@ def _describe_episode(row_request: RowRequest, session: Session) -> Item:
     episode = session.runner.episode
     if row_request.options is None or episode is None:
         return {}
-    return {"gymsdk": {"seed": row_request.seed, "opening": episode.transcript.opening, "tools": episode.tools}}
+    return describe_opened(row_request.seed, episode.transcript.opening, episode.tools)

@@ -19,7 +19,7 @@ import pytest
 from gymsdk import client
 from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import dump_row, parse_json, read_rows
-from gymsdk.line import StoredRollout, read_reward
+from gymsdk.line import StoredRollout
 from gymsdk.rollouts.export import ExportReport, Selection, export_sft
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.profile import build_profile
@@ -98,7 +98,7 @@ def read_exported(line: dict[str, Any]) -> float | None:
 def test_a_reward_that_is_missing_or_that_json_cannot_hold_is_none(absent: dict[str, Any], own: bool) -> None:
     line = build_line({}, own=own) | absent
     line = {key: value for key, value in line.items() if value is not ...}
-    assert read_reward(line) is None
+    assert StoredRollout(line).reward is None
     assert [read_verdict(line), parse_record(StoredRollout(line)).reward, StoredRollout(line).reward] == [None] * 3
 
 
@@ -135,7 +135,7 @@ def test_a_line_that_is_graded_again_has_a_reward(change: dict[str, Any], own: b
     verdict = client.RemoteVerdict(0.5, {}, {"extracted_answer": "4"})
     line = Reverified(StoredRollout(build_line(change, own=own)), verdict).build_line()
     assert line is not None
-    assert read_reward(line) == 0.5
+    assert StoredRollout(line).reward == 0.5
     assert "stored_reward" not in line.get("gymsdk", {})
 
 
@@ -146,7 +146,7 @@ def test_a_damaged_list_of_the_verdicts_fields_ends_no_reader(names: Any) -> Non
     regraded = Reverified(StoredRollout(line), client.RemoteVerdict(0.5, {}, {})).build_line()
     assert regraded is not None
     readers = (parse_record(StoredRollout(line)).reward, StoredRollout(line).reward, read_verdict(line))
-    assert (*readers, read_reward(regraded)) == (1.0, 1.0, 1.0, 0.5)
+    assert (*readers, StoredRollout(regraded).reward) == (1.0, 1.0, 1.0, 0.5)
 
 
 @pytest.fixture(scope="module")
