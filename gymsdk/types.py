@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from gymsdk.errors import format_suggestion
+from gymsdk.settings import LIMITS, Flag
 
 Item: TypeAlias = dict[str, Any]
 """A Responses API item, content part or body: a JSON object."""
@@ -677,22 +678,21 @@ class Model(Protocol):
 
 
 class Budget(BaseModel):
-    """The limits of one episode.
-
-    Attributes:
-        turns: The maximum number of model calls.
-        tools: The maximum number of tool calls.
-        seconds: The maximum time from the reset to the last turn.
-        output: The maximum length of one tool output in characters; longer outputs are truncated.
-    """
+    """The limits of one episode; *output* is the maximum length of one tool output in characters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    turns: int = Field(default=32, ge=1)
-    tools: int = Field(default=128, ge=0)
-    seconds: float = Field(default=600.0, gt=0)
     # Excluded from rows and run folders: it only protects a run against excessive outputs.
-    output: int = Field(default=MAX_OUTPUT_CHARS, ge=1000, exclude=True)
+    output: Annotated[int, Flag(LIMITS, "CHARS", ("--max-output",), shown="4 Mi", layered=True)] = Field(
+        MAX_OUTPUT_CHARS, ge=1000, exclude=True, description="Limit the output of a tool call."
+    )
+    turns: Annotated[int, Flag(LIMITS, "N")] = Field(32, ge=1, description="Limit an episode to N model calls.")
+    tools: Annotated[int, Flag(LIMITS, "N", ("--tool-calls",))] = Field(
+        128, ge=0, description="Limit an episode to N tool calls."
+    )
+    seconds: Annotated[float, Flag(LIMITS, "SECONDS", ("--deadline",), least=0.001)] = Field(
+        600.0, gt=0, description="Limit the duration of an episode."
+    )
 
 
 class Failure(BaseModel):

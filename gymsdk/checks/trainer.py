@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -57,15 +57,14 @@ class TrainerStack:
         base_url: The URL of the generation server, with `/v1`.
         model: The name under which it serves the policy.
         update_weights: A shell command that updates the weights of the generation server once; empty without one.
-        token_interface: The token interface, `None` to find it out.
-        tokenizer: The trainer's tokenizer, a name or a folder, with which the engine's ids and texts are compared.
+        model_options: Further options of gymsdk's model client. The engine's ids and texts are compared with those of
+            the `tokenizer` in it.
     """
 
     base_url: str
     model: str = "policy"
     update_weights: str = ""
-    token_interface: str | None = None
-    tokenizer: str | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -73,9 +72,8 @@ class TrainerStack:
         return {
             "base_url": self.base_url,
             "tokens": True,
-            "token_interface": self.token_interface,
-            "tokenizer": self.tokenizer,
             "timeout": 60.0,
+            **self.model_options,
         }
 
 
@@ -123,7 +121,8 @@ class _TrainerChecker:
         self._stack = stack
         self._model = models.model(f"vllm/{stack.model}", **stack.options)
         self._plain_model = models.model(f"vllm/{stack.model}", base_url=stack.base_url, timeout=60.0, retries=1)
-        tokenizer = None if stack.tokenizer is None else load_tokenizer(stack.tokenizer)
+        name = stack.model_options.get("tokenizer")
+        tokenizer = None if name is None else load_tokenizer(name)
         self.engine = EngineChecker(self._model, tokenizer)  # type: ignore[arg-type]  # a model on a server
         self._max_model_len: int | None = None
         self._has_tokens = False

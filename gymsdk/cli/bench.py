@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
-from gymsdk.settings import LIMITS, MODEL, OUTPUT, RUN
+from gymsdk.rollouts.settings import Rows, RunLimits, Servers
+from gymsdk.settings import MODEL, OUTPUT, RUN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +26,11 @@ OPEN_LOOP = "Open loop"
 """The panel of the options of an open loop."""
 
 
+@take_models
 def bench(  # noqa: PLR0913  # each is an option of the command
     names: options.OptionalNames = None,
     *,
-    head: options.Head = None,
+    servers: Annotated[Servers, Only("head")],
     shape: Annotated[
         str | None,
         typer.Option(
@@ -87,12 +90,13 @@ def bench(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=MODEL,
         ),
     ] = None,
-    split: options.Split = None,
+    rows: Annotated[Rows, Only("split")],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    attempts: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Try a rollout that fails up to N times.", rich_help_panel=LIMITS),
-    ] = 1,
+    limits: Annotated[
+        RunLimits,
+        Only("attempts"),
+        Changed(attempts={"default": 1, "help": "Try a rollout that fails up to N times."}),
+    ],
     json: options.Json = False,
     plot: Annotated[
         Path | None,
@@ -124,7 +128,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         raise UsageError("name an environment to measure, or a shape with --shape")
     if names and shape is not None:
         raise UsageError("name environments to measure, or shapes with --shape, but not both")
-    if shape is not None and (settings or split is not None):
+    if shape is not None and (settings or rows.split is not None):
         raise UsageError("--shape has no settings and one split; leave out --set and --split")
     plan = BenchPlan(
         environments=options.parse_settings(names, settings) if names else {},
@@ -135,10 +139,10 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         seed=seed,
         rollouts=rollouts,
         minutes=minutes,
-        head=head,
+        head=servers.head,
         model=model,
-        split=split,
-        attempts=attempts,
+        split=rows.split,
+        attempts=limits.attempts,
     )
     if plot is not None:
         drawing.check_target(plot)

@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Only, Without, take_models
 from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
-from gymsdk.settings import OUTPUT, RUN, TASKS
+from gymsdk.rollouts.settings import Rows
+from gymsdk.settings import OUTPUT, RUN
+from gymsdk.types import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from gymsdk.checks.report import Check, Result
     from gymsdk.checks.run import CheckRun
     from gymsdk.checks.subject import Subject
-    from gymsdk.types import Budget
 
 STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
-def check(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def check(  # noqa: PLR0913  # groups of options
     name: Annotated[str | None, typer.Argument(help="Name the environment.", show_default=False)] = None,
     *,
     only: Annotated[
@@ -46,18 +48,15 @@ def check(  # noqa: PLR0913  # each is an option of the command
         ),
     ] = [],  # noqa: B006  # typer copies it
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    tasks: options.Tasks = None,
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Check the tasks of this split only.", rich_help_panel=TASKS),
-    ] = None,
-    seed: options.Seed = 0,
-    limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Check N tasks of each split.", rich_help_panel=TASKS)
-    ] = 8,
-    turns: options.Turns = 32,
-    tool_calls: options.ToolCalls = 128,
-    deadline: options.Deadline = 600.0,
+    rows: Annotated[
+        Rows,
+        Only("tasks", "split", "seed", "limit"),
+        Changed(
+            split={"help": "Check the tasks of this split only."},
+            limit={"default": 8, "help": "Check N tasks of each split."},
+        ),
+    ],
+    budget: Annotated[Budget, Without("output")],
     list_: Annotated[bool, typer.Option("--list", help="List the checks and exit.", rich_help_panel=OUTPUT)] = False,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
@@ -79,11 +78,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
     if name is None:
         raise UsageError("name the environment to check, as in `gymsdk check math`; `gymsdk list` shows them")
     catalog.check_requirements(chosen)
-    from gymsdk.types import Budget
-
-    budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
-    environment_settings = options.parse_settings([name], settings)[name]
-    subject = _build_subject(name, environment_settings, tasks, split=split, seed=seed, limit=limit, budget=budget)
+    subject = _build_subject(name, options.parse_settings([name], settings)[name], rows, budget)
     if not _run_checks(subject, chosen, json=json):
         raise typer.Exit(1)
 
@@ -99,18 +94,17 @@ def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
         echo(f"{each.id:<32}  {each.requirement}")
 
 
-def _build_subject(
-    name: str, settings: dict[str, Any], tasks: Path | None, *, split: str | None, seed: int, limit: int, budget: Budget
-) -> Subject:
+def _build_subject(name: str, settings: dict[str, Any], rows: Rows, budget: Budget) -> Subject:
     from gymsdk.checks.subject import build_subject
     from gymsdk.rollouts.tasks import check_one_source, read_file
 
-    check_one_source(tasks, split)
-    subject = build_subject(name, settings, seed=seed, count=limit, split=split, budget=budget)
-    if tasks is not None:
+    check_one_source(rows.tasks, rows.split)
+    count = rows.limit or 0
+    subject = build_subject(name, settings, seed=rows.seed, count=count, split=rows.split, budget=budget)
+    if rows.tasks is not None:
         environment = subject.environment
-        rows = read_file({name: environment}, tasks, limit=limit)
-        subject.file_tasks = [environment.read(row) for _, row in rows]
+        read = read_file({name: environment}, rows.tasks, limit=count)
+        subject.file_tasks = [environment.read(row) for _, row in read]
     return subject
 
 

@@ -28,7 +28,7 @@ EMPTY_MAPPING: Mapping[str, Any] = {}
 
 
 def build_model_config(
-    name: str | None, options: Mapping[str, Any], *, timeout: float, vllm_flags: Sequence[str] | None
+    name: str | None, options: Mapping[str, Any], *, vllm_flags: Sequence[str] | None
 ) -> ModelServerConfig | None:
     """Return the policy's model from the options of the command, or `None` if they name none.
 
@@ -36,7 +36,6 @@ def build_model_config(
         name: The name of the model.
         options: The fields of `gymsdk.models.options.ModelOptions` that the command sets; `None` and empty values leave
             a field to its default.
-        timeout: The seconds that one call may take with all its retries.
         vllm_flags: The flags for the vLLM server to start, or `None` to start none.
 
     Raises:
@@ -50,21 +49,16 @@ def build_model_config(
                 "--launch-vllm starts a model server, and --base-url names another one; leave one of them out"
             )
     if name is None:
-        if any(options.values()):
+        if any(value for option, value in options.items() if option != "timeout"):
             raise UsageError("--base-url, --pin and --token-ids configure a model; name the model with --model")
         return None
-    return ModelServerConfig(
-        name=name,
-        options={**options, "timeout": timeout},
-    )
+    return ModelServerConfig(name=name, options=options)
 
 
 def build_deployment(
     files: Sequence[str],
     overrides: Sequence[str],
     options: Mapping[str, Any],
-    *,
-    log_options: Mapping[str, Any] = EMPTY_MAPPING,
 ) -> Deployment:
     """Build the deployment from the configuration files and the options of the command.
 
@@ -74,8 +68,8 @@ def build_deployment(
     Args:
         files: The configuration files.
         overrides: The `KEY=VALUE` overrides of the files.
-        options: The fields of the deployment that the command sets; `None` leaves a field to the files.
-        log_options: The fields of the deployment's `logs` that the command sets, likewise.
+        options: The fields of the deployment that the command sets; `None` leaves a field to the files. Those of `logs`
+            are a mapping.
 
     Raises:
         UsageError: The files name no server, or an option is not valid.
@@ -98,7 +92,7 @@ def build_deployment(
         chosen["environments"] = {
             name: settings for name, settings in chosen.get("environments", {}).items() if name not in added
         }
-    logs = deployment.logs.model_copy(update={key: value for key, value in log_options.items() if value is not None})
+    logs = dict(deployment.logs) | chosen.get("logs", {})
     read = {field: getattr(deployment, field) for field in deployment.model_fields_set}
     return Deployment.model_validate(read | chosen | {"logs": logs})
 

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Given, Only, take_models
 from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
-from gymsdk.settings import MODEL, OUTPUT, RUN, TASKS
+from gymsdk.models.options import ModelOptions
+from gymsdk.rollouts.settings import Policy, Rows, Sampling
+from gymsdk.settings import OUTPUT, RUN, TASKS
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -25,36 +28,19 @@ MAX_SEARCHED_TASKS = 100_000
 """How many tasks of a split are searched for the task number, because a split may be infinite."""
 
 
-def play(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def play(  # noqa: PLR0913  # groups of options
     name: Annotated[str, typer.Argument(help="Name the environment.")],
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROVIDER/NAME",
-            help="Play with this model. By default, you play.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
-    api: options.Api = None,
-    pin: options.Pin = [],  # noqa: B006  # typer copies it
-    token_ids: options.TokenIds = False,
-    token_interface: options.TokenInterface = None,
-    tokenizer: options.Tokenizer = None,
-    tasks: options.Tasks = None,
-    split: options.Split = None,
+    policy: Annotated[Policy, Changed(model={"shown": True, "help": "Play with this model. By default, you play."})],
+    model_options: Given[ModelOptions],
+    source: Annotated[Rows, Only("tasks", "split")],
     task: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Play the task with this number, from 0.", rich_help_panel=TASKS),
+        int, typer.Option(min=0, metavar="N", help="Play the task with this number, from 0.", rich_help_panel=TASKS)
     ] = 0,
-    seed: options.Seed = 0,
+    start: Annotated[Rows, Only("seed")],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    max_output_tokens: options.MaxOutputTokens = None,
-    param: options.Param = [],  # noqa: B006  # typer copies it
-    timeout: options.Timeout = 300.0,
+    sampling: Sampling,
     gym: Annotated[
         bool,
         typer.Option(
@@ -89,34 +75,24 @@ def play(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.rollouts.jobs import build_input_row
     from gymsdk.rollouts.tasks import check_one_source
 
+    tasks, split, seed = source.tasks, source.split, start.seed
     check_one_source(tasks, split)
     configured = options.parse_settings([name], settings)[name]
     environment = registry.load(name, **configured)
-    sampling = options.parse_sampling(
-        temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
-    )
+    sampled = options.build_sampling(sampling)
     row = build_input_row(
-        _find_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling
+        _find_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampled
     )
-    policy: Model = HumanPolicy(to_stderr=json)
-    if model:
-        policy = models.model(
-            model,
-            base_url=options.join_base_urls(base_url),
-            api=api,
-            timeout=timeout,
-            pinned=options.parse_pins(pin),
-            tokens=token_ids,
-            token_interface=token_interface,
-            tokenizer=tokenizer,
-        )
-        policy = PrintingModel(policy, to_stderr=json)
+    player: Model = HumanPolicy(to_stderr=json)
+    if policy.model:
+        player = models.model(policy.model, **options.read_model_options(model_options))
+        player = PrintingModel(player, to_stderr=json)
     try:
         with show_warnings():
             if gym:
-                rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, policy, row, seed))
+                rollout = run_interruptibly(partial(_play_through_gymnasium, name, configured, player, row, seed))
             else:
-                rollout = run_until_signal(_play_episode(environment, policy, row, seed))
+                rollout = run_until_signal(_play_episode(environment, player, row, seed))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     _print_rollout(rollout, json=json)

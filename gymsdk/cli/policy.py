@@ -6,16 +6,17 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Only, take_models
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.rollouts.settings import Rows
 from gymsdk.settings import NETWORK, SECURITY, TASKS
 
 if TYPE_CHECKING:
@@ -133,11 +134,8 @@ class _PolicyOptions:
 
     kind: str
     env: tuple[str, ...]
-    split: str | None
-    tasks: Path | None
     settings: tuple[str, ...]
-    limit: int | None
-    seed: int
+    rows: Rows
 
     def check(self) -> None:
         """Raise `UsageError` if the oracle lacks an environment, or another policy has options of the oracle."""
@@ -147,16 +145,17 @@ class _PolicyOptions:
             return
         oracle_options = {
             "env": self.env,
-            "split": self.split,
-            "tasks": self.tasks,
+            "split": self.rows.split,
+            "tasks": self.rows.tasks,
             "set": self.settings,
-            "limit": self.limit,
+            "limit": self.rows.limit,
         }
         if extra := next((option for option, value in oracle_options.items() if value), None):
             raise UsageError(f"--{extra} applies to the oracle only, and {self.kind} does not read tasks; leave it out")
 
 
 @app.command(cls=Command)
+@take_models
 def serve(  # noqa: PLR0913  # each is an option of the command
     kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Choose the policy.", show_default=False)],
     *,
@@ -170,25 +169,15 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=TASKS,
         ),
     ] = [],  # noqa: B006  # typer copies it
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Let the oracle solve the rows of this split. By default, of all splits.",
-            rich_help_panel=TASKS,
+    rows: Annotated[
+        Rows,
+        Only("split", "tasks", "limit", "seed"),
+        Changed(
+            split={"help": "Let the oracle solve the rows of this split. By default, of all splits."},
+            limit={"help": "Let the oracle read at most N rows. By default, 10,000."},
         ),
-    ] = None,
-    tasks: options.Tasks = None,
+    ],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Let the oracle read at most N rows. By default, 10,000.",
-            rich_help_panel=TASKS,
-        ),
-    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -231,7 +220,6 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     context: ContextLength = None,
     unparsed: Unparsed = False,
     refuse_tools: RefuseTools = False,
-    seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
     """Serve a scripted policy until Ctrl-C, over Chat Completions, Responses and Messages, also streamed.
@@ -250,14 +238,12 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         context=context,
         unparsed=unparsed,
         refuses_tools=refuse_tools,
-        seed=seed,
+        seed=rows.seed,
     )
     if not name.strip():
         raise UsageError("--name is empty; pass the name that clients send as `model`")
     kind = kind.removeprefix("scripted/")
-    policy_options = _PolicyOptions(
-        kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
-    )
+    policy_options = _PolicyOptions(kind, tuple(env), tuple(settings), rows)
     policy_options.check()
     endpoint = {
         "name": name,
@@ -287,10 +273,10 @@ async def _build_policy(policy_options: _PolicyOptions) -> AsyncIterator[Model]:
     async with oracle.open_oracle(
         environments,
         model,
-        split=policy_options.split,
-        tasks=policy_options.tasks,
-        limit=policy_options.limit,
-        seed=policy_options.seed,
+        split=policy_options.rows.split,
+        tasks=policy_options.rows.tasks,
+        limit=policy_options.rows.limit,
+        seed=policy_options.rows.seed,
     ) as oracle_model:
         yield oracle_model
 

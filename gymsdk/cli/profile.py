@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Given, Without, take_models
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
-from gymsdk.settings import OUTPUT, TASKS
+from gymsdk.models.options import ModelOptions
+from gymsdk.rollouts.settings import Policy, Rows, RunLimits, RunOutput, Sampling
+from gymsdk.settings import OUTPUT
+from gymsdk.types import Budget
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -21,37 +25,18 @@ if TYPE_CHECKING:
     from gymsdk.rollouts.profile import Profile
 
 
-def profile(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def profile(  # noqa: PLR0913  # groups of options
     name: Annotated[str, typer.Argument(help="The environment.")],
     *,
-    model: options.ModelName = "scripted/oracle:0.7",
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
-    api: options.Api = None,
-    pin: options.Pin = [],  # noqa: B006  # typer copies it
-    token_ids: options.TokenIds = False,
-    token_interface: options.TokenInterface = None,
-    tokenizer: options.Tokenizer = None,
-    tasks: options.Tasks = None,
-    split: options.Split = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=TASKS)] = 100,
-    repeats: options.Repeats = 8,
-    concurrency: options.Concurrency = 64,
-    seed: options.Seed = 0,
+    rows: Annotated[Rows, Changed(limit={"default": 100, "help": "Play at most N tasks."}, repeats={"default": 8})],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    max_output_tokens: options.MaxOutputTokens = None,
-    param: options.Param = [],  # noqa: B006  # typer copies it
-    turns: options.Turns = 32,
-    tool_calls: options.ToolCalls = 128,
-    deadline: options.Deadline = 600.0,
-    attempts: options.Attempts = 3,
-    timeout: options.Timeout = 300.0,
-    skip_bad_rows: options.SkipBadRows = False,
-    output: options.Output = None,
-    resume: options.Resume = False,
-    force: options.Force = False,
-    overwrite: options.Overwrite = False,
+    sampling: Sampling,
+    budget: Annotated[Budget, Without("output")],
+    limits: RunLimits,
+    policy: Annotated[Policy, Changed(model={"default": "scripted/oracle:0.7", "shown": True})],
+    model_options: Given[ModelOptions],
+    out: Annotated[RunOutput, Without("trajectories", "view", "export")],
     plot: Annotated[
         bool,
         typer.Option(help="Draw profile.png if gymsdk[plot] is installed.", rich_help_panel=OUTPUT),
@@ -69,34 +54,20 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     """
     from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import Run, RunLimits
-    from gymsdk.types import Budget
+    from gymsdk.rollouts.run import Run
 
-    sampled = options.parse_sampling(
-        temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
-    )
+    limits = limits.model_copy(update={"timeout": model_options.pop("timeout")})
     plan = Plan(
         environments=options.parse_settings([name], settings),
-        model=model,
-        base_url=options.join_base_urls(base_url),
-        api=api,
-        pinned=options.parse_pins(pin),
-        tokens=token_ids,
-        token_interface=token_interface,
-        tokenizer=tokenizer,
-        tasks=tasks,
-        split=split,
-        limit=limit,
-        skip_bad_rows=skip_bad_rows,
-        repeats=repeats,
-        seed=seed,
-        sampling=sampled,
-        budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
+        model=policy.model,
+        model_options=options.read_model_options(model_options),
+        sampling=options.build_sampling(sampling),
+        budget=budget,
+        **dict(rows),
     )
     plot = plot and _has_matplotlib()
-    pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
-    with choose_folder(output, ["profile", name], resume=resume) as folder:
-        run_rollouts(Run(plan, folder, resume=resume, force=force, overwrite=overwrite, limits=pace))
+    with choose_folder(out.output, ["profile", name], resume=out.resume) as folder:
+        run_rollouts(Run(plan, folder, limits=limits, **out.run_options))
         result = _profile_run(plan, folder, plot=plot)
     echo(
         result.model_dump_json(indent=2).encode()

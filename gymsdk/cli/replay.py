@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Given, Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
+from gymsdk.models.options import ModelOptions
+from gymsdk.rollouts.settings import RunOutput
 from gymsdk.settings import RUN
 from gymsdk.working_folder import shorten_path
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 BRANCH = "Branch"
 
 
-def replay(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def replay(  # noqa: PLR0913  # groups of options
     run: Annotated[Path, typer.Argument(help="The folder of the run.")],
     ids: Annotated[
         list[str] | None,
@@ -51,7 +55,7 @@ def replay(  # noqa: PLR0913  # each is an option of the command
         str | None,
         typer.Option(metavar="MODEL", help="Let this model play on.", show_default=False, rich_help_panel=BRANCH),
     ] = None,
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
+    model_options: Annotated[Given[ModelOptions], Only("base_url")],
     repeats: Annotated[
         int, typer.Option(min=1, metavar="N", help="Play the branch N times.", rich_help_panel=BRANCH)
     ] = 1,
@@ -60,8 +64,7 @@ def replay(  # noqa: PLR0913  # each is an option of the command
         typer.Option("--force", help="Go on after the environment has answered differently.", rich_help_panel=RUN),
     ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    output: options.Output = None,
-    overwrite: options.Overwrite = False,
+    out: Annotated[RunOutput, Only("output", "overwrite")],
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
@@ -86,17 +89,17 @@ def replay(  # noqa: PLR0913  # each is an option of the command
         episodes = [replayer.read_episode(name) for name in ids] if ids else list(replayer.read_scored_episodes())
         replayer.settings = options.parse_settings(list(dict.fromkeys(each.environment for each in episodes)), settings)
         if not is_branch:
-            if to_turn is not None or repeats != 1 or output is not None:
+            if to_turn is not None or repeats != 1 or out.output is not None:
                 raise UsageError("--to-turn, --repeats and --output belong to a branch; add --say FILE or --then MODEL")
             _print_comparison(run_in_new_loop(replayer.replay(episodes)), json=json)
             return
         if len(episodes) != 1 or not ids:
             raise UsageError("a branch continues one rollout; name its ID, such as 3:0")
         turn = read_turn(say) if say else ()
-        chosen = BranchOptions(to_turn, turn, then, options.join_base_urls(base_url), repeats)
+        chosen = BranchOptions(to_turn, turn, then, model_options.get("base_url"), repeats)
         branch, replays = run_in_new_loop(replayer.branch(episodes[0], chosen))
-        folder = output or replayer.create_folder()
-        replayer.write(branch, replays, folder, then=then, overwrite=overwrite)
+        folder = out.output or replayer.create_folder()
+        replayer.write(branch, replays, folder, then=then, overwrite=out.overwrite)
     _print_branch(replays, folder, json=json)
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gymsdk.cli import options
+from gymsdk.cli.fields import Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import Failed, GymsdkError
+from gymsdk.rollouts.settings import Servers
 from gymsdk.settings import LIMITS
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ class _NoSupervisor(GymsdkError):
     """The head knows no supervisor that can restart the server."""
 
 
+@take_models
 def restart(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name the server, as `gymsdk status` shows it.")],
     *,
-    head: options.Head = None,
+    servers: Annotated[Servers, Only("head")],
     drain: Annotated[
         float,
         typer.Option(
@@ -65,7 +67,7 @@ def restart(
 
     try:
         seconds = run_until_signal(
-            _restart_and_wait(name, (head or DEFAULT_HEAD_URL).rstrip("/"), drain=drain, seconds=timeout)
+            _restart_and_wait(name, (servers.head or DEFAULT_HEAD_URL).rstrip("/"), drain=drain, seconds=timeout)
         )
     except Stopped as stop:
         raise typer.Exit(stop.code) from None

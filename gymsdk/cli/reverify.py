@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
+from gymsdk.rollouts.settings import Rows, RunLimits, RunOutput, Servers
 from gymsdk.settings import OUTPUT, RUN, TASKS
 
 if TYPE_CHECKING:
@@ -26,54 +28,35 @@ MAX_LISTED = 50
 """How many changed rewards, and how many rollouts without a reward, the text lists. `--json` lists all."""
 
 
-def reverify(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def reverify(  # groups of options
     path: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Name the folder of a run, or a file.", show_default=False)
     ],
     *,
-    head: options.Head = None,
+    servers: Annotated[
+        Servers, Changed(agent={"panel": TASKS, "help": "Use this agent or environment for rollouts that name none."})
+    ],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    agent: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Use this agent or environment for rollouts that name none.",
-            rich_help_panel=TASKS,
+    rows: Annotated[Rows, Only("limit"), Changed(limit={"help": "Verify the first N rollouts only."})],
+    limits: Annotated[
+        RunLimits,
+        Only("concurrency"),
+        Changed(concurrency={"help": "Verify up to C rollouts concurrently."}),
+    ],
+    out: Annotated[
+        RunOutput,
+        Only("output", "overwrite", "force"),
+        Changed(
+            output={"metavar": "FILE", "help": "Write the lines with the new rewards to this file."},
+            overwrite={"help": "Replace the file."},
+            force={
+                "panel": RUN,
+                "help": "Also use servers that do not declare stateless verification, and graders that the run did not"
+                " use.",
+            },
         ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Verify the first N rollouts only.", rich_help_panel=TASKS),
-    ] = None,
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            "--concurrency",
-            min=1,
-            metavar="C",
-            help="Verify up to C rollouts concurrently.",
-            rich_help_panel=RUN,
-        ),
-    ] = 64,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the lines with the new rewards to this file.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=OUTPUT)] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Also use servers that do not declare stateless verification, and graders that the run did not use.",
-            rich_help_panel=RUN,
-        ),
-    ] = False,
+    ],
     fail_on_change: Annotated[
         bool,
         typer.Option("--fail-on-change", help="Exit with 1 if a reward changed.", rich_help_panel=OUTPUT),
@@ -90,12 +73,16 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
     """
     from gymsdk.rollouts.reverify import StoredRun
 
-    run = StoredRun(path, agent=agent)
-    if output is not None:
-        _check_output(run, output, overwrite=overwrite)
+    run = StoredRun(path, agent=servers.agent)
+    if out.output is not None:
+        _check_output(run, out.output, overwrite=out.overwrite)
     results = _Results()
     _report_progress(
-        _reverify_run(run, results, _Options(head, settings, limit, concurrency, output, overwrite, force))
+        _reverify_run(
+            run,
+            results,
+            _Options(servers.head, settings, rows.limit, limits.concurrency, out.output, out.overwrite, out.force),
+        )
     )
     _print(results, json=json)
     if results.unscored or (fail_on_change and results.changed):

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Given, Without, list_options, take_models
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
+from gymsdk.config.model import Placement
 from gymsdk.errors import UsageError, format_name
-from gymsdk.settings import OUTPUT
+from gymsdk.models.options import ModelOptions
+from gymsdk.rollouts.settings import Policy, Rows, RunLimits, RunOutput, Sampling, Servers
+from gymsdk.settings import TASKS
+from gymsdk.types import Budget
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import RunLimits
     from gymsdk.types import Model, Row
 
 
@@ -29,90 +32,45 @@ BLOCK_BYTES = 2**20
 """How much of metrics.json is read and printed at a time."""
 
 
-@dataclass(frozen=True)
-class Beside:
-    """The processes that run beside the rollouts.
+@contextmanager
+def _prepare(out: RunOutput, folder: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that starts the viewer and the export of the run in *folder*, which end with the context."""
+    from gymsdk.cli.export import run_exporter
+    from gymsdk.cli.view import run_viewer
 
-    Attributes:
-        view: Whether the viewer shows the run.
-        export: The service that the run is sent to.
-    """
+    with ExitStack() as stack:
+        starts = [stack.enter_context(run_viewer(folder))] if out.view else []
+        # The export ends first; the viewer may stay open.
+        starts += [stack.enter_context(run_exporter(folder, out.export))] if out.export else []
 
-    view: bool
-    export: str | None
+        def start() -> None:
+            for start_process in starts:
+                start_process()
 
-    @contextmanager
-    def prepare(self, folder: Path) -> Iterator[Callable[[], None]]:
-        """Yield a function that starts the processes for the run in *folder*, which end with the context."""
-        from gymsdk.cli.export import run_exporter
-        from gymsdk.cli.view import run_viewer
-
-        with ExitStack() as stack:
-            starts = [stack.enter_context(run_viewer(folder))] if self.view else []
-            # The export ends first; the viewer may stay open.
-            starts += [stack.enter_context(run_exporter(folder, self.export))] if self.export else []
-
-            def start() -> None:
-                for each in starts:
-                    each()
-
-            yield start
+        yield start
 
 
-def rollout(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def rollout(  # noqa: PLR0913  # groups of options
     names: options.OptionalNames = None,
     *,
-    head: options.Head = None,
-    model: options.OptionalModelName = None,
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
-    api: options.Api = None,
-    pin: options.Pin = [],  # noqa: B006  # typer copies it
-    token_ids: options.TokenIds = False,
-    token_interface: options.TokenInterface = None,
-    tokenizer: options.Tokenizer = None,
+    servers: Servers,
     config: options.Configs = [],  # noqa: B006  # typer copies it
-    dataset: options.DatasetName = None,
-    tasks: options.Tasks = None,
-    agent: options.Agent = None,
-    split: options.Split = None,
-    limit: options.Limit = None,
-    repeats: options.OptionalRepeats = None,
-    concurrency: options.Concurrency = 64,
-    seed: options.Seed = 0,
-    settings: options.Settings = [],  # noqa: B006  # typer copies it
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    max_output_tokens: options.MaxOutputTokens = None,
-    param: options.Param = [],  # noqa: B006  # typer copies it
-    turns: options.Turns = 32,
-    tool_calls: options.ToolCalls = 128,
-    deadline: options.Deadline = 600.0,
-    attempts: options.Attempts = 3,
-    ray_address: options.RayAddress = None,
-    offload: options.Offload = None,
-    replicas: options.Replicas = 0,
-    cpus_per_replica: options.CpusPerReplica = 1.0,
-    gpus_per_replica: options.GpusPerReplica = 0.0,
-    timeout: options.Timeout = 300.0,
-    skip_bad_rows: options.SkipBadRows = False,
-    trajectories: options.Trajectories = False,
-    view: Annotated[
-        bool,
-        typer.Option("--view", help="Show the run in the browser while it plays.", rich_help_panel=OUTPUT),
-    ] = False,
-    export: Annotated[
+    dataset: Annotated[
         str | None,
         typer.Option(
-            metavar="SERVICE",
-            help="Send the run to wandb, mlflow or otel while it plays, as `gymsdk export` does afterwards.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
+            metavar="NAME", help="Play this dataset of the configuration instead of a split.", rich_help_panel=TASKS
         ),
     ] = None,
-    output: options.Output = None,
-    resume: options.Resume = False,
-    force: options.Force = False,
-    overwrite: options.Overwrite = False,
+    rows: Annotated[Given[Rows], Changed(repeats={"layered": True, "shown": "1, or the dataset's num_repeats"})],
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
+    sampling: Sampling,
+    budget: Annotated[Budget, Without("output")],
+    limits: RunLimits,
+    policy: Policy,
+    model_options: Given[ModelOptions],
+    placement: Placement,
+    out: RunOutput,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
@@ -126,10 +84,10 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     """
     from gymsdk.cli.tasks import select_dataset
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import RunLimits
-    from gymsdk.types import Budget
 
-    row_options = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
+    head, agent, model = servers.head, servers.agent, policy.model
+    limits = limits.model_copy(update={"timeout": model_options.pop("timeout")})
+    row_options = {"--tasks": rows.get("tasks"), "--split": rows.get("split"), "--agent": agent, "NAME": names or None}
     has_model = model is not None or head is not None
     chosen = select_dataset(config, dataset, row_options, played=has_model) if config or dataset is not None else None
     environments = [chosen.environment] if chosen and head is None else list(names or [])
@@ -137,72 +95,41 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         raise UsageError(
             f"{repeated[0]} is named twice; name each environment once, and play tasks again with --repeats"
         )
-    tasks = chosen.path if chosen else tasks
+    if chosen:
+        rows = Given({"repeats": chosen.repeats, **rows, "tasks": chosen.path})
     if chosen and head is None:
         chosen.check_models()
-    model_options = {
-        "--model": model,
-        "--base-url": options.join_base_urls(base_url),
-        "--api": api,
-        "--pin": ",".join(pin) or None,
-        "--token-ids": "" if token_ids else None,
-        "--token-interface": token_interface,
-        "--tokenizer": tokenizer,
-    }
-    if trajectories and head is not None:
+    listed = {"--model": model, **list_options(ModelOptions, model_options)}
+    if out.trajectories and head is not None:
         raise UsageError(
             "--trajectories: servers do not report the model calls of a rollout; leave out --trajectories, or play here"
             " without --head"
         )
-    _check_head_options(head, environments, model_options, tasks=tasks, settings=settings, agent=agent)
-    sampled = options.parse_sampling(
-        temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
-    )
-    configured_model = chosen if chosen and chosen.player and head is None and model is None else None
-    if configured_model:
-        _check_model_options(model_options)
+    _check_head_options(head, environments, listed, tasks=rows.get("tasks"), settings=settings, agent=agent)
+    sampled = options.build_sampling(sampling)
+    configured = chosen if chosen and chosen.player and head is None and model is None else None
+    if configured:
+        _check_model_options(listed)
     environment_settings = options.parse_settings(environments, settings)
     model_fields = {
         "model": (model or "scripted/oracle") if head is None else None,
-        "base_url": options.join_base_urls(base_url),
-        "api": api,
-        "pinned": options.parse_pins(pin),
-        "tokens": token_ids,
-        "token_interface": token_interface,
-        "tokenizer": tokenizer,
+        "model_options": options.read_model_options(model_options),
     }
     plan = Plan(
         environments={
             name: {**(chosen.settings if chosen else {}), **each} for name, each in environment_settings.items()
         },
         head=head,
-        tasks=tasks,
         agent=chosen.agent if chosen and head else agent,
-        split=split,
-        limit=limit,
-        skip_bad_rows=skip_bad_rows,
-        repeats=repeats or (chosen.repeats if chosen else 1),
-        seed=seed,
         sampling=sampled,
-        budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
-        **(configured_model.describe_model() if configured_model else model_fields),
+        budget=budget,
+        **rows,
+        **(configured.describe_model() if configured else model_fields),
     )
-    pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
-    policy = configured_model.build_model() if configured_model else None
-    folder_options = {"resume": resume, "force": force, "overwrite": overwrite, "trajectories": trajectories}
-    plays_default = head is None and model is None and configured_model is None
-    ray_options = {
-        "ray_address": ray_address,
-        "offload": offload,
-        "replicas": replicas,
-        "cpus_per_replica": cpus_per_replica,
-        "gpus_per_replica": gpus_per_replica,
-    }
-    _check_replicas(ray_options, head=head, configured=configured_model is not None, trajectories=trajectories)
-    beside = Beside(view, export)
-    _run_plan(
-        plan, pace, output, policy, folder_options, ray_options, plays_default=plays_default, beside=beside, json=json
-    )
+    played = configured.build_model() if configured else None
+    plays_default = head is None and model is None and configured is None
+    _check_replicas(placement, head=head, configured=configured is not None, trajectories=out.trajectories)
+    _run_plan(plan, limits, out, played, placement, plays_default=plays_default, json=json)
 
 
 def _check_model_options(model_options: dict[str, str | None]) -> None:
@@ -215,16 +142,14 @@ def _check_model_options(model_options: dict[str, str | None]) -> None:
             )
 
 
-def _run_plan(  # noqa: PLR0913  # each is an option of the command
+def _run_plan(  # groups of options
     plan: Plan,
-    pace: RunLimits,
-    output: Path | None,
+    limits: RunLimits,
+    out: RunOutput,
     model: Model | None,
-    folder_options: dict[str, bool],
-    ray_options: dict[str, Any],
+    placement: Placement,
     *,
     plays_default: bool,
-    beside: Beside,
     json: bool,
 ) -> None:
     from gymsdk.cli import ray
@@ -232,51 +157,40 @@ def _run_plan(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.rollouts.run import Run
 
     names = list(plan.environments) or [Path(plan.tasks or "").stem]
-    address = ray.find_address(ray_options.pop("ray_address"))
+    address = ray.find_address(placement.ray_address)
     address = None if address == ray.NO_CLUSTER else address
-    replicas = _build_replicas(plan, pace, ray_options) if ray_options["replicas"] else None
-    with choose_folder(output, names, resume=folder_options["resume"]) as folder:
-        run = Run(plan, folder, limits=pace, model=model, **folder_options)
+    replicas = _build_replicas(plan, limits, placement) if placement.replicas else None
+    with choose_folder(out.output, names, resume=out.resume) as folder:
+        run = Run(plan, folder, limits=limits, model=model, **out.run_options)
         if address is not None:
             check_run(run, replicas, address)
-        with ray.connect_ray(address, ray_options["offload"]), beside.prepare(folder) as start:
+        with ray.connect_ray(address, placement.offload), _prepare(out, folder) as start:
             metrics = run_rollouts(run, replicas, start)
             _print(folder, metrics, plays_default=plays_default, json=json)
     if any(each["failures"] or each["complaint"] for each in metrics):
         raise typer.Exit(1)
 
 
-def _check_replicas(ray_options: dict[str, Any], *, head: str | None, configured: bool, trajectories: bool) -> None:
+def _check_replicas(placement: Placement, *, head: str | None, configured: bool, trajectories: bool) -> None:
     """Raise `UsageError` if another option contradicts --replicas."""
-    if not ray_options["replicas"]:
+    if not placement.replicas:
         return
     for option, is_set in {"--head": head is not None, "--config": configured, "--trajectories": trajectories}.items():
         if is_set:
             raise UsageError(f"--replicas and {option} cannot be combined; leave one of them out")
     from gymsdk.cli import ray
 
-    if ray.find_address(ray_options["ray_address"]) in {None, ray.NO_CLUSTER}:
-        count = ray_options["replicas"]
-        raise UsageError(f"--replicas {count}: Ray places replicas; name a cluster with --ray-address")
+    if ray.find_address(placement.ray_address) in {None, ray.NO_CLUSTER}:
+        raise UsageError(f"--replicas {placement.replicas}: Ray places replicas; name a cluster with --ray-address")
 
 
-def _build_replicas(plan: Plan, pace: RunLimits, ray_options: dict[str, Any]) -> Deployment:
+def _build_replicas(plan: Plan, limits: RunLimits, placement: Placement) -> Deployment:
     """Return the deployment whose replicas play *plan*."""
     from gymsdk.config.model import Deployment, ModelServerConfig
 
     assert plan.model is not None, "only the servers of a head have a model of their own"
-    options = {
-        "base_url": plan.base_url,
-        "api": plan.api,
-        "pinned": plan.pinned,
-        "tokens": plan.tokens,
-        "token_interface": plan.token_interface,
-        "tokenizer": plan.tokenizer,
-        "timeout": pace.timeout,
-    }
-    return Deployment(
-        environments=plan.environments, model=ModelServerConfig(name=plan.model, options=options), **ray_options
-    )
+    model = ModelServerConfig(name=plan.model, options={**plan.model_options, "timeout": limits.timeout})
+    return Deployment(environments=plan.environments, model=model, **placement.model_dump(exclude={"ray_address"}))
 
 
 def _check_head_options(

@@ -7,18 +7,22 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Given, take_models
 from gymsdk.cli.output import echo
+from gymsdk.config.model import Deployment
 from gymsdk.errors import UsageError
-from gymsdk.settings import LIMITS, LOGGING, MODEL, NETWORK, OUTPUT, RUN, SECURITY
+from gymsdk.models.options import ModelOptions
+from gymsdk.rollouts.settings import Policy
+from gymsdk.settings import MODEL, OUTPUT, RUN, Flag
 
 if TYPE_CHECKING:
-    from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
     from gymsdk.servers.reports import Service
     from gymsdk.types import Model, Rollout, Row
@@ -171,7 +175,21 @@ def _format_curl(cookies: str, body: str, url: str) -> str:
     return f"{' '.join(word for word in words if word)}; echo"
 
 
-def serve(  # noqa: PLR0913  # each is an option of the command
+class ServeOptions(BaseModel):
+    """How the servers start, and what the command prints when they are ready."""
+
+    launch_vllm: Annotated[bool, Flag(MODEL)] = Field(
+        False, description="Start vLLM with the model; put flags for vLLM after --."
+    )
+    separate: Annotated[bool, Flag(RUN)] = Field(False, description="Run each server in a supervised process.")
+    tries: Annotated[bool, Flag(OUTPUT, names=("--open",))] = Field(False, description="Print curl commands to try.")
+    prints_json: Annotated[bool, Flag(OUTPUT, names=("--json",))] = Field(
+        False, description="Print one line of JSON when ready."
+    )
+
+
+@take_models
+def serve(  # noqa: PLR0913  # groups of options
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -182,234 +200,11 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     ] = None,
     *,
     config: options.Configs = [],  # noqa: B006  # typer copies it
-    model: options.OptionalModelName = None,
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
-    api: options.Api = None,
-    pin: options.Pin = [],  # noqa: B006  # typer copies it
-    token_ids: options.TokenIds = False,
-    token_interface: options.TokenInterface = None,
-    tokenizer: options.Tokenizer = None,
-    timeout: options.Timeout = 300.0,
-    launch_vllm: Annotated[
-        bool,
-        typer.Option(
-            "--launch-vllm",
-            help="Start vLLM with the model; put flags for vLLM after --.",
-            rich_help_panel=MODEL,
-        ),
-    ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    separate: Annotated[
-        bool,
-        typer.Option("--separate", help="Run each server in a supervised process.", rich_help_panel=RUN),
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=255,
-            metavar="N",
-            help="Run N supervised processes behind the same ports, each with all servers.",
-            show_default=False,
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    role: Annotated[
-        Literal["head", "resources", "agent", "model"] | None,
-        typer.Option(help="Run only the servers of this role.", rich_help_panel=RUN),
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Register with this head on another node instead of starting one.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    ray_address: options.RayAddress = None,
-    offload: options.Offload = None,
-    replicas: options.Replicas = 0,
-    cpus_per_replica: options.CpusPerReplica = 1.0,
-    gpus_per_replica: options.GpusPerReplica = 0.0,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            help="Listen on this host; a non-loopback host needs a token.",
-            show_default="127.0.0.1",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    advertise_host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            help="Announce this host to other nodes as the address of the servers.",
-            show_default="the host",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="N",
-            help="Let the head listen on this port; 0 takes any free port.",
-            show_default="11000",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    server_port: Annotated[
-        list[str],
-        typer.Option(
-            metavar="SERVER=N",
-            help="Let another server listen on this port. By default, on any free port.",
-            show_default=False,
-            rich_help_panel=NETWORK,
-        ),
-    ] = [],  # noqa: B006  # typer copies it
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Require the token in this file from every client.",
-            show_default="GYMSDK_TOKEN_FILE",
-            rich_help_panel=SECURITY,
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow everyone who reaches the host to use the servers.",
-            rich_help_panel=SECURITY,
-        ),
-    ] = False,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Use TLS with this certificate.", rich_help_panel=SECURITY),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Use this key of the certificate.", rich_help_panel=SECURITY),
-    ] = None,
-    root_path: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="Set the path at which a proxy serves the head; other servers are at PATH/SERVER.",
-            show_default=False,
-            rich_help_panel=NETWORK,
-        ),
-    ] = "",
-    max_body: Annotated[
-        int | None,
-        typer.Option(
-            min=1024,
-            metavar="BYTES",
-            help="Limit the body of a request.",
-            show_default="256 MiB",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    max_bodies: Annotated[
-        int | None,
-        typer.Option(
-            min=1024,
-            metavar="BYTES",
-            help="Limit the memory for all large requests together.",
-            show_default="a quarter of the memory",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Limit the connections to each server.",
-            show_default="20000",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    max_output: Annotated[
-        int | None,
-        typer.Option(
-            min=1000,
-            metavar="CHARS",
-            help="Limit the output of a tool call.",
-            show_default="4 Mi",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    turns: options.Turns = 32,
-    tool_calls: options.ToolCalls = 128,
-    deadline: options.Deadline = 600.0,
-    ttl: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            callback=options.check_finite,
-            help="Close sessions that are unused for this long.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 3600.0,
-    sessions: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Limit the open sessions of an environment.", rich_help_panel=LIMITS),
-    ] = 10_000,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Also serve the tools at /mcp.", rich_help_panel=NETWORK)] = False,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None,
-        typer.Option(
-            help="Log messages from this level on; info adds a line per request.",
-            show_default="warning",
-            rich_help_panel=LOGGING,
-        ),
-    ] = None,
-    log_format: Annotated[
-        Literal["text", "json"] | None,
-        typer.Option(help="Choose the format of log lines.", show_default="text", rich_help_panel=LOGGING),
-    ] = None,
-    log_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Log to a file per server in this folder instead of standard error.",
-            rich_help_panel=LOGGING,
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Record CPU time per hook and route; write it to DIR on exit and serve it at /stats.",
-            rich_help_panel=LOGGING,
-        ),
-    ] = None,
-    capture_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write the model calls of each rollout to this folder, as NeMo Gym does.",
-            rich_help_panel=LOGGING,
-        ),
-    ] = None,
-    token_capture_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write the token ids of rollouts whose agents ask for it to this folder, as NeMo Gym does.",
-            rich_help_panel=LOGGING,
-        ),
-    ] = None,
-    tries: Annotated[bool, typer.Option("--open", help="Print curl commands to try.", rich_help_panel=OUTPUT)] = False,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one line of JSON when ready.", rich_help_panel=OUTPUT),
-    ] = False,
+    policy: Policy,
+    model_options: Given[ModelOptions],
+    chosen: ServeOptions,
+    given: Given[Deployment],
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
     file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
@@ -427,75 +222,43 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     if only is not None and file is not None:
         deployment.serve_as_child(only, file)
         return
-    from gymsdk.config.model import Limits, TokenCaptureConfig
     from gymsdk.config.read import names_files
     from gymsdk.deploy import plan
     from gymsdk.deploy.workers import check_workers
-    from gymsdk.http.tls import Tls
-    from gymsdk.types import Budget
 
     names, overrides, flags = _split_words(words or [])
+    role, head = given.get("role"), given.get("head_url")
     plan.check_names(names)
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two servers would be named {repeated[0]!r}; name each environment once")
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name an environment to serve, as in gymsdk serve math, or a configuration file with --config")
-    if flags and not launch_vllm:
+    if flags and not chosen.launch_vllm:
         raise UsageError(f"{flags[0]} stands after --, where flags for vLLM belong; add --launch-vllm")
-    _check_listen_options(role, head, advertise_host)
-    limits = {"body": max_body, "bodies": max_bodies, "connections": max_connections}
-    budget = {"turns": turns, "tools": tool_calls, "seconds": deadline, "output": max_output}
-    vllm_flags = flags if launch_vllm else None
-    serve_options = {
+    _check_listen_options(role, head, given.get("advertise_host"))
+    _check_tls(**given.get("tls", {}))
+    vllm_flags = flags if chosen.launch_vllm else None
+    fields = {
+        **given,
         "environments": options.parse_settings(names, settings) or None,
         "model": deployment.build_model_config(
-            model,
-            {
-                "base_url": options.join_base_urls(base_url),
-                "api": api,
-                "pinned": options.parse_pins(pin),
-                "tokens": token_ids,
-                "token_interface": token_interface,
-                "tokenizer": tokenizer,
-            },
-            timeout=timeout,
-            vllm_flags=vllm_flags,
+            policy.model, options.read_model_options(model_options), vllm_flags=vllm_flags
         ),
         "vllm_flags": vllm_flags,
-        "host": host,
-        "port": port,
         "head_url": head.rstrip("/") if head else None,
-        "server_ports": dict(map(_parse_server_port, server_port)),
-        "advertise_host": advertise_host,
-        "root_path": root_path,
-        "role": role,
-        "token_file": token_file,
-        "insecure": insecure or None,
-        "tls": Tls(certificate=tls_cert, key=tls_key) if _check_tls(tls_cert, tls_key) else None,
-        "limits": Limits(**{key: value for key, value in limits.items() if value is not None}),
-        "budget": Budget(**{key: value for key, value in budget.items() if value is not None}),
-        "session_ttl": ttl,
-        "max_sessions": sessions,
-        "mcp": mcp,
-        "profile": profile,
-        "capture": capture_dir,
-        "offload": offload,
-        "replicas": replicas,
-        "cpus_per_replica": cpus_per_replica,
-        "gpus_per_replica": gpus_per_replica,
-        "workers": workers,
-        "token_capture": TokenCaptureConfig(folder=token_capture_dir) if token_capture_dir else None,
+        "server_ports": dict(map(_parse_server_port, given.get("server_ports", ()))),
     }
-    log_options = {"level": log_level, "format": log_format, "directory": log_dir}
-    planned = deployment.build_deployment(config, overrides, serve_options, log_options=log_options)
+    planned = deployment.build_deployment(config, overrides, fields)
     for warning in deployment.list_warnings(planned, settings):
         typer.echo(warning, err=True)
-    announcer = Announcer(json=json, tries=tries)
-    check_workers(planned, separate=separate)
-    chosen = ray.choose_cluster(planned, ray_address, has_files=bool(config) or names_files(overrides))
-    announcer.ray = chosen.note
-    _check_replicas(chosen.deployment, separate=separate)
-    deployment.serve_until_stopped(chosen.deployment, announcer, separate=separate, ray_is_optional=chosen.is_optional)
+    announcer = Announcer(json=chosen.prints_json, tries=chosen.tries)
+    check_workers(planned, separate=chosen.separate)
+    cluster = ray.choose_cluster(planned, given.get("ray_address"), has_files=bool(config) or names_files(overrides))
+    announcer.ray = cluster.note
+    _check_replicas(cluster.deployment, separate=chosen.separate)
+    deployment.serve_until_stopped(
+        cluster.deployment, announcer, separate=chosen.separate, ray_is_optional=cluster.is_optional
+    )
 
 
 def _check_replicas(planned: Deployment, *, separate: bool) -> None:
@@ -541,9 +304,8 @@ def _check_listen_options(role: str | None, head: str | None, advertise_host: st
         )
 
 
-def _check_tls(certificate: Path | None, key: Path | None) -> bool:
-    """Return whether both files of TLS are given; raise `UsageError` if only one is."""
-    if (certificate is None) == (key is None):
-        return certificate is not None
-    option, other = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
-    raise UsageError(f"{option} requires {other}; TLS needs both")
+def _check_tls(certificate: Path | None = None, key: Path | None = None) -> None:
+    """Raise `UsageError` if only one of the files of TLS is given."""
+    if (certificate is None) != (key is None):
+        option, other = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
+        raise UsageError(f"{option} requires {other}; TLS needs both")

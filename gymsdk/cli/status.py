@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Only, take_models
 from gymsdk.cli.output import echo, get_output
 from gymsdk.cli.serve import SERVER_LABELS
 from gymsdk.errors import Failed
+from gymsdk.rollouts.settings import Servers
 from gymsdk.settings import OUTPUT
 
 if TYPE_CHECKING:
@@ -30,9 +32,10 @@ PROBLEM_LABELS = {
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
+@take_models
 def status(
     *,
-    head: options.Head = None,
+    servers: Annotated[Servers, Only("head")],
     json: options.Json = False,
     watch: Annotated[
         bool,
@@ -47,7 +50,7 @@ def status(
     """
     from gymsdk.cli.process import Stopped, run_until_signal
 
-    printer = _StatusPrinter(head, json=json)
+    printer = _StatusPrinter(servers.head, json=json)
     try:
         run_until_signal(printer.watch() if watch else printer.print_once())
     except Stopped as stop:

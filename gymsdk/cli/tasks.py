@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Only, take_models
 from gymsdk.cli.output import echo, get_output
 from gymsdk.errors import (
     BadConfig,
@@ -20,7 +21,8 @@ from gymsdk.errors import (
     format_name,
     format_suggestion,
 )
-from gymsdk.settings import OUTPUT, TASKS
+from gymsdk.rollouts.settings import Rows, RunOutput
+from gymsdk.settings import TASKS
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -74,12 +76,10 @@ class ChosenDataset:
         if self.player is None:
             return {}
         model_options = self.player.options
+        described = ("base_url", "api", "pinned", "tokens")
         return {
             "model": self.player.name,
-            "base_url": ",".join(model_options.get("base_url", ())) or None,
-            "api": model_options.get("api"),
-            "pinned": dict(model_options.get("pinned", {})),
-            "tokens": bool(model_options.get("tokens", False)),
+            "model_options": {key: model_options[key] for key in described if key in model_options},
         }
 
 
@@ -186,34 +186,26 @@ MAX_ERRORS_SHOWN = 100
 """How many rows of each environment are written if --limit is not given. A split may be infinite."""
 
 
-def tasks(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def tasks(  # groups of options
     names: options.OptionalNames = None,
     *,
-    split: options.Split = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "-n",
-            min=1,
-            metavar="N",
-            help="Write N rows of each environment. By default, 100.",
-            rich_help_panel=TASKS,
+    rows: Annotated[
+        Rows,
+        Only("split", "limit", "seed"),
+        Changed(
+            limit={"names": ("--limit", "-n"), "help": "Write N rows of each environment. By default, 100."},
         ),
-    ] = None,
-    seed: options.Seed = 0,
+    ],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write to this file instead of standard output.",
-            rich_help_panel=OUTPUT,
+    out: Annotated[
+        RunOutput,
+        Only("output", "overwrite"),
+        Changed(
+            output={"metavar": "FILE", "help": "Write to this file instead of standard output."},
+            overwrite={"help": "Replace the file."},
         ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=OUTPUT)] = False,
+    ],
     validate: Annotated[
         Path | None,
         typer.Option(
@@ -239,27 +231,19 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
     """
     environments = list(dict.fromkeys(names or []))
     if dataset is not None or config:
-        _check_dataset(config, dataset, {"NAME": names or None, "--validate": validate, "--output": output}, json=json)
+        _check_dataset(
+            config, dataset, {"NAME": names or None, "--validate": validate, "--output": out.output}, json=json
+        )
         return
     if validate is not None:
         _validate_file(validate, environments, settings, json=json)
         return
     if not environments:
         raise UsageError("Missing argument 'NAME': name the environments to write rows of; `gymsdk list` shows them")
-    _write_rows(environments, settings, split, seed=seed, limit=limit, output=output, overwrite=overwrite, json=json)
+    _write_rows(environments, settings, rows, out, json=json)
 
 
-def _write_rows(  # the command's options
-    names: list[str],
-    settings: list[str],
-    split: str | None,
-    *,
-    seed: int,
-    limit: int | None,
-    output: Path | None,
-    overwrite: bool,
-    json: bool,
-) -> None:
+def _write_rows(names: list[str], settings: list[str], rows: Rows, to: RunOutput, *, json: bool) -> None:
     from gymsdk import jsonl
     from gymsdk.cli.process import run_in_new_loop
     from gymsdk.plugins import registry
@@ -268,18 +252,17 @@ def _write_rows(  # the command's options
     parsed = options.parse_settings(names, settings)
     out = get_output().buffer
     loaded = {name: registry.load(name, **each) for name, each in parsed.items()}
-    rows_to_write = add_tools(
-        loaded, interleave_splits(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed
-    )
-    if limit is None:
+    interleaved = interleave_splits(loaded, rows.split, seed=rows.seed, limit=rows.limit or MAX_ERRORS_SHOWN)
+    rows_to_write = add_tools(loaded, interleaved, seed=rows.seed)
+    if rows.limit is None:
         typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; pass another number with -n N", err=True)
-    if output is None:
+    if to.output is None:
         run_in_new_loop(_iter_rows(rows_to_write, lambda row: out.write(jsonl.dump_row(row))))
         out.flush()
         return
-    with AtomicRowWriter(output, overwrite=overwrite) as sheet:
+    with AtomicRowWriter(to.output, overwrite=to.overwrite) as sheet:
         run_in_new_loop(_iter_rows(rows_to_write, sheet.add))
-    shown = shorten_path(output)
+    shown = shorten_path(to.output)
     summary = {"output": str(shown), "rows": sheet.count, "environments": names}
     echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {shown}\n", nl=False)
 

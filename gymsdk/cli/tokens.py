@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Given, Only, Without, take_models
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
-from gymsdk.settings import MODEL, TASKS
+from gymsdk.models.options import ModelOptions
+from gymsdk.rollouts.settings import Policy, Rows
+from gymsdk.settings import MODEL
+from gymsdk.types import Budget
 
 if TYPE_CHECKING:
     from gymsdk.checks.tokens import Continuation, Difference, TokenModel, TokenReport
     from gymsdk.environment import Environment
-    from gymsdk.types import Budget, Row
+    from gymsdk.types import Row
 
 app = create_group()
 
@@ -28,30 +32,22 @@ def _tokens() -> None:
 
 
 @app.command(cls=Command)
-def check(  # noqa: PLR0913  # each is an option of the command
+@take_models
+def check(  # noqa: PLR0913  # groups of options
     name: Annotated[str, typer.Argument(help="Name the environment.", show_default=False)],
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROVIDER/NAME",
-            help="Play with this model, through its server.",
-            show_default=False,
-            rich_help_panel=MODEL,
+    budget: Annotated[Budget, Without("output")],
+    chosen: Annotated[Policy, Changed(model={"shown": False, "help": "Play with this model, through its server."})],
+    model_options: Annotated[
+        Given[ModelOptions],
+        Without("api", "pinned", "tokens"),
+        Changed(
+            tokenizer={
+                "help": "Compare the server's ids and texts with this tokenizer, a name or a folder. Without a server:"
+                " let a scripted policy play with it."
+            }
         ),
-    ] = None,
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
-    token_interface: options.TokenInterface = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Compare the server's ids and texts with this tokenizer, a name or a folder. Without a server: let a"
-            " scripted policy play with it.",
-            show_default=False,
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    ],
     policy: Annotated[
         str,
         typer.Option(
@@ -60,15 +56,12 @@ def check(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=MODEL,
         ),
     ] = "scripted/oracle",
-    tasks: options.Tasks = None,
-    split: options.Split = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=TASKS)] = 8,
-    seed: options.Seed = 0,
+    rows: Annotated[
+        Rows,
+        Only("tasks", "split", "limit", "seed"),
+        Changed(limit={"default": 8, "help": "Play at most N tasks."}),
+    ],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    turns: options.Turns = 32,
-    tool_calls: options.ToolCalls = 128,
-    deadline: options.Deadline = 600.0,
-    timeout: options.Timeout = 300.0,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
@@ -89,26 +82,26 @@ def check(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.progress import show_warnings
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import check_one_source, get_default_split, read_file, read_splits
-    from gymsdk.types import Budget
 
+    model, tokenizer = chosen.model, model_options.get("tokenizer")
     if model is None and tokenizer is None:
         raise UsageError("name either the model's server with --model, or its tokenizer with --tokenizer")
-    check_one_source(tasks, split)
+    check_one_source(rows.tasks, rows.split)
     environment = registry.load(name, **options.parse_settings([name], settings)[name])
     environments = {name: environment}
-    if tasks:
-        rows = read_file(environments, tasks, limit=limit)
+    if rows.tasks:
+        source = read_file(environments, rows.tasks, limit=rows.limit)
     else:
-        rows = read_splits(environments, split or get_default_split(environment), seed=seed, limit=limit)
+        split = rows.split or get_default_split(environment)
+        source = read_splits(environments, split, seed=rows.seed, limit=rows.limit)
     if model is not None:
-        token_model = _build_model(model, options.join_base_urls(base_url), token_interface, timeout, tokenizer)
+        token_model = _build_model(model, model_options)
     else:
-        token_model = _build_local_model(policy, tokenizer, seed)
-    budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
-    selected = [row for _, row in islice(rows, limit)]
+        token_model = _build_local_model(policy, tokenizer, rows.seed)
+    selected = [row for _, row in islice(source, rows.limit)]
     try:
         with show_warnings():
-            report = run_until_signal(_check(environment, token_model, selected, seed, budget, tokenizer))
+            report = run_until_signal(_check(environment, token_model, selected, rows.seed, budget, tokenizer))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     echo(report.model_dump_json(indent=2).encode() if json else "\n".join(_format_report(report)))
@@ -116,14 +109,10 @@ def check(  # noqa: PLR0913  # each is an option of the command
         raise typer.Exit(1)
 
 
-def _build_model(
-    name: str, base_url: str | None, token_interface: str | None, timeout: float, tokenizer: str | None
-) -> TokenModel:
+def _build_model(name: str, model_options: Given[ModelOptions]) -> TokenModel:
     from gymsdk.models import registry as models
 
-    built = models.model(
-        name, base_url=base_url, timeout=timeout, tokens=True, token_interface=token_interface, tokenizer=tokenizer
-    )
+    built = models.model(name, tokens=True, **model_options)
     if not hasattr(built, "tokenize"):
         raise UsageError(
             f"{name} has no tokenizer to ask; name a model on a server, as in vllm/NAME, or use --tokenizer"

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import Changed, Given, Only, take_models
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
+from gymsdk.models.options import ModelOptions
 from gymsdk.settings import MODEL
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def _trainer() -> None:
 
 
 @app.command(cls=Command)
+@take_models
 def check(
     *,
     base_url: Annotated[
@@ -42,16 +45,13 @@ def check(
         str,
         typer.Option(metavar="NAME", help="The name under which the server lists the policy.", rich_help_panel=MODEL),
     ] = "policy",
-    token_interface: options.TokenInterface = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Compare the engine's ids and texts with the trainer's tokenizer, a name or a folder.",
-            show_default=False,
-            rich_help_panel=MODEL,
+    model_options: Annotated[
+        Given[ModelOptions],
+        Only("token_interface", "tokenizer"),
+        Changed(
+            tokenizer={"help": "Compare the engine's ids and texts with the trainer's tokenizer, a name or a folder."}
         ),
-    ] = None,
+    ],
     update_weights: Annotated[
         str,
         typer.Option(
@@ -79,7 +79,7 @@ def check(
     from gymsdk.cli.process import Stopped, run_until_signal
     from gymsdk.cli.progress import show_warnings
 
-    stack = TrainerStack(base_url.rstrip("/"), model, update_weights, token_interface, tokenizer)
+    stack = TrainerStack(base_url.rstrip("/"), model, update_weights, model_options)
     try:
         with show_warnings():
             results = run_until_signal(_check(stack, prints=not json))

@@ -14,15 +14,17 @@ from typing import Annotated
 
 import typer
 
-from gymsdk.cli import options
+from gymsdk.cli.fields import Given, Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.cli.show import Search, Where
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
+from gymsdk.models.options import ModelOptions
 
 VIEWER, EXPORT = "Viewer", "Export"
 
 
+@take_models
 def view(  # noqa: PLR0913  # each is an option of the command
     runs: Annotated[
         list[Path] | None,
@@ -44,7 +46,7 @@ def view(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=VIEWER,
         ),
     ] = False,
-    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
+    model_options: Annotated[Given[ModelOptions], Only("base_url")],
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -111,9 +113,9 @@ def view(  # noqa: PLR0913  # each is an option of the command
         raise UsageError(
             "--where, --search and --sample choose what --export writes; the pages have filters of their own"
         )
-    if base_url and not play:
+    if model_options and not play:
         raise UsageError("--base-url names the models that play on; add --play")
-    player = Player(options.join_base_urls(base_url)) if play else None
+    player = Player(model_options.get("base_url")) if play else None
     decode = load_token_decoder(tokenizer) if tokenizer else None
     token = secrets.token_urlsafe(24)
     library = Library(runs or (), None if runs else DEFAULT_FOLDER)

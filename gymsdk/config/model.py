@@ -22,6 +22,7 @@ from pydantic import (
 from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import Tls
+from gymsdk.settings import LIMITS, LOGGING, NETWORK, RAY, RUN, SECURITY, Flag
 from gymsdk.types import Budget
 
 ServerKind: TypeAlias = Literal[
@@ -149,18 +150,17 @@ class FrozenModel(BaseModel):
 
 
 class LogConfig(FrozenModel):
-    """The logs of a process.
+    """The logs of a process; *server* is the server named in lines that belong to no request."""
 
-    Attributes:
-        level: The lowest level that is logged.
-        format: The format of a line.
-        directory: The folder for the log file of each server; `None` for standard error.
-        server: The server named in lines that belong to no request.
-    """
-
-    level: LogLevel = "warning"
-    format: LogFormat = "text"
-    directory: Path | None = None
+    level: Annotated[LogLevel, Flag(LOGGING, names=("--log-level",), layered=True)] = Field(
+        "warning", description="Log messages from this level on; info adds a line per request."
+    )
+    format: Annotated[LogFormat, Flag(LOGGING, names=("--log-format",), layered=True)] = Field(
+        "text", description="Choose the format of log lines."
+    )
+    directory: Annotated[Path | None, Flag(LOGGING, "DIR", ("--log-dir",))] = Field(
+        None, description="Log to a file per server in this folder instead of standard error."
+    )
     server: str = "gymsdk"
 
     @property
@@ -175,14 +175,15 @@ class TokenCaptureConfig(FrozenModel):
     gymsdk itself uses only the folder. NeMo Gym's agents and its collector read the rest from the head.
 
     Attributes:
-        folder: The folder for the token ids of rollouts.
         all_agents: Whether all agents of NeMo Gym ask for the capture, and not only those configured to.
         rebuild_response: Whether the collector of NeMo Gym adds the token ids to its results.
         max_mask_fraction: The fraction of rollouts without usable token ids at which the collector stops.
         mask_fraction_min_samples: The number of rollouts after which it may stop.
     """
 
-    folder: Path
+    folder: Annotated[Path, Flag(LOGGING, "DIR", ("--token-capture-dir",), layered=True)] = Field(
+        description="Write the token ids of rollouts whose agents ask for it to this folder, as NeMo Gym does."
+    )
     all_agents: bool = True
     rebuild_response: bool = True
     max_mask_fraction: float | None = Field(None, ge=0, le=1)
@@ -201,19 +202,23 @@ class Limits(FrozenModel):
     """Bounds on the requests of one server.
 
     Attributes:
-        body: The largest body in bytes.
         bodies: How many bytes the large bodies of all running requests may take in memory, over all servers of the
-            process. `None` means a quarter of the memory.
+            process.
         header: The largest size of all headers together, in bytes.
         headers: The largest number of headers.
-        connections: The largest number of connections.
     """
 
-    body: int = Field(MAX_BODY_BYTES, ge=1024)
-    bodies: int | None = Field(None, ge=1024)
+    body: Annotated[int, Flag(LIMITS, "BYTES", ("--max-body",), "256 MiB", layered=True)] = Field(
+        MAX_BODY_BYTES, ge=1024, description="Limit the body of a request."
+    )
+    bodies: Annotated[int | None, Flag(LIMITS, "BYTES", ("--max-bodies",), "a quarter of the memory")] = Field(
+        None, ge=1024, description="Limit the memory for all large requests together."
+    )
     header: int = Field(128 * 2**10, ge=1024)
     headers: int = Field(256, ge=16)
-    connections: int = Field(20_000, ge=1)
+    connections: Annotated[int, Flag(LIMITS, "N", ("--max-connections",), layered=True)] = Field(
+        20_000, ge=1, description="Limit the connections to each server."
+    )
 
 
 class Times(FrozenModel):
@@ -361,7 +366,27 @@ class WorkerConfig(FrozenModel):
         return f"{WORKER_PREFIX}{self.number}"
 
 
-class Deployment(FrozenModel):
+class Placement(FrozenModel):
+    """The Ray cluster of a run or a deployment, and what runs there."""
+
+    ray_address: Annotated[str | None, Flag(RAY, "HOST:PORT|auto|local|none", shown="RAY_ADDRESS")] = Field(
+        None, description="Use this Ray cluster, the one of this machine, a new one, or none."
+    )
+    offload: Annotated[Offload | None, Flag(RAY, shown="ray with a cluster")] = Field(
+        None, description="Run offloaded functions in local workers, in the calling thread, or on the Ray cluster."
+    )
+    replicas: Annotated[int, Flag(RAY, "N", shown=False)] = Field(
+        0, ge=0, description="Let Ray run N replicas of the environments and agents on its nodes."
+    )
+    cpus_per_replica: Annotated[float, Flag(RAY, "N")] = Field(
+        1.0, ge=0, allow_inf_nan=False, description="Reserve N CPUs for a replica."
+    )
+    gpus_per_replica: Annotated[float, Flag(RAY, "N")] = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Reserve N GPUs for a replica."
+    )
+
+
+class Deployment(Placement):
     """The servers of this node, and how to run them: all that the command line and the configuration files decide.
 
     Attributes:
@@ -369,41 +394,16 @@ class Deployment(FrozenModel):
         servers: The servers that the files name.
         model: The policy's model; it replaces that of *servers*.
         vllm_flags: The flags for the vLLM server to start with the policy's model; `None` to start none.
-        host: The host on which servers listen that name none.
-        port: The port of the head, if it runs here; 0 for any.
         head_host: The host of the head that the files name. The servers register with a head that answers there at
             *port*, or else start it.
-        head_url: The URL of a head on another node to register with.
-        server_ports: The ports of other servers, by name; 0 for any.
         port_range: The ports that servers without a port may use.
-        advertise_host: The host under which other machines reach the servers.
-        root_path: The path under which a proxy shows the head, and beneath it each server by its name.
-        role: The kind of servers that run here; `None` for all.
         only: The name of the only server that runs in this process.
         supervisor: The ID by which the servers of one supervisor recognise each other.
-        token_file: The file with the token that clients must send; see also `GYMSDK_TOKEN_FILE`.
-        insecure: Whether other machines may use the servers without a token.
         tls: The certificate and the key of the servers.
-        limits: The limits for requests.
-        budget: The limits of the agents' episodes.
-        session_ttl: The seconds after its last use at which a session is closed.
-        max_sessions: The maximum number of open sessions per environment.
-        mcp: Whether tools are also offered over MCP.
         times: The time limits for start and stop.
         readiness: The seconds to wait for the endpoints of models.
-        logs: The logs.
-        profile: The folder for CPU profiles.
-        capture: The folder for the captured model calls of rollouts.
         token_capture: The capture of token ids for trainers.
-        ray_address: The address of the Ray cluster to use.
-        ray_dashboard: The URL of its dashboard.
-        offload: Where offloaded functions run; by default on the Ray cluster, if one is named.
-        replicas: The number of replicas of all servers but the models, which Ray places on the nodes of its cluster;
-            0 to run one instance of each server here.
-        cpus_per_replica: The CPUs that Ray reserves for a replica.
-        gpus_per_replica: The GPUs that Ray reserves for a replica.
-        workers: The number of processes behind the ports of the servers, each with all servers; `None` to run the
-            servers in one process, together with the head.
+        ray_dashboard: The URL of the dashboard of the Ray cluster.
         worker: The worker that this process is; `None` for every other process.
         policy: The endpoint for model servers that name none.
         ignored: The place of each of NeMo Gym's keys that gymsdk ignores.
@@ -415,38 +415,64 @@ class Deployment(FrozenModel):
     servers: tuple[ServerConfig, ...] = ()
     model: ModelServerConfig | None = None
     vllm_flags: tuple[str, ...] | None = None
-    host: str = DEFAULT_HOST
-    port: AnyPort = 0
-    head_host: str | None = None
-    head_url: str | None = None
-    server_ports: Mapping[str, AnyPort] = {}
-    port_range: PortRange = PortRange()
-    advertise_host: str | None = None
-    root_path: Annotated[str, AfterValidator(parse_root_path)] = ""
-    role: Role | None = None
-    only: str | None = None
-    supervisor: str = ""
-    token_file: Path | None = None
-    insecure: bool = False
-    tls: Tls | None = None
     limits: Limits = Limits()
     budget: Budget = Budget()
-    session_ttl: float = Field(DEFAULT_TTL_SECONDS, gt=0)
-    max_sessions: int = Field(DEFAULT_MAX_SESSIONS, gt=0)
-    mcp: bool = False
+    session_ttl: Annotated[float, Flag(LIMITS, "SECONDS", ("--ttl",), least=1)] = Field(
+        DEFAULT_TTL_SECONDS, gt=0, description="Close sessions that are unused for this long."
+    )
+    max_sessions: Annotated[int, Flag(LIMITS, "N", ("--sessions",))] = Field(
+        DEFAULT_MAX_SESSIONS, ge=1, description="Limit the open sessions of an environment."
+    )
+    host: Annotated[str, Flag(NETWORK, "HOST", layered=True)] = Field(
+        DEFAULT_HOST, description="Listen on this host; a non-loopback host needs a token."
+    )
+    advertise_host: Annotated[str | None, Flag(NETWORK, "HOST", shown="the host")] = Field(
+        None, description="Announce this host to other nodes as the address of the servers."
+    )
+    port: Annotated[AnyPort, Flag(NETWORK, "N", shown=str(DEFAULT_HEAD_PORT), layered=True)] = Field(
+        0, description="Let the head listen on this port; 0 takes any free port."
+    )
+    head_host: str | None = None
+    server_ports: Annotated[Mapping[str, AnyPort], Flag(NETWORK, "SERVER=N", ("--server-port",))] = Field(
+        {}, description="Let another server listen on this port. By default, on any free port."
+    )
+    port_range: PortRange = PortRange()
+    root_path: Annotated[str, AfterValidator(parse_root_path), Flag(NETWORK, "PATH", shown=False)] = Field(
+        "", description="Set the path at which a proxy serves the head; other servers are at PATH/SERVER."
+    )
+    mcp: Annotated[bool, Flag(NETWORK)] = Field(False, description="Also serve the tools at /mcp.")
+    token_file: Annotated[Path | None, Flag(SECURITY, "FILE", shown="GYMSDK_TOKEN_FILE")] = Field(
+        None, description="Require the token in this file from every client."
+    )
+    insecure: Annotated[bool, Flag(SECURITY, layered=True)] = Field(
+        False, description="Allow everyone who reaches the host to use the servers."
+    )
+    workers: Annotated[int | None, Flag(RUN, "N", shown=False)] = Field(
+        None,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Run N supervised processes behind the same ports, each with all servers.",
+    )
+    role: Annotated[Role | None, Flag(RUN, takes=Literal["head", "resources", "agent", "model"] | None)] = Field(
+        None, description="Run only the servers of this role."
+    )
+    head_url: Annotated[str | None, Flag(RUN, "URL", ("--head",))] = Field(
+        None, description="Register with this head on another node instead of starting one."
+    )
+    tls: Tls | None = None
+    only: str | None = None
+    supervisor: str = ""
     times: Times = Times()
     readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
     logs: LogConfig = LogConfig()
-    profile: Path | None = None
-    capture: Path | None = None
+    profile: Annotated[Path | None, Flag(LOGGING, "DIR")] = Field(
+        None, description="Record CPU time per hook and route; write it to DIR on exit and serve it at /stats."
+    )
+    capture: Annotated[Path | None, Flag(LOGGING, "DIR", ("--capture-dir",))] = Field(
+        None, description="Write the model calls of each rollout to this folder, as NeMo Gym does."
+    )
     token_capture: TokenCaptureConfig | None = None
-    ray_address: str | None = None
     ray_dashboard: str | None = None
-    offload: Offload | None = None
-    replicas: int = Field(0, ge=0)
-    cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False)
-    gpus_per_replica: float = Field(0.0, ge=0, allow_inf_nan=False)
-    workers: int | None = Field(None, ge=1, le=MAX_WORKERS)
     worker: WorkerConfig | None = None
     policy: PolicyConfig = Field(default=PolicyConfig(), exclude=True)
     ignored: Mapping[str, Place] = Field(default={}, exclude=True)

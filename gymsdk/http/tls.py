@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk.errors import Failed, UsageError
+from gymsdk.settings import SECURITY, Flag
 from gymsdk.working_folder import resolve_path
 
 CA_FILE_VARIABLE = "GYMSDK_CA_FILE"
@@ -163,17 +165,16 @@ def _convert_read_errors(file: Path) -> Iterator[None]:
 
 
 class Tls(BaseModel):
-    """The PEM files for TLS.
-
-    Attributes:
-        certificate: The server's certificate, with its chain.
-        key: The private key.
-    """
+    """The PEM files for TLS; that of the certificate contains its chain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    certificate: Path
-    key: Path
+    certificate: Annotated[Path, Flag(SECURITY, "FILE", ("--tls-cert",), layered=True)] = Field(
+        description="Use TLS with this certificate."
+    )
+    key: Annotated[Path, Flag(SECURITY, "FILE", ("--tls-key",), layered=True)] = Field(
+        description="Use this key of the certificate."
+    )
 
     def create_ssl_context(self) -> ssl.SSLContext:
         """Create the SSL context.

@@ -26,6 +26,7 @@ from gymsdk import errors
 from gymsdk.errors import BadConfig, BadModelOption, format_name, format_suggestion
 from gymsdk.http import tls
 from gymsdk.responses import Api, ReasoningFormat, TokenInterface
+from gymsdk.settings import LIMITS, MODEL, Flag
 from gymsdk.working_folder import get_working_folder
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -95,48 +96,57 @@ class ModelOptions(BaseModel):
     """How to reach a model, and what to add to every call. `None` leaves an option to the provider.
 
     Attributes:
-        base_url: The base URLs of the servers; all of them serve the model.
         api_key: The API key.
         apart: Whether the servers were named for this model only, so that they never receive the policy's key.
-        api: `chat` or `responses`.
-        timeout: The seconds that one call may take with all its retries.
         retries: The number of retries of a call.
         wait: The seconds before the first retry.
         max_answer: The size limit of an answer in bytes, after decompression.
         thoughts: How to send earlier reasoning back: `field`, `tags` or `drop`.
-        pinned: Fields of the body that override those of the request; null removes a field.
         extra_body: Fields of the body that the request may override.
         chat_template_kwargs: Arguments of the chat template, to which the request's metadata may add.
         headers: Headers of every call; their values are secret.
-        tokens: Whether to ask for token ids and log-probabilities, and to continue conversations on exactly these ids.
-        token_interface: How the server takes and returns token ids; `None` finds it out at the first call.
         propagate_context_overflow_errors: Whether the model server answers a prompt that does not fit the context with
             an error; `None` for errors to requests of Messages, and incomplete responses to others.
-        tokenizer: The tokenizer of the model, for servers that do not tokenize: a name or a folder for transformers, or
-            an object with the methods of `gymsdk.tokens.tokenizer.Tokenizer`.
+        tokenizer: A name, a folder, or an object with the methods of `gymsdk.tokens.tokenizer.Tokenizer`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: Annotated[
-        tuple[Annotated[str, AfterValidator(_check_base_url)], ...] | None, BeforeValidator(_split_base_urls)
-    ] = None
+        tuple[Annotated[str, AfterValidator(_check_base_url)], ...] | None,
+        BeforeValidator(_split_base_urls),
+        Flag(MODEL, "URL"),
+    ] = Field(
+        None, description="Call the model server at this address, as in http://127.0.0.1:8000/v1; repeat for replicas."
+    )
     api_key: SecretStr | None = None
     apart: bool = False
-    api: Api | None = None
-    timeout: float = Field(DEFAULT_TIMEOUT_SECONDS, gt=0)
+    api: Annotated[Api | None, Flag(MODEL)] = Field(None, description="Choose the API of the model server.")
+    timeout: Annotated[float, Flag(LIMITS, "SECONDS", default=300.0, least=0.001)] = Field(
+        DEFAULT_TIMEOUT_SECONDS, gt=0, description="Limit the duration of a model call."
+    )
     retries: int = Field(4, ge=0)
     wait: float = Field(0.5, ge=0)
     max_answer: int = Field(MAX_ANSWER_BYTES, ge=1024)
     thoughts: ReasoningFormat | None = None
-    pinned: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields)] = {}
+    pinned: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields), Flag(MODEL, "KEY=VALUE", ("--pin",))] = (
+        Field({}, description="Set a key of every request to the model server; null removes the key.")
+    )
     extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields)] = {}
     chat_template_kwargs: Mapping[str, Any] = {}
     headers: Annotated[Mapping[str, SecretStr], AfterValidator(_check_headers)] = {}
-    tokens: bool = False
-    token_interface: TokenInterface | None = None
+    tokens: Annotated[bool, Flag(MODEL, names=("--token-ids",))] = Field(
+        False,
+        description="Return token ids and log-probabilities for training, and keep conversations on exactly these ids.",
+    )
+    token_interface: Annotated[TokenInterface | None, Flag(MODEL, shown=False)] = Field(
+        None, description="How the model server takes and returns token ids. By default, found out at the first call."
+    )
     propagate_context_overflow_errors: bool | None = None
-    tokenizer: Any = None
+    tokenizer: Annotated[Any, Flag(MODEL, "NAME", takes=str | None, shown=False)] = Field(
+        None,
+        description="The model's tokenizer, for servers that do not tokenize: a name or a folder for transformers.",
+    )
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:

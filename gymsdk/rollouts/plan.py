@@ -12,51 +12,36 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk.config.show import REDACTED, redact_settings, redact_words
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
-from gymsdk.http.tls import mask_url
+from gymsdk.http.tls import mask_url, split_addresses
 from gymsdk.models.options import load_policy_settings
-from gymsdk.responses import Api, TokenInterface
 from gymsdk.rollouts.fingerprint import CODE_PARTS, GRADERS, describe_code, digest_files, drop_unknown_parts
+from gymsdk.rollouts.settings import Rows, Servers
 from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Budget, Row
 from gymsdk.working_folder import get_working_folder, shorten_path
 
-UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments", "token_interface", "tokenizer"})
+UNCOMPARED_FIELDS = frozenset({"head", "tasks", "environments", "model_options"})
 """Fields that a resume does not compare directly: addresses may change; digests represent tasks and environments."""
 
 
-class Plan(BaseModel):
+class Plan(Rows, Servers):
     """The environments of a run and their settings, the model, the rows, the seeds and the budget.
 
     With a *head*, the servers that the head knows play the run, with their own model; a row without an agent goes to
     *agent*.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     environments: dict[str, dict[str, Any]]
     """The settings of each environment that the user has set, by the environment's name."""
     model: str | None = None
-    head: str | None = None
-    base_url: str | None = None
-    api: Api | None = None
-    pinned: dict[str, Any] = {}
-    tokens: bool = False
-    token_interface: TokenInterface | None = None
-    tokenizer: str | None = None
-    tasks: Path | None = None
-    agent: str | None = None
-    split: str | None = None
-    limit: int | None = None
-    skip_bad_rows: bool = False
-    repeats: int = 1
-    seed: int = 0
-    sampling: dict[str, Any] = {}
+    model_options: Mapping[str, Any] = Field({}, description="The fields of `ModelOptions` that the user has set.")
+    sampling: dict[str, Any] = Field({})
     budget: Budget = Budget()
 
 
@@ -78,8 +63,10 @@ def build_settings(
     key = str(stored.get(ENVIRON_KEY, "")) if stored is not None else token_hex(16)
     return plan.model_dump(mode="json", exclude=set(UNCOMPARED_FIELDS)) | {
         "model": plan.model and plan.model.partition("@http")[0],
+        "api": plan.model_options.get("api"),
+        "pinned": plan.model_options.get("pinned", {}),
+        "tokens": plan.model_options.get("tokens") or None,
         "head": True if plan.head else None,
-        "tokens": plan.tokens or None,
         "servers": servers,
         "gymsdk": version("gymsdk"),
         ENVIRON_KEY: key,
@@ -262,7 +249,9 @@ def _format_value(value: object) -> str:
 
 def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     """Return when, where and with which command the run starts, and the address of its model; without secrets."""
-    address = plan.base_url or load_policy_settings().policy_base_url
+    address = (
+        ",".join(split_addresses(plan.model_options.get("base_url") or ())) or load_policy_settings().policy_base_url
+    )
     secrets = [*_collect_secrets([each.config for each in environments])]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

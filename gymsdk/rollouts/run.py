@@ -61,6 +61,7 @@ from gymsdk.rollouts.sampling import (
     began_with_fixed_sampling,
     describe_sampling,
 )
+from gymsdk.rollouts.settings import RunLimits
 from gymsdk.rollouts.summary import MetricsSource, build_summaries, iter_metrics_json
 from gymsdk.rollouts.tasks import (
     NamedRows,
@@ -285,15 +286,6 @@ class RunReporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunLimits:
-    """How a run is executed: episodes in flight, attempts per rollout, and seconds per model call."""
-
-    concurrency: int = 64
-    attempts: int = 3
-    timeout: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """A plan, the folder for its output, and how to treat an earlier run in the folder.
 
@@ -313,7 +305,7 @@ class Run:
     resume: bool = False
     overwrite: bool = False
     force: bool = False
-    limits: RunLimits = RunLimits()
+    limits: RunLimits = field(default_factory=RunLimits)
     model: Model | None = None
     trajectories: bool = False
 
@@ -412,16 +404,7 @@ async def _choose_player(run: Run) -> PlayerSetup:
         loaded = _load_environments(plan)
         # Loading the environments and building the model may each import many modules. Other tasks run in between.
         await asyncio.sleep(0)
-        model = run.model or models.model(
-            plan.model or "",
-            base_url=plan.base_url,
-            api=plan.api,
-            timeout=pace.timeout,
-            pinned=plan.pinned,
-            tokens=plan.tokens,
-            token_interface=plan.token_interface,
-            tokenizer=plan.tokenizer,
-        )
+        model = run.model or models.model(plan.model or "", timeout=pace.timeout, **plan.model_options)
         await _check_tokens(model)
         player = LocalPlayer(loaded, model, plan.seed, plan.budget, pace.attempts)
         return PlayerSetup(loaded, player, model=model)
@@ -588,7 +571,7 @@ def _compare_settings(
 def _sends_earlier_sampling(about: Row, plan: Plan, cast: PlayerSetup) -> bool:
     """Whether a run was begun by a version that sent temperature and top_p in place of the engine's defaults."""
     names = cast.served.policies if cast.served else {plan.model or ""}
-    return not plan.tokens and began_with_fixed_sampling(about, names)
+    return not plan.model_options.get("tokens") and began_with_fixed_sampling(about, names)
 
 
 def _note_sampling(sampling: str | None, watch: RunReporter) -> Row:

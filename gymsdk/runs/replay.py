@@ -50,7 +50,7 @@ class BranchOptions:
     turn: int | None = None
     say: Sequence[Item] = ()
     then: str | None = None
-    base_urls: str | None = None
+    base_urls: Sequence[str] | None = None
     repeats: int = 1
 
 

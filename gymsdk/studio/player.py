@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from gymsdk.errors import UsageError
@@ -23,7 +24,7 @@ class Player:
             process's environment are sent there.
     """
 
-    def __init__(self, base_urls: str | None = None) -> None:
+    def __init__(self, base_urls: Sequence[str] | None = None) -> None:
         self._base_urls = base_urls
         self._lock = asyncio.Lock()
 

@@ -48,8 +48,8 @@ def test_equal_plans_have_no_differences() -> None:
         ({"split": "test"}, "--split of sums was train, now test"),
         ({"skip_bad_rows": True}, "--skip-bad-rows was not given, now given"),
         ({"sampling": {"temperature": 0.5}}, "--temperature was not given, now 0.5"),
-        ({"pinned": {"top_k": 5}}, "--pin top_k was not given, now 5"),
-        ({"tokens": True}, "--token-ids was not given, now given"),
+        ({"model_options": {"pinned": {"top_k": 5}}}, "--pin top_k was not given, now 5"),
+        ({"model_options": {"tokens": True}}, "--token-ids was not given, now given"),
         ({"sampling": {"stop": ["x"]}}, "--param stop was not given, now ['x']"),
         ({"budget": Budget(turns=3)}, "--turns was 32, now 3"),
         ({"budget": Budget(tools=3)}, "--tool-calls was 128, now 3"),
@@ -62,7 +62,7 @@ def test_each_difference_is_named_by_its_option(changed: dict[str, Any], expecte
 
 
 def test_the_address_of_the_model_may_change() -> None:
-    assert _differences(base_url="http://127.0.0.1:8001/v1") == []
+    assert _differences(model_options={"base_url": "http://127.0.0.1:8001/v1"}) == []
 
 
 def test_a_setting_with_its_default_value_is_no_difference() -> None:
@@ -135,7 +135,7 @@ def test_settings_are_written_with_defaults_and_without_secrets() -> None:
 def test_the_command_is_recorded_without_keys_and_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     address = "http://me:hush@127.0.0.1:1/v1"
     monkeypatch.setattr(sys, "argv", ["/bin/gymsdk", "rollout", "sums", "--base-url", address, "--set", "key=hush2"])
-    plan = PLAN.model_copy(update={"model": "vllm/x", "base_url": address})
+    plan = PLAN.model_copy(update={"model": "vllm/x", "model_options": {"base_url": address}})
     written = describe_start(plan, [load("sums", key="hush2")])
     assert "hush" not in json.dumps(written)
     assert written["command"] == "gymsdk rollout sums --base-url 'http://***@127.0.0.1:1/v1' --set 'key=***'"

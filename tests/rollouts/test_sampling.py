@@ -47,11 +47,18 @@ def play(
 ) -> tuple[list[Item], list[str]]:
     """Play a run; return the sampling parameters of each request, and what the run says about sampling."""
     recorder, progress = Recorder(), RecordingProgress()
+    pins = {"pinned": plan.pop("pinned", {})}
 
     async def run() -> None:
         async with serve(recorder.application) as url:
             if not through_servers:
-                given = {"model": "vllm/m", "base_url": url, "limit": 2, "environments": {"sums": {}}, **plan}
+                given = {
+                    "model": "vllm/m",
+                    "model_options": {"base_url": url, **pins},
+                    "limit": 2,
+                    "environments": {"sums": {}},
+                    **plan,
+                }
                 await execute(Run(Plan(**given), out, resume=resume, limits=RunLimits(attempts=1)), progress)
                 return
             policy = ModelServerConfig(name="vllm/m", options={"base_url": url})
@@ -96,7 +103,7 @@ def test_a_run_with_servers_says_that_the_defaults_are_theirs(tmp_path: Path) ->
 
 
 def test_a_scripted_policy_has_no_sampling(tmp_path: Path) -> None:
-    assert play(tmp_path / "out", model="scripted/oracle", base_url=None) == ([], [])
+    assert play(tmp_path / "out", model="scripted/oracle", model_options={}) == ([], [])
     assert "sampling" not in read_about(tmp_path / "out")
 
 

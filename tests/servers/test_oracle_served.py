@@ -78,7 +78,8 @@ class SilentProgress:
 async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, named: str, api: responses.Api) -> None:
     async with endpoint([load(name) for name in NAMES]) as url:
         environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
-        plan = Plan(environments=environments, model=named, base_url=url, api=api, split="train", limit=COUNT)
+        chosen = {"base_url": url, "api": api}
+        plan = Plan(environments=environments, model=named, model_options=chosen, split="train", limit=COUNT)
         figures = await execute(Run(plan, tmp_path / "run"), SilentProgress())
     assert {each["agent_ref"]["name"]: each["agent_metrics"]["mean/reward"] for each in figures} == dict.fromkeys(
         [f"{name}_simple_agent" for name in NAMES], 1.0
