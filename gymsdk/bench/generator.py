@@ -193,7 +193,7 @@ async def run_load(stage: Stage, recording: Recording, plan: LoadPlan) -> LoadRe
         finally:
             sampler.stop()
     seconds = time.perf_counter() - began
-    used = {name: each - cpu[name] for name, each in measure_cpu(stage).items()}
+    used = {name: cpu_seconds - cpu[name] for name, cpu_seconds in measure_cpu(stage).items()}
     after = await read_metrics(stage.metered, headers_for)
     measured = _Measurements(
         seconds, used, memories, MetricsDifference(before, after), _summarise_samples(sampler), arrivals

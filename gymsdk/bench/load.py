@@ -164,7 +164,7 @@ async def _measure_target(
 ) -> BenchResult:
     async with AsyncExitStack() as stack:
         setup = await _set_up(plan, target, report_progress, stack)
-        results = [each async for each in _run_loads(target, setup, loads, report_progress)]
+        results = [result async for result in _run_loads(target, setup, loads, report_progress)]
     start = setup.stage.start
     return BenchResult(
         environment=target.environment.name,
@@ -211,8 +211,10 @@ async def _set_up(plan: BenchPlan, target: _Target, report_progress: ProgressCal
 
 def _format_settings(settings: Mapping[str, Any]) -> list[str]:
     """Return *settings* as options of a command."""
-    texts = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
-    return [word for key, each in texts.items() for word in ("--set", f"{key}={each}")]
+    texts = {
+        key: value if isinstance(value, str) else jsonl.dump_json(value).decode() for key, value in settings.items()
+    }
+    return [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
 
 
 async def _record_rewards(plan: BenchPlan, environment: Environment, model: str) -> Recording:
@@ -230,7 +232,7 @@ async def _run_loads(
     await run_load(
         setup.stage,
         setup.recording,
-        LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(each.concurrency for each in loads)), rollouts=WARMUP_ROLLOUTS),
+        LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(load.concurrency for load in loads)), rollouts=WARMUP_ROLLOUTS),
     )
     for load in loads:
         what = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} per second"

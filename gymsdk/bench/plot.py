@@ -103,7 +103,7 @@ def _finish(
     axes.set(title=title, xlabel=_name_axis(loads), ylabel=unit)
     if len(set(positions)) > 1 and max(positions) >= WIDE_RANGE * min(positions):
         axes.set_xscale("log", base=2)
-    axes.set_xticks(positions, [f"{each:g}" for each in positions])
+    axes.set_xticks(positions, [f"{position:g}" for position in positions])
     axes.minorticks_off()
     highest = axes.dataLim.y1
     is_drawn = math.isfinite(highest) and highest > 0
@@ -173,7 +173,7 @@ def _finish_bars(
     labels = axes.get_legend_handles_labels()[1]
     _finish(axes, loads, title=title, unit=unit, headroom=headroom or 1.1 + LEGEND_ENTRY_HEADROOM * len(labels))
     axes.set_xscale("linear")
-    axes.set_xticks(range(len(loads)), [f"{each:g}" for each in _get_positions(loads)])
+    axes.set_xticks(range(len(loads)), [f"{position:g}" for position in _get_positions(loads)])
     axes.set_xlim(-0.6, len(loads) - 0.4)
     if labels:
         axes.legend(fontsize=8, reverse=True, loc="upper left")
@@ -192,7 +192,7 @@ def _draw_stages(axes: Axes, loads: Sequence[LoadResult]) -> None:
     _finish_bars(axes, loads, title="where the time goes", unit="% of the mean latency", headroom=1.0)
     axes.set_ylim(0, 100)
     means = ["" if load.latency is None else f"\n{_format_milliseconds(load.latency.mean)}" for load in loads]
-    ticks = [f"{each:g}{mean}" for each, mean in zip(_get_positions(loads), means, strict=True)]
+    ticks = [f"{position:g}{mean}" for position, mean in zip(_get_positions(loads), means, strict=True)]
     axes.set_xticks(range(len(loads)), ticks)
     axes.set_xlabel(f"{_name_axis(loads)}, and mean latency")
     if shown:

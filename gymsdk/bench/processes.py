@@ -57,15 +57,15 @@ def measure_process(pid: int, measure: MemoryMeasure = "RSS") -> ProcessUsage:
     Raises:
         ProcessLookupError: The process does not exist.
     """
-    every = {each.id: each for each in _list_processes()}
+    every = {process.id: process for process in _list_processes()}
     if pid not in every:
         raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    process, children = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    process, children = every[pid], [every[child] for child in _find_descendants(pid, every.values())]
     return ProcessUsage(
         cpu=process.own,
         memory=_measure_memory(process, measure),
-        children_cpu=process.ended + sum(each.own + each.ended for each in children),
-        children_memory=sum(_measure_memory(each, measure) for each in children),
+        children_cpu=process.ended + sum(child.own + child.ended for child in children),
+        children_memory=sum(_measure_memory(child, measure) for child in children),
     )
 
 
@@ -92,8 +92,8 @@ def _read_pss(pid: int) -> float | None:
 def find_leaf_processes(pid: int) -> list[int]:
     """Return the descendants of *pid* that have no children."""
     every = list(_list_processes())
-    parents = {each.parent for each in every}
-    return [each for each in _find_descendants(pid, every) if each not in parents]
+    parents = {process.parent for process in every}
+    return [child for child in _find_descendants(pid, every) if child not in parents]
 
 
 def is_running(pid: int) -> bool:
@@ -104,8 +104,8 @@ def is_running(pid: int) -> bool:
 
 def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
     children = defaultdict(list)
-    for each in every:
-        children[each.parent].append(each.id)
+    for process in every:
+        children[process.parent].append(process.id)
     pending = list(children[pid])
     while pending:
         child = pending.pop()
@@ -127,7 +127,7 @@ def _read_stat(pid: int) -> _Process | None:
         return None
     # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
     fields = stat.rpartition(")")[2].split()
-    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
+    user, system, user_ended, system_ended = (int(field) / CLOCK_TICKS for field in fields[11:15])
     return _Process(
         id=pid,
         parent=int(fields[1]),

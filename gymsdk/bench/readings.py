@@ -78,15 +78,17 @@ async def read_metrics(urls: Iterable[str], headers_for: Callable[[str], client.
     )
     samples = {url: parse_samples(answer.text) for url, answer in zip(listed, answers, strict=True) if answer.ok}
     counters: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for name, labels, value in (sample for each in samples.values() for sample in each):
+    for name, labels, value in (sample for url_samples in samples.values() for sample in url_samples):
         if (counter := _find_counter(name, labels)) is not None:
             counters[counter, labels["server"]] += value
     lags: dict[ProcessKey, LagReading] = {}
-    for url, each in samples.items():
-        lags |= _read_lags(url, each)
+    for url, url_samples in samples.items():
+        lags |= _read_lags(url, url_samples)
     return MetricsReading(
         requests={server: round(value) for (name, server), value in counters.items() if name == "requests"},
-        open=round(sum(value for each in samples.values() for name, _, value in each if name in OPEN_GAUGES)),
+        open=round(
+            sum(value for url_samples in samples.values() for name, _, value in url_samples if name in OPEN_GAUGES)
+        ),
         counters=counters,
         lags=lags,
     )

@@ -72,17 +72,17 @@ async def record_rollouts(
     recording = list_jobs(environment, split=split, limit=limit, seed=seed)
     play = LocalPlayer({environment.name: environment}, model, seed=seed, attempts=1)
     async with play.open(), aclosing(collect(recording.jobs, play, concurrency=RECORDING_CONCURRENCY)) as results:
-        played = sorted([_select_scored(each) async for each in results], key=lambda each: each.job.task)
-    chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
+        played = sorted([_select_scored(result) async for result in results], key=lambda result: result.job.task)
+    chosen = _has_distinct_rows([result for result in played if keep(result.rollout)])
     if not chosen:
         raise UsageError(
             f"no task of {environment.name!r} can be replayed deterministically; choose another split with --split"
         )
     return Recording(
         environment=environment.name,
-        jobs=tuple(each.job for each in chosen),
-        rewards=tuple(each.rollout.reward or 0.0 for each in chosen),
-        lines=tuple(build_line(each.rollout, each.job.key) for each in chosen),
+        jobs=tuple(result.job for result in chosen),
+        rewards=tuple(result.rollout.reward or 0.0 for result in chosen),
+        lines=tuple(build_line(result.rollout, result.job.key) for result in chosen),
     )
 
 
@@ -98,7 +98,7 @@ def _select_scored(result: PlayedJob) -> PlayedJob:
 
 def _has_distinct_rows(results: Sequence[PlayedJob]) -> list[PlayedJob]:
     distinct: dict[bytes, PlayedJob] = {}
-    for each in results:
-        request = each.rollout.row["responses_create_params"]
-        distinct.setdefault(compute_digests(each.rollout.opening, request.get("instructions"))[-1], each)
+    for result in results:
+        request = result.rollout.row["responses_create_params"]
+        distinct.setdefault(compute_digests(result.rollout.opening, request.get("instructions"))[-1], result)
     return list(distinct.values())

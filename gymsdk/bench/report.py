@@ -201,7 +201,7 @@ def compute_latency(seconds: Sequence[float]) -> Latency | None:
         return None
     ordered = sorted(seconds)
     percentiles = {name: round(1e3 * compute_percentile(ordered, share), 3) for name, share in PERCENTILES.items()}
-    mean, longest = (round(1e3 * each, 3) for each in (sum(ordered) / len(ordered), ordered[-1]))
+    mean, longest = (round(1e3 * value, 3) for value in (sum(ordered) / len(ordered), ordered[-1]))
     return Latency(**percentiles, mean=mean, max=longest)
 
 

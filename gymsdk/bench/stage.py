@@ -89,7 +89,7 @@ async def start_servers(
         seconds = time.perf_counter() - began
         used = measure_process(servers.pid, choose_memory_measure([servers.pid]))
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
-        urls = [each["url"] for each in servers.ready_message["servers"].values()]
+        urls = [server["url"] for server in servers.ready_message["servers"].values()]
         metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]
         start = StartCost(seconds, used.cpu, used.memory + used.children_memory)
         yield Stage(await fetch_servers(servers.ready_message["head"]), model, pids, tuple(metered), start)
@@ -111,7 +111,7 @@ async def _find_pids(servers: HeadServers) -> dict[str, int]:
             raise
         # This head does not list its servers, so they are measured without their CPU time and memory.
         return {}
-    return label_processes(each for each in nodes.instances if _is_local(each))
+    return label_processes(instance for instance in nodes.instances if _is_local(instance))
 
 
 def label_processes(instances: Iterable[Instance]) -> dict[str, int]:
@@ -123,8 +123,8 @@ def label_processes(instances: Iterable[Instance]) -> dict[str, int]:
     """
     names: dict[int, str] = {}
     # Shorter names first: worker-2 precedes worker-10, and servers without a supervisor keep their order.
-    for each in sorted(instances, key=lambda each: (len(each.process), each.process)):
-        names.setdefault(each.pid, each.process or each.name)
+    for instance in sorted(instances, key=lambda instance: (len(instance.process), instance.process)):
+        names.setdefault(instance.pid, instance.process or instance.name)
     if len(names) == 1:
         return {SERVERS: next(iter(names))}
     counts = Counter(names.values())

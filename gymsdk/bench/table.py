@@ -72,16 +72,16 @@ def _list_sections(result: BenchResult) -> Iterator[Section]:
     loads = result.loads
     yield Section("", dict([_list_load_names(loads)]))
     yield Section("rollouts per second", dict(_list_rates(loads)))
-    latencies = [None if each.latency is None else each.latency.model_dump() for each in loads]
+    latencies = [None if load.latency is None else load.latency.model_dump() for load in loads]
     names = {**{name: PERCENTILE_LABELS[name] for name in PERCENTILES}, "mean": "mean", "max": "max"}
     yield Section("latency, ms", _tabulate(latencies, names, "{:,.1f}"))
-    yield Section("mean time of a rollout, ms", _tabulate([each.stages for each in loads], STAGE_LABELS, "{:,.2f}"))
-    yield Section("CPU per rollout, ms", _tabulate([each.cpu for each in loads], {}, "{:.2f}"))
-    yield Section("CPU, cores", _tabulate([each.cpu_share for each in loads], {}, "{:.2f}"))
+    yield Section("mean time of a rollout, ms", _tabulate([load.stages for load in loads], STAGE_LABELS, "{:,.2f}"))
+    yield Section("CPU per rollout, ms", _tabulate([load.cpu for load in loads], {}, "{:.2f}"))
+    yield Section("CPU, cores", _tabulate([load.cpu_share for load in loads], {}, "{:.2f}"))
     yield Section(f"memory ({result.memory_measure}), MB", dict(_list_memory(loads)))
     yield Section("event-loop lag, ms", dict(_list_lags(loads)))
     yield Section("per rollout", dict(_list_counts(loads)))
-    yield Section("cost relative to the shape simple", dict(_list_factors([each.factors for each in loads])))
+    yield Section("cost relative to the shape simple", dict(_list_factors([load.factors for load in loads])))
     yield Section("results", dict(_list_outcomes(loads)))
 
 
@@ -99,19 +99,19 @@ def _tabulate(
 
 def _list_load_names(loads: Sequence[LoadResult]) -> tuple[str, list[str | None]]:
     """Return the first row: the rate or the concurrency of each load. All loads of a result are of one kind."""
-    if any(each.open_loop for each in loads):
-        return "arrivals per second", [f"{each.open_loop.rate:g}" for each in loads if each.open_loop]
-    return "concurrency", [str(each.concurrency) for each in loads]
+    if any(load.open_loop for load in loads):
+        return "arrivals per second", [f"{load.open_loop.rate:g}" for load in loads if load.open_loop]
+    return "concurrency", [str(load.concurrency) for load in loads]
 
 
 def _list_rates(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    loops = [each.open_loop for each in loads if each.open_loop is not None]
+    loops = [load.open_loop for load in loads if load.open_loop is not None]
     if loops:
         yield "offered (started by the load generator)", [_format_rate(loop.offered) for loop in loops]
         yield "achieved (completed by the servers)", [_format_rate(loop.achieved) for loop in loops]
         yield "the servers keep up", [_format_verdict(loop) for loop in loops]
         yield "most rollouts outstanding", [f"{loop.most:,}" for loop in loops]
-    yield "from first request to last response", [f"{each.rate:,.1f}" for each in loads]
+    yield "from first request to last response", [f"{load.rate:,.1f}" for load in loads]
 
 
 def _format_rate(rate: float | None) -> str:
@@ -123,36 +123,39 @@ def _format_verdict(loop: OpenLoop) -> str:
 
 
 def _list_memory(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    for name in dict.fromkeys(name for each in loads for name in each.memory):
-        found = [each.memory.get(name) for each in loads]
+    for name in dict.fromkeys(name for load in loads for name in load.memory):
+        found = [load.memory.get(name) for load in loads]
         yield f"{name} before", [None if memory is None else f"{memory.before:,.0f}" for memory in found]
         yield f"{name} peak", [None if memory is None else f"{memory.most:,.0f}" for memory in found]
         yield f"{name} after", [None if memory is None else f"{memory.after:,.0f}" for memory in found]
 
 
 def _list_lags(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    for name in dict.fromkeys(name for each in loads for name in each.loop_lag):
-        found = [each.loop_lag.get(name) for each in loads]
+    for name in dict.fromkeys(name for load in loads for name in load.loop_lag):
+        found = [load.loop_lag.get(name) for load in loads]
         yield f"{name} p50", [None if lag is None else f"{lag.p50:,.1f}" for lag in found]
         yield f"{name} p99", [None if lag is None else f"{lag.p99:,.1f}" for lag in found]
         yield f"{name} max", [None if lag is None else f"{lag.max:,.1f}" for lag in found]
 
 
 def _list_counts(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    yield "model calls", [f"{each.calls:.2f}" for each in loads]
-    for name in dict.fromkeys(name for each in loads for name in each.requests):
-        yield f"requests to {name}", [f"{each.requests.get(name, 0.0):.2f}" for each in loads]
-        traffic = [each.traffic.get(name) for each in loads]
-        yield f"kB to {name}", [None if each is None else f"{each.received / 1e3:,.2f}" for each in traffic]
-        yield f"kB from {name}", [None if each is None else f"{each.sent / 1e3:,.2f}" for each in traffic]
+    yield "model calls", [f"{load.calls:.2f}" for load in loads]
+    for name in dict.fromkeys(name for load in loads for name in load.requests):
+        yield f"requests to {name}", [f"{load.requests.get(name, 0.0):.2f}" for load in loads]
+        traffic = [load.traffic.get(name) for load in loads]
+        yield f"kB to {name}", [None if counts is None else f"{counts.received / 1e3:,.2f}" for counts in traffic]
+        yield f"kB from {name}", [None if counts is None else f"{counts.sent / 1e3:,.2f}" for counts in traffic]
 
 
 def _list_factors(factors: Sequence[CostFactors | None]) -> Iterator[tuple[str, list[str | None]]]:
     if not any(factors):
         return
-    yield "CPU of the servers", [None if each is None else _format_factor(each.cpu) for each in factors]
-    yield "time per rollout", [None if each is None else _format_factor(each.rate) for each in factors]
-    yield "capacity table of NeMo Gym", [None if each is None else _format_factor(each.reference) for each in factors]
+    yield "CPU of the servers", [None if factor is None else _format_factor(factor.cpu) for factor in factors]
+    yield "time per rollout", [None if factor is None else _format_factor(factor.rate) for factor in factors]
+    yield (
+        "capacity table of NeMo Gym",
+        [None if factor is None else _format_factor(factor.reference) for factor in factors],
+    )
 
 
 def _format_factor(factor: float | None) -> str:
@@ -160,12 +163,12 @@ def _format_factor(factor: float | None) -> str:
 
 
 def _list_outcomes(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
-    yield "rollouts", [f"{each.rollouts:,}" for each in loads]
-    yield "mean reward", [None if each.reward is None else f"{each.reward:.3f}" for each in loads]
-    yield "rewards unlike the recording's", [None if each.wrong is None else f"{each.wrong:,}" for each in loads]
-    for kind in dict.fromkeys(kind for each in loads for kind in each.failures):
-        yield f"no reward: {kind}", [f"{each.failures.get(kind, 0):,}" for each in loads]
-    yield "sessions and episodes left open", [f"{each.open:,}" for each in loads]
+    yield "rollouts", [f"{load.rollouts:,}" for load in loads]
+    yield "mean reward", [None if load.reward is None else f"{load.reward:.3f}" for load in loads]
+    yield "rewards unlike the recording's", [None if load.wrong is None else f"{load.wrong:,}" for load in loads]
+    for kind in dict.fromkeys(kind for load in loads for kind in load.failures):
+        yield f"no reward: {kind}", [f"{load.failures.get(kind, 0):,}" for load in loads]
+    yield "sessions and episodes left open", [f"{load.open:,}" for load in loads]
 
 
 def _list_problems(loads: Sequence[LoadResult]) -> Iterator[str]:

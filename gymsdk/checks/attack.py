@@ -196,7 +196,7 @@ async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
     async with asyncio.TaskGroup() as group:
         started = [group.create_task(bounded(job)) for job in jobs]
-    return [each.result() for each in started]
+    return [task.result() for task in started]
 
 
 async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
@@ -210,11 +210,11 @@ async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence
         TaskView(task, claimed, first.opening, first.tools, own=solution)
         for task, claimed, first, solution in zip(tasks, claims, openings, solutions, strict=True)
     ]
-    replied = tuple(dict.fromkeys(each.reply for each in views if each.reply))
+    replied = tuple(dict.fromkeys(view.reply for view in views if view.reply))
     return [
-        replace(each, other=_pick_other_turns([*views[number + 1 :], *views[:number]], each), replies=replied)
-        for number, each in enumerate(views)
-        if each.opening
+        replace(view, other=_pick_other_turns([*views[number + 1 :], *views[:number]], view), replies=replied)
+        for number, view in enumerate(views)
+        if view.opening
     ]
 
 
@@ -226,7 +226,7 @@ def extract_turns(play: Play) -> Turns:
 def _pick_other_turns(others: Sequence[TaskView], view: TaskView) -> Turns:
     """Return how the oracle plays another task. If the claimed chance is 0, its turns must differ from this task's."""
     own = format_turns(view.own)
-    candidates = (each.own for each in others if each.prompt != view.prompt)
+    candidates = (other.own for other in others if other.prompt != view.prompt)
     return next(
         (turns for turns in candidates if turns and own and (view.claims.chance > 0 or format_turns(turns) != own)), []
     )
@@ -243,14 +243,14 @@ async def run_attacks(
     """Play every attack on every task of *views*. Equal turns on the same task are played once."""
     max_tasks = await subject.count_affordable(environment, len(views), each=len(attacks) / CONCURRENCY)
     planned = [
-        (attack, each, attack.script(each))
+        (attack, view, attack.script(view))
         for attack in attacks
-        for each in sample_tasks(views, min(attack.tasks, max_tasks))
+        for view in sample_tasks(views, min(attack.tasks, max_tasks))
     ]
-    attempts = list(_deduplicate((attack, each, turns) for attack, each, turns in planned if turns))
+    attempts = list(_deduplicate((attack, view, turns) for attack, view, turns in planned if turns))
     rollouts = await gather_bounded(
-        subject.play_script(environment, build_policy(turns), each.task, turns=len(turns))
-        for _, each, turns in attempts
+        subject.play_script(environment, build_policy(turns), view.task, turns=len(turns))
+        for _, view, turns in attempts
     )
     return [Attempt(*plan, rollout) for plan, rollout in zip(attempts, rollouts, strict=True)]
 
@@ -297,7 +297,7 @@ def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
         # A policy that must use a word of the prompt may use other words of it too.
         if not own or len(own) > SHORT_CHARS or own.casefold() in view.prompt.casefold():
             return None
-        others = [each for each in view.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
+        others = [reply for reply in view.replies if len(reply) <= SHORT_CHARS and not _overlaps(reply, own)]
         middle = len(others) // 2
         return form([*others[:middle], own, *others[middle:]]) if len(others) >= 2 else None  # noqa: PLR2004  # ends
 
@@ -322,7 +322,7 @@ def _build_sign_attack(sign: str) -> Attack:
     """Build the policy that replies one letter or digit, unless it is a whole answer."""
 
     def reply(view: TaskView) -> str | None:
-        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(view.own))
+        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", text, re.IGNORECASE) for text in format_turns(view.own))
         return None if whole or view.claims.chance > 0 else sign
 
     return build_reply_attack(f"replies {sign!r} and nothing else", reply, fix=FIX_PREFIX_MATCH, tasks=1)
@@ -502,7 +502,10 @@ def _compute_gain(attempt: Attempt) -> float:
 
 def _build_finding(attempts: Sequence[Attempt], worst: Attempt) -> Finding:
     claims, count = worst.view.claims, len(attempts)
-    mean, chance = fmean(each.earned for each in attempts), fmean(each.view.claims.chance for each in attempts)
+    mean, chance = (
+        fmean(attempt.earned for attempt in attempts),
+        fmean(attempt.view.claims.chance for attempt in attempts),
+    )
     tasks = "the one task tried" if count == 1 else f"{count} tasks"
     return Finding(
         problem=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}; the claimed chance is"

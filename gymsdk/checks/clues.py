@@ -119,7 +119,7 @@ def list_choices(schema: Any) -> list[Any]:
     """Return the values that *schema* lists."""
     if not isinstance(schema, dict):
         return []
-    nested = [value for each in schema.get("anyOf") or [] for value in list_choices(each)]
+    nested = [value for alternative in schema.get("anyOf") or [] for value in list_choices(alternative)]
     return [*(schema.get("enum") or []), *_list_small_range(schema), *nested]
 
 
@@ -152,11 +152,11 @@ def fill_values(schema: Any, values: dict[str, Any]) -> Any:
         return values["string"]
     if listed_values := list_choices(schema):
         return listed_values[0]
-    kind = next((each for each in _list_types(schema) if each != "null"), "null")
+    kind = next((type_name for type_name in _list_types(schema) if type_name != "null"), "null")
     if kind == "array":
         return [fill_values(schema.get("items"), values)]
     if kind == "object":
-        return {key: fill_values(each, values) for key, each in (schema.get("properties") or {}).items()}
+        return {key: fill_values(subschema, values) for key, subschema in (schema.get("properties") or {}).items()}
     return values.get(kind)
 
 
@@ -165,12 +165,12 @@ def _list_types(schema: Item) -> list[str]:
     if isinstance(kind, str):
         return [kind]
     if isinstance(kind, list):
-        return [str(each) for each in kind]
+        return [str(type_name) for type_name in kind]
     return [
-        each
+        type_name
         for alternative in schema.get("anyOf") or []
         if isinstance(alternative, dict)
-        for each in _list_types(alternative)
+        for type_name in _list_types(alternative)
     ] or ["string"]
 
 
@@ -238,20 +238,24 @@ def find_in_percent_encoding(text: str) -> list[str]:
 
 def find_in_rot13(text: str) -> list[str]:
     """Return the likely places of an answer, decoded as ROT13."""
-    return [codecs.encode(each, "rot13") for each in _find_candidates(text) if re.search("[A-Za-z]", each)]
+    return [
+        codecs.encode(candidate, "rot13") for candidate in _find_candidates(text) if re.search("[A-Za-z]", candidate)
+    ]
 
 
 def find_reversed(text: str) -> list[str]:
     """Return the likely places of an answer, reversed."""
-    return [each[::-1] for each in _find_candidates(text)]
+    return [candidate[::-1] for candidate in _find_candidates(text)]
 
 
 def _find_candidates(text: str) -> list[str]:
     candidates = [
-        each for find in (find_after_words, find_in_fields, find_in_comments, find_in_brackets) for each in find(text)
+        candidate
+        for find in (find_after_words, find_in_fields, find_in_comments, find_in_brackets)
+        for candidate in find(text)
     ]
     # In brackets, the hidden text follows a word that names it.
-    return [*candidates, *(each.rpartition(" ")[2] for each in candidates if " " in each)]
+    return [*candidates, *(candidate.rpartition(" ")[2] for candidate in candidates if " " in candidate)]
 
 
 def _decode_base64(text: str) -> bytes:
@@ -268,8 +272,8 @@ def _decode_text(decode: Callable[[str], bytes], text: str) -> str:
 
 def find_expressions(text: str) -> list[str]:
     """Return the sums and products of plain numbers, the longest first."""
-    matches = [each.strip() for each in _EXPRESSION.findall(text)]
-    return sorted((each for each in matches if re.search(r"\d\s*[-+*/^]", each)), key=len, reverse=True)
+    matches = [match.strip() for match in _EXPRESSION.findall(text)]
+    return sorted((match for match in matches if re.search(r"\d\s*[-+*/^]", match)), key=len, reverse=True)
 
 
 def find_last_line(text: str) -> list[str]:

@@ -232,8 +232,8 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
 async def _check_plays(subject: Subject, environment: Environment, other: Environment) -> list[Finding]:
     tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
     findings = [
-        await _compare_replay(environment, other, each)
-        for each in await build_scripts(subject, environment, tasks=tasks)
+        await _compare_replay(environment, other, script)
+        for script in await build_scripts(subject, environment, tasks=tasks)
     ]
     return [finding for finding in findings if finding]
 
@@ -306,7 +306,7 @@ async def _check_verifier(subject: Subject) -> list[Finding]:
         tasks = sample_tasks(redrawn.tasks, await subject.count_affordable(environment, MAX_REVERIFIED_TASKS, each=4))
         if not tasks:
             raise NotApplicable("the environment has no tasks")
-        plays = [each for task in tasks for each in await _play_right_and_wrong(subject, environment, task)]
+        plays = [play for task in tasks for play in await _play_right_and_wrong(subject, environment, task)]
         if not plays:
             raise NotApplicable("no play of a task was scored, so there is no verdict to compare")
         findings = [await _judge_repeatedly(subject, environment, other, *play) for play in plays]
@@ -346,7 +346,7 @@ async def _find_change(environment: Environment, other: Environment, episode: Ep
     name = describe_task(episode.task)
     before, copies = (
         _dump_episode(episode),
-        [_copy_episode(episode, each) for each in (environment, environment, other)],
+        [_copy_episode(episode, target) for target in (environment, environment, other)],
     )
     first = await _ask_verify(environment, episode)
     if changed := find_difference(before, _dump_episode(episode)):

@@ -145,8 +145,8 @@ class Programs:
 
     def list_executions(self) -> list[Execution]:
         """Return the programs that ran and could write to the folder, in the order in which they were sent."""
-        records = ((each, Path(_get_record_file(each.payload))) for each in self.sent)
-        return [Execution(each, json.loads(record.read_bytes())) for each, record in records if record.exists()]
+        records = ((sent, Path(_get_record_file(sent.payload))) for sent in self.sent)
+        return [Execution(sent, json.loads(record.read_bytes())) for sent, record in records if record.exists()]
 
 
 def _get_record_file(payload: Payload) -> str:
@@ -176,10 +176,10 @@ def open_programs(environment: Environment) -> Iterator[Programs]:
 
 def _remove_marks(programs: Programs) -> None:
     os.environ.pop(MARK, None)
-    for module in (builtins, *(sys.modules[each] for each in _list_modules(programs.package))):
+    for module in (builtins, *(sys.modules[name] for name in _list_modules(programs.package))):
         if hasattr(module, MARK):
             delattr(module, MARK)
-    if any(each.record["process"] != os.getpid() for each in programs.list_executions()):
+    if any(execution.record["process"] != os.getpid() for execution in programs.list_executions()):
         _end_workers()
 
 
@@ -199,9 +199,9 @@ def _end_workers() -> None:
 def build_attacks(programs: Programs) -> tuple[list[Attack], list[Attack]]:
     """Return the policies that send a program: those to play on every task, and those to play on one task."""
     forms = list(list_reply_forms())
-    usual = [_build_reply_attack(programs, each) for each in forms if each.is_usual]
+    usual = [_build_reply_attack(programs, form) for form in forms if form.is_usual]
     others = [
-        *(_build_reply_attack(programs, each) for each in forms if not each.is_usual),
+        *(_build_reply_attack(programs, form) for form in forms if not form.is_usual),
         *(_build_embedding_attack(programs, code, place) for code in USUAL_CODES for place in range(MAX_EMBEDDINGS)),
         *(_build_call_attack(programs, code, place) for code in CODES for place in range(MAX_TOOLS)),
         *(_build_argument_attack(programs, code, place) for code in CODES for place in range(MAX_ARGUMENTS)),
@@ -309,10 +309,10 @@ async def _send_again(subject: Subject, environment: Environment, execution: Exe
 
 def _build_finding(executions: Sequence[Execution], programs: Programs, *, is_host_marked: bool) -> Finding:
     """Return the finding with the worst effect of all *executions*, and the other forms that were executed."""
-    worst = next((each for each in executions if each.outlives_reply), None) or max(
-        executions, key=lambda each: len(each.record)
+    worst = next((execution for execution in executions if execution.outlives_reply), None) or max(
+        executions, key=lambda execution: len(execution.record)
     )
-    forms = [form for form in dict.fromkeys(each.sent.form for each in executions) if form != worst.sent.form]
+    forms = [form for form in dict.fromkeys(execution.sent.form for execution in executions) if form != worst.sent.form]
     more = f"; the same holds for {'; '.join(forms[:MAX_LISTED_FORMS])}" if forms else ""
     rest = f"; and {len(forms) - MAX_LISTED_FORMS} more forms" if len(forms) > MAX_LISTED_FORMS else ""
     effects = _describe_effects(worst, programs, is_host_marked=is_host_marked)

@@ -170,8 +170,8 @@ MAX_FINDINGS = 6
 async def judge_unplayed(subject: Subject, environment: Environment, views: Sequence[TaskView]) -> list[Attempt]:
     """Judge tasks before the policy has said anything."""
     return [
-        Attempt(JUDGED_AT_RESET, each, [], await _judge_at_reset(subject, environment, each))
-        for each in views[:MAX_EARLY_TASKS]
+        Attempt(JUDGED_AT_RESET, view, [], await _judge_at_reset(subject, environment, view))
+        for view in views[:MAX_EARLY_TASKS]
     ]
 
 
@@ -187,13 +187,13 @@ async def judge_prefixes(subject: Subject, environment: Environment, views: Sequ
     If only the closing words are missing, the full reward is correct. So these attempts need a verdict, of any reward.
     """
     prefixes = [
-        (each, each.own[:length])
-        for each in views[:MAX_EARLY_TASKS]
-        for length in range(1, len(each.own))[:MAX_PREFIXES]
+        (view, view.own[:length])
+        for view in views[:MAX_EARLY_TASKS]
+        for length in range(1, len(view.own))[:MAX_PREFIXES]
     ]
     return [
-        Attempt(STOPPED_EARLY, each, turns, await _judge_prefix(subject, environment, each, turns))
-        for each, turns in prefixes
+        Attempt(STOPPED_EARLY, view, turns, await _judge_prefix(subject, environment, view, turns))
+        for view, turns in prefixes
     ]
 
 

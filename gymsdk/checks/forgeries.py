@@ -181,7 +181,7 @@ def find_searched_words(environment: Environment) -> list[str]:
     module = inspect.getmodule(environment.plugin if inspect.ismodule(environment.plugin) else type(environment.plugin))
     file = Path(getattr(module, "__file__", None) or os.devnull)
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    sources = [each.read_bytes() for each in files]
+    sources = [path.read_bytes() for path in files]
     keys = list(dict.fromkeys(key for source in sources for key in _iter_keys(source)))[:MAX_KEYS]
     score = [json.dumps({key: 0 if re.search("fail|error", key) else 1 for key in keys})] if keys else []
     found = (word for source in sources for word in _iter_words(source))
@@ -227,9 +227,10 @@ def _read_texts(nodes: list[ast.expr]) -> Iterator[str]:
     for node in nodes:
         values = node.values if isinstance(node, ast.JoinedStr) else [node]
         text = "".join(
-            each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else "1.0" for each in values
+            value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else "1.0"
+            for value in values
         )
-        is_text = any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in values)
+        is_text = any(isinstance(value, ast.Constant) and isinstance(value.value, str) for value in values)
         # A fence or a closing tag would end the program of the attack.
         if is_text and 1 < len(text) <= MAX_WORD_CHARS and not re.search(r"\n|```|</", text.strip()):
             yield from _complete(text.strip())

@@ -56,7 +56,7 @@ def find_in_form(view: TaskView, text: str) -> list[str]:
     """Return the parts of *text* that have the form of the oracle's reply, and the arguments of calls in it."""
     own, other = get_last_reply(view.own), get_last_reply(view.other)
     found = []
-    start, end = (each.strip() for each in _split_form(own, other))
+    start, end = (part.strip() for part in _split_form(own, other))
     marks = _MARKS_AT_END.search(start), _MARKS_AT_START.search(end)
     for before, after in ((start, end), [mark[0] if mark else "" for mark in marks]):
         if len(before) + len(after) >= MIN_FORM_CHARS:
@@ -64,8 +64,8 @@ def find_in_form(view: TaskView, text: str) -> list[str]:
             found += re.findall(rf"{re.escape(before)}\s*(.+?)\s*{re.escape(after) or '$'}", text, re.MULTILINE)
     for call in _get_last_calls(view.own):
         arguments = re.findall(rf"\b{re.escape(str(call['name']))}\s*\(\s*([^()\n]*)\)", text)
-        found += [each.strip("{} ").rpartition("=")[2].rpartition(":")[2].strip(" \"'") for each in arguments]
-    return [each for each in found if each]
+        found += [argument.strip("{} ").rpartition("=")[2].rpartition(":")[2].strip(" \"'") for argument in arguments]
+    return [answer for answer in found if answer]
 
 
 def _get_last_calls(turns: Turns) -> list[Item]:

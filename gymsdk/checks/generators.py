@@ -43,8 +43,8 @@ def get_generators() -> dict[str, Generator]:
 def read_generator_states() -> dict[str, object]:
     """Return the states of the global generators as bytes, by the words of a sentence."""
     return {
-        f"the state of the global `{name}`": each.dump_state(each.get_state())
-        for name, each in get_generators().items()
+        f"the state of the global `{name}`": generator.dump_state(generator.get_state())
+        for name, generator in get_generators().items()
     }
 
 
@@ -52,11 +52,11 @@ def read_generator_states() -> dict[str, object]:
 def perturb_generators() -> Iterator[None]:
     """Seed the global generators at random, so that an episode that seeds them causes a visible change."""
     generators = [*get_generators().values()]
-    states = [each.get_state() for each in generators]
-    for each in generators:
-        each.seed(int.from_bytes(os.urandom(4), "big"))
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.seed(int.from_bytes(os.urandom(4), "big"))
     try:
         yield
     finally:
-        for each, state in zip(generators, states, strict=True):
-            each.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -82,7 +82,7 @@ async def _compare_interfaces(
     for name, play_scripts in GYMNASIUM_INTERFACES.items():
         budgets = [_choose_budget(performance, subject.budget) for performance in in_process]
         for budget in dict.fromkeys(budgets):
-            chosen = [number for number, each in enumerate(budgets) if each == budget]
+            chosen = [number for number, other in enumerate(budgets) if other == budget]
             budget_scripts = [played_scripts[number] for number in chosen]
             # These interfaces run their own event loop and block the caller.
             observed = await asyncio.to_thread(play_scripts, subject.make(), budget_scripts, budget)

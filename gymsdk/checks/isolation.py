@@ -69,10 +69,10 @@ async def _check_isolation(subject: Subject) -> list[Finding]:
 
 async def _check_concurrent(comparison: _Comparison) -> list[Finding]:
     plays = [Performance(script, comparison.environment) for script in (*comparison.scripts, *comparison.scripts)]
-    await asyncio.gather(*(each.play_all() for each in plays))
-    for each, expected in zip(plays, [*comparison.sequential, *comparison.sequential], strict=True):
-        if change := find_difference(expected, each.observations):
-            return [Finding(problem=f"{each.script.title}, played beside {len(plays) - 1} others: {change}")]
+    await asyncio.gather(*(play.play_all() for play in plays))
+    for play, expected in zip(plays, [*comparison.sequential, *comparison.sequential], strict=True):
+        if change := find_difference(expected, play.observations):
+            return [Finding(problem=f"{play.script.title}, played beside {len(plays) - 1} others: {change}")]
     return []
 
 
@@ -102,15 +102,15 @@ async def _play_interleaving(comparison: _Comparison, picks: Sequence[int]) -> N
     plays = [Performance(script, comparison.environment) for script in comparison.scripts]
     try:
         steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].is_closed]
-        observed = [await each.play_all() for each in plays]
+        observed = [await play.play_all() for play in plays]
     finally:
-        for each in plays:
-            await each.close()
-    for each, expected, got in zip(plays, comparison.sequential, observed, strict=True):
+        for play in plays:
+            await play.close()
+    for play, expected, got in zip(plays, comparison.sequential, observed, strict=True):
         if change := find_difference(expected, got):
             order = ", ".join(steps[:MAX_PHASES]) + (", …" if len(steps) > MAX_PHASES else "")
             raise _DifferenceError(
-                f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {change}"
+                f"{play.script.title}, after the interleaved steps [{order}] of several episodes: {change}"
             )
 
 

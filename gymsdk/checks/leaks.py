@@ -90,20 +90,20 @@ def list_secrets(task: Task, turns: Turns, prompt: str) -> set[str]:
     row = {key: value for key, value in task.row().items() if key != "responses_create_params"}
     candidates = answers.union(_iter_named_values(row, named=False))
     return {
-        each
-        for each in candidates
-        if MIN_SECRET_CHARS <= len(each) <= MAX_SECRET_CHARS and not contains_words(each, prompt)
+        candidate
+        for candidate in candidates
+        if MIN_SECRET_CHARS <= len(candidate) <= MAX_SECRET_CHARS and not contains_words(candidate, prompt)
     }
 
 
 def _iter_named_values(value: Any, *, named: bool) -> Iterator[str]:
     """Yield the scalar values of fields that are named like an answer, at every depth."""
     if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _iter_named_values(each, named=named or bool(_ANSWER_FIELD.search(str(key))))
+        for key, member in value.items():
+            yield from _iter_named_values(member, named=named or bool(_ANSWER_FIELD.search(str(key))))
     elif isinstance(value, list):
-        for each in value:
-            yield from _iter_named_values(each, named=named)
+        for element in value:
+            yield from _iter_named_values(element, named=named)
     elif named and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         yield str(value).strip()
 
@@ -146,7 +146,7 @@ async def _check_leaks(subject: Subject) -> list[Finding]:
         views = await open_tasks(subject, environment, sample_tasks(subject.tasks, MAX_TASKS))
         if not views:
             raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook")
-        responses = await gather_bounded(_collect_responses(subject, environment, each) for each in views)
+        responses = await gather_bounded(_collect_responses(subject, environment, view) for view in views)
         attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(views, responses)], views)
     profitable = _find_profitable_rules(attempts)[:MAX_FINDINGS]
     return excuse_rewards(subject, profitable, _find_leaks(views, responses))
@@ -162,7 +162,7 @@ def _find_profitable_rules(attempts: Sequence[Attempt]) -> list[Finding]:
     return [
         finding
         for rule_attempts in attempts_by_rule
-        if fmean(each.earned for each in rule_attempts) > max(plain, _compute_threshold(rule_attempts))
+        if fmean(attempt.earned for attempt in rule_attempts) > max(plain, _compute_threshold(rule_attempts))
         for finding in find_gain_beyond_chance(rule_attempts)
     ]
 
@@ -170,7 +170,7 @@ def _find_profitable_rules(attempts: Sequence[Attempt]) -> list[Finding]:
 def _compute_threshold(rule_attempts: Sequence[Attempt]) -> float:
     """Return the mean reward that a rule must exceed if it also finds text that the task asks for."""
     share = next((rule.share for rule in RULES if rule.name == rule_attempts[0].attack.name), 0.0)
-    return share * fmean(each.view.claims.maximum for each in rule_attempts) - TOLERANCE
+    return share * fmean(attempt.view.claims.maximum for attempt in rule_attempts) - TOLERANCE
 
 
 def _list_schemas(view: TaskView) -> str:
@@ -211,13 +211,13 @@ def _extract_texts(items: Sequence[Item], *, calls: bool) -> str:
 def _build_attacks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Attack]:
     """Build the policies that reply with the first or the last match of a rule, bare and in answer form."""
     texts = {
-        id(each): [
-            each.prompt,
-            _list_schemas(each),
+        id(view): [
+            view.prompt,
+            _list_schemas(view),
             _extract_texts(items, calls=True),
             _extract_texts(items, calls=False),
         ]
-        for each, items in zip(views, responses, strict=True)
+        for view, items in zip(views, responses, strict=True)
     }
     bare = [
         _build_rule_attack(rule, texts, place, form)
@@ -260,15 +260,15 @@ def _build_copy_attack(texts: dict[int, list[str]], place: int) -> Attack:
 def _find_match(rule: Rule, view: TaskView, texts: dict[int, list[str]], place: int) -> str | None:
     if rule.is_asked_for(view.prompt):
         return None
-    matches = [each for text in texts[id(view)] for each in rule.find(text)]
+    matches = [match for text in texts[id(view)] for match in rule.find(text)]
     return matches[place] if -len(matches) <= place < len(matches) else None
 
 
 def _find_leaks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Finding]:
     """Return the places in which tasks' own answers appear."""
-    own_secrets = drop_shared_secrets([list_secrets(each.task, each.own, each.prompt) for each in views])
+    own_secrets = drop_shared_secrets([list_secrets(view.task, view.own, view.prompt) for view in views])
     places = {
-        "the schema of a tool": [_list_schemas(each) for each in views],
+        "the schema of a tool": [_list_schemas(view) for view in views],
         "the answer to a wrong call": [_extract_texts(items, calls=True) for items in responses],
         "the answer to a wrong reply": [_extract_texts(items, calls=False) for items in responses],
     }
@@ -281,14 +281,14 @@ def _find_leaks_in_place(
     views: Sequence[TaskView], place: str, texts: list[str], own_secrets: list[set[str]]
 ) -> list[Finding]:
     hits = [
-        (each, secret)
-        for number, (each, own) in enumerate(zip(views, own_secrets, strict=True))
+        (view, secret)
+        for number, (view, own) in enumerate(zip(views, own_secrets, strict=True))
         for secret in sorted(own)
         if contains_words(secret, texts[number])
         and not _is_common(secret, texts, number)
         and not is_one_of_many(secret, texts[number], own)
     ]
-    tasks = {id(each) for each, _ in hits}
+    tasks = {id(view) for view, _ in hits}
     if len(tasks) < max(2, MIN_SHARE * len(views)):
         return []
     first, secret = hits[0]

@@ -206,8 +206,8 @@ async def _check_verdicts(subject: Subject) -> list[Finding]:
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
     errors = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
     return [
-        Finding(problem=wrong, task=describe_task(subject.environment.read(each.row)))
-        for wrong, each in errors
+        Finding(problem=wrong, task=describe_task(subject.environment.read(rollout.row)))
+        for wrong, rollout in errors
         if wrong
     ]
 
@@ -289,8 +289,8 @@ def _list_schema_errors(node: object, whole: Item, place: str) -> Iterator[str]:
     required = set(node.get("required") or [])
     if not required <= set(node.get("properties", required)):
         yield f"{place} requires a property that it does not define"
-    for key, each in _iter_subschemas(node):
-        yield from _list_schema_errors(each, whole, f"{place}.{key}")
+    for key, subschema in _iter_subschemas(node):
+        yield from _list_schema_errors(subschema, whole, f"{place}.{key}")
 
 
 def _iter_subschemas(node: Item) -> Iterator[tuple[str, object]]:
@@ -299,7 +299,7 @@ def _iter_subschemas(node: Item) -> Iterator[tuple[str, object]]:
         children = node.get(group, {})
         yield from children.items() if isinstance(children, dict) else [(group, children)]
     for group in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        yield from ((f"{group}.{number}", each) for number, each in enumerate(node.get(group, [])))
+        yield from ((f"{group}.{number}", subschema) for number, subschema in enumerate(node.get(group, [])))
     for key in ("items", "additionalProperties"):
         if key in node:
             yield key, node[key]
@@ -320,8 +320,8 @@ def _list_strict_errors(node: object, place: str) -> Iterator[str]:
         yield f"{place} is strict but lacks `additionalProperties: false`"
     if missing := sorted(set(node.get("properties", {})) - set(node.get("required", []))):
         yield f"{place} is strict but does not require {', '.join(missing)}"
-    for key, each in _iter_subschemas(node):
-        yield from _list_strict_errors(each, f"{place}.{key}")
+    for key, subschema in _iter_subschemas(node):
+        yield from _list_strict_errors(subschema, f"{place}.{key}")
 
 
 async def _check_descriptions(subject: Subject) -> list[Finding]:
@@ -334,7 +334,7 @@ async def _check_descriptions(subject: Subject) -> list[Finding]:
         wrong for tool in subject.environment.tools.values() for wrong in _list_undescribed_arguments(tool.schema)
     ]
     problems += [f"the setting {name!r} has no description" for name in _list_undescribed_settings(subject)]
-    return [Finding(problem=each) for each in problems]
+    return [Finding(problem=problem) for problem in problems]
 
 
 def _read_description(node: Item) -> bool:

@@ -111,7 +111,7 @@ async def _check_variants(subject: Subject) -> list[Finding]:
         ]
         if not variants:
             raise NotApplicable("no task claims another right reply; list variants in `claims(task).variants`")
-        rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in variants)
+        rollouts = await gather_bounded(_play_variant(subject, environment, *variant) for variant in variants)
     pairs = zip(variants, rollouts, strict=True)
     refused = [
         finding

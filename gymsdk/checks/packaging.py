@@ -153,7 +153,7 @@ def find_editable_project(distribution: Distribution, top: str) -> Path | None:
     folders = [path.resolve() for path in find_module_paths(top)]
     if not folders or home in folders[0].parents:
         return None
-    return next((each for each in folders[0].parents if (each / "pyproject.toml").is_file()), None)
+    return next((parent for parent in folders[0].parents if (parent / "pyproject.toml").is_file()), None)
 
 
 def find_module_paths(top: str) -> list[Path]:
@@ -161,7 +161,7 @@ def find_module_paths(top: str) -> list[Path]:
     spec = find_spec(top)
     if spec is None:
         return []
-    return [Path(each) for each in spec.submodule_search_locations or filter(None, [spec.origin])]
+    return [Path(location) for location in spec.submodule_search_locations or filter(None, [spec.origin])]
 
 
 async def list_wheel_files(project: Path, version: str) -> set[str]:
@@ -276,7 +276,10 @@ async def _check_metadata(subject: Subject) -> list[Finding]:
         for field, words in required_fields.items()
         if not _has_field(metadata, field)
     ]
-    required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in metadata.get_all("Requires-Dist", [])}
+    required = {
+        re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
+        for requirement in metadata.get_all("Requires-Dist", [])
+    }
     if "gymsdk" not in required:
         findings.append(Finding(problem="it does not depend on `gymsdk`", fix='add `dependencies = ["gymsdk"]`'))
     return findings
@@ -290,7 +293,7 @@ async def _check_readme_and_licence(subject: Subject) -> list[Finding]:
     metadata = _read_metadata(_get_distribution(subject))
     findings = []
     if not any(map(metadata.get_all, ("License-Expression", "License", "License-File"))) and not any(
-        each.startswith("License ::") for each in metadata.get_all("Classifier", [])
+        classifier.startswith("License ::") for classifier in metadata.get_all("Classifier", [])
     ):
         findings.append(Finding(problem="it does not name a licence", fix='add `license = "…"` to pyproject.toml'))
     page = str(metadata.get_payload() or metadata.get("Description", ""))
@@ -362,7 +365,7 @@ async def check_import(subject: Subject, *, cpu: float = IMPORT_CPU_SECONDS) -> 
         return [Finding(problem=f"it cannot be imported: {error}", fix="fix the import first")]
     except TimeoutError:
         return [Finding(problem=f"its import did not end within {IMPORT_SECONDS:g} s", fix=FIX_WAITING)]
-    return [Finding(problem=each) for each in _list_import_costs(effects, cpu)]
+    return [Finding(problem=cost) for cost in _list_import_costs(effects, cpu)]
 
 
 def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:

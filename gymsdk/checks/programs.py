@@ -193,13 +193,13 @@ def embed_in_reply(reply: str, code: str) -> list[str]:
     """Return *reply* with *code* in place of, or before, the parts that a grader may read. At most `MAX_EMBEDDINGS`."""
     texts = [f"{code}\n{reply}", f"{reply}\n{code}"]
     patterns = [pattern for pattern in (_FENCE, _TAG, _BOX) if pattern.search(reply)]
-    texts.extend(each.sub(lambda match: match[1] + code + match[match.re.groups], reply) for each in patterns)
+    texts.extend(pattern.sub(lambda match: match[1] + code + match[match.re.groups], reply) for pattern in patterns)
     if _FENCE.search(reply):
         texts.append(_FENCE.sub(lambda match: f"{match[1]}{code}\n{match[2]}{match[3]}", reply))
     if match := _AFTER_COLON.fullmatch(reply):
         texts.append(match[1] + code)
     fields = parse_object(reply)
-    texts.extend(json.dumps(each) for each in replace_texts(fields, code))
+    texts.extend(json.dumps(text) for text in replace_texts(fields, code))
     return texts[:MAX_EMBEDDINGS]
 
 

@@ -169,5 +169,5 @@ def format_counts(results: Iterable[Result]) -> str:
 def format_report(report: Report, *, failed_only: bool = False) -> str:
     """Return the whole report; with *failed_only*, only the failed checks."""
     shown = [result for result in report.results if result.status == "failed" or not failed_only]
-    blocks = [each for result in shown for each in (format_summary(result), *format_details(result))]
+    blocks = [block for result in shown for block in (format_summary(result), *format_details(result))]
     return "\n".join([*blocks, format_counts(report.results)])

@@ -107,7 +107,7 @@ RESOURCE_LISTERS: tuple[Callable[[], Iterator[str]], ...] = (
 
 def _count_resources() -> Counter[str]:
     gc.collect()
-    return Counter(name for each in RESOURCE_LISTERS for name in each())
+    return Counter(name for list_names in RESOURCE_LISTERS for name in list_names())
 
 
 async def _check_growth(subject: Subject) -> list[Finding]:
@@ -140,7 +140,7 @@ def _list_grown_kinds(counts: list[Counter[str]], window: int) -> Iterator[tuple
     """Yield an example of each kind that grew twice. Names are grouped, because a leak may number them."""
     kinds = [_group_kinds(count) for count in counts]
     for kind in kinds[-1]:
-        first, second, third = (each[kind] for each in kinds)
+        first, second, third = (group[kind] for group in kinds)
         if min(second - first, third - second) >= window // 4:
             new = counts[-1] - counts[0]
             yield next(name for name in new if _classify(name) == kind), third - second

@@ -96,7 +96,7 @@ def _match_checks(names: str | Iterable[str]) -> set[str]:
     ids = [check.id for check in CHECKS]
     matched: set[str] = set()
     for name in [names] if isinstance(names, str) else names:
-        meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
+        meant = {check_id for check_id in ids if check_id == name or check_id.startswith(f"{name}.")}
         if not meant:
             raise UsageError(
                 f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
@@ -162,7 +162,7 @@ class CheckRun:
 
     def _drop_repeated_warnings(self, result: Result) -> Result:
         """Return *result* without warnings that an earlier check reported."""
-        new = [each for each in result.warnings if each not in self._warned]
+        new = [warning for warning in result.warnings if warning not in self._warned]
         self._warned.update(new)
         return result.model_copy(update={"warnings": new})
 

@@ -115,9 +115,9 @@ def is_numbering_field(key: str) -> bool:
 def _normalize_prompt(task: Task) -> Row:
     """Return the prompt of *task* without invisible differences, unless it has other parts than text."""
     contents = [item.get("content") for item in task.input]
-    if any(isinstance(each, list) and any("text" not in part for part in each) for each in contents):
+    if any(isinstance(content, list) and any("text" not in part for part in content) for content in contents):
         return task.responses_create_params
-    return {"text": [_normalize_text(extract_text(each)) for each in contents]}
+    return {"text": [_normalize_text(extract_text(content)) for content in contents]}
 
 
 def _normalize_text(text: str) -> str:
@@ -157,12 +157,12 @@ def _list_overlaps(subject: Subject, names: list[str], seconds: float) -> list[F
 
 def _draw_splits(subject: Subject, names: list[str], deadline: float) -> list[SplitRows]:
     splits = [SplitRows(name, subject.environment.tasks(name, seed=subject.seed)) for name in names]
-    for each in splits:
-        each.draw(FIRST_ROWS, deadline)
-    if any(each.has_ended for each in splits):
-        for each in splits:
-            if each.count == FIRST_ROWS and not each.has_ended:
-                each.draw(MAX_ROWS, deadline)
+    for split in splits:
+        split.draw(FIRST_ROWS, deadline)
+    if any(split.has_ended for split in splits):
+        for split in splits:
+            if split.count == FIRST_ROWS and not split.has_ended:
+                split.draw(MAX_ROWS, deadline)
     return splits
 
 
@@ -171,7 +171,7 @@ def _find_overlap(smaller: SplitRows, larger: SplitRows) -> tuple[str, int, str]
     prompts = smaller.prompts if smaller.has_varied_prompts else {}
     for kind, own, others in (("rows", smaller.rows, larger.rows), ("prompts", prompts, larger.prompts)):
         shared = [number for key, number in own.items() if key in others]
-        first = [each for key, each in own.items() if max(each, others.get(key, MIN_COMPARED)) < MIN_COMPARED]
+        first = [number for key, number in own.items() if max(number, others.get(key, MIN_COMPARED)) < MIN_COMPARED]
         if _is_overlap(kind, smaller, larger, len(shared), len(first)):
             is_data = smaller.has_ended or larger.has_ended
             some, count = (shared, smaller.count) if is_data else (first, min(smaller.count, MIN_COMPARED))

@@ -264,12 +264,12 @@ def _convert_container(value: object, above: tuple[int, ...]) -> Plain:
     if isinstance(value, BaseModel):
         return to_plain(_list_fields(value), above)
     if isinstance(value, Mapping):
-        return {_convert_key(key): to_plain(each, above) for key, each in value.items()}
+        return {_convert_key(key): to_plain(element, above) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain(each, above) for each in value]
+        return [to_plain(element, above) for element in value]
     if isinstance(value, AbstractSet):
         # A set has no order.
-        return sorted((to_plain(each, above) for each in value), key=repr)
+        return sorted((to_plain(element, above) for element in value), key=repr)
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).hex()
     return _convert_leaf(value)
@@ -316,7 +316,7 @@ def find_difference(first: Plain, other: Plain, path: str = "") -> str | None:
 
 def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], path: str) -> str | None:
     differences = (find_difference(first, other, f"{path}.{key}" if path else key) for key, first, other in pairs)
-    return next((each for each in differences if each), None)
+    return next((difference for difference in differences if difference), None)
 
 
 def _shorten(value: Plain) -> str:

@@ -99,12 +99,12 @@ class TokenReport(BaseModel):
     @property
     def broken(self) -> list[Continuation]:
         """The continuations with a prompt that does not continue the ids of the call before."""
-        return [each for each in self.continuations if not each.continued]
+        return [continuation for continuation in self.continuations if not continuation.continued]
 
     @property
     def drifting(self) -> list[Continuation]:
         """The continuations that would not keep their ids over Chat Completions."""
-        return [each for each in self.continuations if each.difference is not None]
+        return [continuation for continuation in self.continuations if continuation.difference is not None]
 
 
 class _Recorder:
@@ -174,7 +174,7 @@ async def check_tokens(
     return TokenReport(
         episodes=len(recorders),
         calls=sum(recorder.calls for recorder in recorders),
-        continuations=[each for recorder in recorders for each in recorder.continuations],
+        continuations=[continuation for recorder in recorders for continuation in recorder.continuations],
         failures=failures,
     )
 

@@ -163,7 +163,7 @@ class _TrainerChecker:
     async def call_concurrently(self) -> str:
         calls = [self._plain_model.respond(PROMPT) for _ in range(CONCURRENT_CALLS)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        failures = [each for each in answers if isinstance(each, BaseException)]
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures:
             raise CheckFailed(f"{len(failures)} of {CONCURRENT_CALLS} calls failed: {failures[0]}")
         return ""

@@ -333,7 +333,7 @@ def _parse_stop_sequences(body: Item) -> Any:
     sequences = body.get("stop_sequences")
     if not sequences:
         return body.get("stop")
-    if isinstance(sequences, list) and all(isinstance(each, str) for each in sequences):
+    if isinstance(sequences, list) and all(isinstance(sequence, str) for sequence in sequences):
         return sequences
     raise api.build_invalid_field("stop_sequences", "a list of strings")
 

@@ -157,7 +157,7 @@ _BLOCK_BUILDERS: dict[str, Callable[[Item], list[Item]]] = {
 
 def _parse_user_blocks(blocks: list[Item], where: str) -> Iterator[Item]:
     """Yield an item for each tool result, and one message for the blocks between tool results."""
-    for are_results, group in groupby(enumerate(blocks), lambda each: each[1].get("type") == "tool_result"):
+    for are_results, group in groupby(enumerate(blocks), lambda numbered: numbered[1].get("type") == "tool_result"):
         run = [(f"{where}.{number}", block) for number, block in group]
         if are_results:
             yield from (parse_tool_result(block, path) for path, block in run)

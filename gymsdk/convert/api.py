@@ -148,8 +148,8 @@ def check_objects(value: Any, where: str) -> list[Item]:
     """
     if not isinstance(value, list):
         raise build_invalid_field(where, "a list")
-    for number, each in enumerate(value):
-        if not isinstance(each, dict):
+    for number, element in enumerate(value):
+        if not isinstance(element, dict):
             raise build_invalid_field(f"{where}.{number}", "an object")
     return value
 

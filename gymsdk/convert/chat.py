@@ -312,7 +312,7 @@ def _parse_message(message: Item) -> Iterator[Item]:
     in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
     candidates = (*in_text, *in_parts, *in_fields)
-    reasoning = list({stripped: each for each in candidates if (stripped := each.strip())}.values())
+    reasoning = list({stripped: candidate for candidate in candidates if (stripped := candidate.strip())}.values())
     if reasoning:
         yield responses.build_reasoning(*reasoning)
     elif given:

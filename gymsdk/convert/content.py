@@ -88,7 +88,7 @@ def split_content(content: object) -> tuple[list[str], str]:
         raise TypeError("content is neither a string nor a list of parts")
     reasoning = [read_text(part.get("thinking")) for part in content if part.get("type") == "thinking"]
     text = "".join(read_text(part.get("text")) for part in content if part.get("type") != "thinking")
-    return [stripped for each in reasoning if (stripped := each.strip())], text
+    return [stripped for text in reasoning if (stripped := text.strip())], text
 
 
 def join_reasoning(items: Iterable[Item]) -> str | None:
@@ -99,8 +99,8 @@ def join_reasoning(items: Iterable[Item]) -> str | None:
     contents = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
     texts = [
         text
-        for each in contents
-        for text in ([each] if isinstance(each, str) else [read_text(part.get("text")) for part in each])
+        for content in contents
+        for text in ([content] if isinstance(content, str) else [read_text(part.get("text")) for part in content])
     ]
     return "\n".join(filter(None, texts)) if texts else None
 

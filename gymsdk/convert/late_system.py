@@ -23,7 +23,7 @@ def is_role_refusal(message: str) -> bool:
 def has_late_system(body: Item) -> bool:
     """Whether the *body* of a request to an engine has a system message after another message."""
     messages = _get_messages(body)
-    first = next((index for index, each in enumerate(messages) if not _is_system(each)), len(messages))
+    first = next((index for index, message in enumerate(messages) if not _is_system(message)), len(messages))
     return any(map(_is_system, messages[first:]))
 
 
@@ -32,8 +32,8 @@ def move_late_system(body: Item) -> Item:
     if "messages" in body:
         return body | {"messages": merge_late_system(body["messages"])}
     items = _get_messages(body)
-    first = next((index for index, each in enumerate(items) if not _is_system(each)), len(items))
-    late = [each | {"role": "user"} if _is_system(each) else each for each in items[first:]]
+    first = next((index for index, item in enumerate(items) if not _is_system(item)), len(items))
+    late = [item | {"role": "user"} if _is_system(item) else item for item in items[first:]]
     return body | {"input": [*items[:first], *late]}
 
 

@@ -94,8 +94,8 @@ class ServerBuilder:
         deployment: Deployment,
         token: SecretStr | None = None,
     ) -> None:
-        self._blocks = {each.name: each for each in blocks}
-        self._local_servers = {each.name: each for each in local_servers}
+        self._blocks = {block.name: block for block in blocks}
+        self._local_servers = {block.name: block for block in local_servers}
         for block in local_servers:
             _check_references(block, blocks)
         self._deployment = deployment
@@ -104,16 +104,16 @@ class ServerBuilder:
         self._worker = deployment.worker
         self._memory = SharedMemory(deployment.worker.shared_file) if deployment.worker is not None else None
         number = deployment.worker.number if deployment.worker is not None else None
-        self._metrics = {each.name: ServerMetrics(each.name, worker=number) for each in local_servers}
+        self._metrics = {server.name: ServerMetrics(server.name, worker=number) for server in local_servers}
         self._instances = InstanceDirectory(self._build_snapshot)
         self.environments = {
-            each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()
+            block.name: self._load_environment(block, environments) for block in self._list_environment_blocks()
         }
-        self._services = {each.name: self._build_service(each) for each in local_servers}
+        self._services = {block.name: self._build_service(block) for block in local_servers}
         self.models = {
-            each.name: PausableModel(self._choose_model(each, existing_models), self._build_pause(each))
-            for each in blocks
-            if self._needs_model(each, existing_models)
+            block.name: PausableModel(self._choose_model(block, existing_models), self._build_pause(block))
+            for block in blocks
+            if self._needs_model(block, existing_models)
         }
         self._token_folder = _open_token_folder(deployment, local_servers)
         self._load_balancers: dict[tuple[str, bool], LoadBalancer] = {}
@@ -122,15 +122,19 @@ class ServerBuilder:
     @property
     def has_oracle(self) -> bool:
         """Whether a model of this process answers from the rows of the environments."""
-        return any(each.kind == MODELS and _needs_rows(each) for each in self._local_servers.values())
+        return any(block.kind == MODELS and _needs_rows(block) for block in self._local_servers.values())
 
     def build_specs(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
         """Return the servers to start, with their *sockets* if these are bound already."""
         return [
             ServerSpec(
-                self._services[name], partial(self._build_app, each), each.host, each.advertise_host, sockets.get(name)
+                self._services[name],
+                partial(self._build_app, block),
+                block.host,
+                block.advertise_host,
+                sockets.get(name),
             )
-            for name, each in self._local_servers.items()
+            for name, block in self._local_servers.items()
         ]
 
     def build_supplied(
@@ -141,8 +145,8 @@ class ServerBuilder:
     ) -> list[ServerSpec]:
         """Return the agents and environment servers to start because *services* and *expected* lack them."""
         blocks = plan.find_missing_servers(services, expected)
-        parts = (self._build_supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
-        return [each for each in parts if each is not None]
+        parts = (self._build_supplied(block, [*blocks, *self._blocks.values()], place) for block in blocks)
+        return [part for part in parts if part is not None]
 
     def _build_supplied(self, block: ServerConfig, beside: Iterable[ServerConfig], place: Place) -> ServerSpec | None:
         """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""
@@ -167,9 +171,9 @@ class ServerBuilder:
 
     def _list_environment_blocks(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
-        for each in self._blocks.values():
-            if each.kind == RESOURCES and (self.has_oracle or each.name in self._local_servers):
-                yield each
+        for block in self._blocks.values():
+            if block.kind == RESOURCES and (self.has_oracle or block.name in self._local_servers):
+                yield block
 
     def _load_environment(self, block: ServerConfig, environments: Mapping[str, Environment]) -> Environment:
         """Return the environment of *block*; the models that it names are resolved when they are used."""
@@ -240,7 +244,7 @@ class ServerBuilder:
         """Return the pause of a model server that all workers share, `None` if this process is not a worker."""
         if self._memory is None:
             return None
-        names = [each.name for each in self._blocks.values() if each.kind == MODELS]
+        names = [server.name for server in self._blocks.values() if server.kind == MODELS]
         return SharedPause(self._memory, names.index(block.name))
 
     def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:
@@ -385,10 +389,10 @@ def build_model(block: ServerConfig) -> Model:
 def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) -> TokenCaptureFolder | None:
     """Return the folder for captured token ids, `None` without one; raises `UsageError` if no model returns ids."""
     capture = deployment.token_capture
-    model_servers = [each.part for each in servers if isinstance(each.part, ModelServerConfig)]
+    model_servers = [server.part for server in servers if isinstance(server.part, ModelServerConfig)]
     if capture is None or not model_servers:
         return None
-    if not any(each.options.get("tokens") for each in model_servers):
+    if not any(part.options.get("tokens") for part in model_servers):
         raise UsageError(
             "token ids can be captured only if the model returns them; add --token-ids, or in a file"
             " return_token_id_information: true at the model"
@@ -413,7 +417,7 @@ def _check_references(block: ServerConfig, beside: Iterable[ServerConfig]) -> No
 
 def _get_model_name(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:
     """Return the model server that *block*, or else its agent among *beside*, refers to; raises `UsageError`."""
-    agents = [each for each in beside if each.name == block.refers.get(AGENT_REF)]
+    agents = [server for server in beside if server.name == block.refers.get(AGENT_REF)]
     return _get_reference(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
 
 

@@ -64,8 +64,8 @@ class WorkerChannel:
     def open(cls, name: str) -> WorkerChannel:
         """Return a new channel for the worker *name*."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for each in (ours, theirs):
-            each.setblocking(False)
+        for end in (ours, theirs):
+            end.setblocking(False)
         return cls(name, ours, theirs)
 
     def close(self) -> None:
@@ -126,8 +126,8 @@ class ConnectionDistributor:
 
     def start(self) -> None:
         """Wait for workers, and pass connections to them until `stop`."""
-        for each in self._sockets:
-            each.setblocking(False)
+        for listener in self._sockets:
+            listener.setblocking(False)
         for channel in self._channels:
             self._loop.add_reader(channel.ours, self._receive_state, channel)
 
@@ -159,12 +159,12 @@ class ConnectionDistributor:
         self._resume()
 
     def _list_workers(self) -> list[WorkerChannel]:
-        return [each for each in self._channels if each.pid and self._get_pid(each.name) == each.pid]
+        return [channel for channel in self._channels if channel.pid and self._get_pid(channel.name) == channel.pid]
 
     def _pause(self) -> None:
         self._is_accepting = False
-        for each in self._sockets:
-            self._loop.remove_reader(each)
+        for listener in self._sockets:
+            self._loop.remove_reader(listener)
 
     def _resume(self) -> None:
         """Pass the connections that wait, and accept further ones if a worker takes connections."""
@@ -176,8 +176,8 @@ class ConnectionDistributor:
             self._waiting.popleft()
         if not self._is_accepting:
             self._is_accepting = True
-            for number, each in enumerate(self._sockets):
-                self._loop.add_reader(each, self._accept, number)
+            for number, listener in enumerate(self._sockets):
+                self._loop.add_reader(listener, self._accept, number)
 
     def _accept(self, number: int) -> None:
         for _ in range(MAX_ACCEPTS_PER_PASS):
@@ -201,10 +201,10 @@ class ConnectionDistributor:
         workers = self._list_workers()
         turn = self._turns[number] = self._turns[number] + 1
         rotated = [workers[(turn + step) % len(workers)] for step in range(len(workers))]
-        idle = (each for each in rotated if not each.count_unreceived_bytes())
+        idle = (worker for worker in rotated if not worker.count_unreceived_bytes())
         first = next(idle, None)
         by_load = [first] if first else sorted(rotated, key=WorkerChannel.count_unreceived_bytes)
-        if any(each.send(number, connection) for each in by_load):
+        if any(worker.send(number, connection) for worker in by_load):
             connection.close()
             return True
         if workers:

@@ -211,10 +211,10 @@ def compute_loads(metrics: Mapping[str, ServerMetrics]) -> dict[str, Load]:
     """Return the load of each server, from its metrics."""
     return {
         name: Load(
-            sessions=each.sum_gauges("sessions_open", "agent_sessions_open"),
-            in_flight=each.sum_gauges("episodes_playing"),
+            sessions=server_metrics.sum_gauges("sessions_open", "agent_sessions_open"),
+            in_flight=server_metrics.sum_gauges("episodes_playing"),
         )
-        for name, each in metrics.items()
+        for name, server_metrics in metrics.items()
     }
 
 
@@ -229,10 +229,10 @@ def _parse_lease(answer: HttpResponse) -> float:
 
 async def _wait(over: asyncio.Event, seconds: float, *news: asyncio.Event) -> bool:
     """Wait *seconds*, or until *over* or one of *news* is set; return whether *over* is set."""
-    waiting = [asyncio.ensure_future(each.wait()) for each in (over, *news)]
+    waiting = [asyncio.ensure_future(event.wait()) for event in (over, *news)]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when="FIRST_COMPLETED")
     finally:
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()
     return over.is_set()

@@ -89,15 +89,15 @@ def complete_servers(
     named = [*deployment.servers, *blocks]
     if player is not None:
         named = [
-            *(each for each in named if (each.kind, each.name) != (MODELS, POLICY_SERVER)),
+            *(block for block in named if (block.kind, block.name) != (MODELS, POLICY_SERVER)),
             build_model_server(player),
         ]
     policy = _get_policy_server(named)
     # Sets, because a head may have thousands of servers and completes them every time that it looks for missing ones.
-    played = {each.refers.get(RESOURCES_REF) for each in named if each.kind == AGENTS}
-    named += [_build_agent(each, policy) for each in named if each.kind == RESOURCES and each.name not in played]
-    served = {each.refers.get(AGENT_REF) for each in named if each.kind == ENVIRONMENTS}
-    named += [_build_environment_server(each) for each in named if each.kind == AGENTS and each.name not in served]
+    played = {block.refers.get(RESOURCES_REF) for block in named if block.kind == AGENTS}
+    named += [_build_agent(block, policy) for block in named if block.kind == RESOURCES and block.name not in played]
+    served = {block.refers.get(AGENT_REF) for block in named if block.kind == ENVIRONMENTS}
+    named += [_build_environment_server(block) for block in named if block.kind == AGENTS and block.name not in served]
     return tuple(sorted(named, key=_build_sort_key(named)))
 
 
@@ -109,12 +109,12 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
     their own model.
     """
     listed = list(blocks)
-    asking = [each for each in listed if each.is_in_files] or listed
+    asking = [block for block in listed if block.is_in_files] or listed
     return list(
         dict.fromkeys(
             [
-                *(each.name for each in listed),
-                *(resources_name for each in asking for resources_name in each.refers.values()),
+                *(block.name for block in listed),
+                *(resources_name for block in asking for resources_name in block.refers.values()),
             ]
         )
     )
@@ -122,9 +122,9 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
 
 def find_missing_servers(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
     """Return the agents and environment servers that *services* lack, except those in *expected*."""
-    running = [_build_remote_config(each) for each in services]
-    names = {*expected, *(each.name for each in running)}
-    return tuple(each for each in complete_servers(Deployment(servers=tuple(running))) if each.name not in names)
+    running = [_build_remote_config(service) for service in services]
+    names = {*expected, *(block.name for block in running)}
+    return tuple(block for block in complete_servers(Deployment(servers=tuple(running))) if block.name not in names)
 
 
 def _build_remote_config(service: Service) -> ServerConfig:
@@ -144,15 +144,15 @@ def select_local(
     blocks: Iterable[ServerConfig], *, role: Role | None = None, only: str | None = None
 ) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process: those of a *role*, the one named *only*, or all."""
-    selected = [each for each in blocks if only is None or each.name == only]
-    return tuple(each for each in selected if role is None or each.kind in ROLES[role])
+    selected = [block for block in blocks if only is None or block.name == only]
+    return tuple(block for block in selected if role is None or block.kind in ROLES[role])
 
 
 def _get_policy_server(blocks: Iterable[ServerConfig]) -> str:
     """Return the model server for agents that name none: the policy's, or else the only candidate."""
     listed = list(blocks)
     judges = find_judge_servers(listed) - {POLICY_SERVER}
-    models = [each.name for each in listed if each.kind == MODELS and each.name not in judges]
+    models = [block.name for block in listed if block.kind == MODELS and block.name not in judges]
     return models[0] if len(models) == 1 else POLICY_SERVER
 
 
@@ -160,7 +160,7 @@ def find_policy_model(blocks: Iterable[ServerConfig]) -> str:
     """Return the name of the policy's model, or an empty string if no model server belongs to the policy."""
     listed = list(blocks)
     policy = _get_policy_server(listed)
-    names = (each.part.name for each in listed if each.name == policy and isinstance(each.part, ModelServerConfig))
+    names = (block.part.name for block in listed if block.name == policy and isinstance(block.part, ModelServerConfig))
     return next(names, "")
 
 
@@ -200,9 +200,9 @@ def _get_model_reference(agent: ServerConfig) -> dict[str, str]:
 def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
     """Return the sort key of the configuration: the servers of each environment together, and models last."""
     places: dict[str, int] = {}
-    for number, each in enumerate(blocks):
-        if each.kind == RESOURCES:
-            places[each.name] = number
+    for number, block in enumerate(blocks):
+        if block.kind == RESOURCES:
+            places[block.name] = number
 
     def key(block: ServerConfig) -> tuple[bool, int, int]:
         resources_name = block.name if block.kind == RESOURCES else block.refers.get(RESOURCES_REF, "")
@@ -271,7 +271,7 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
 
     chosen = deployment.servers if blocks is None else tuple(blocks)
     problems, environments = Problems(), installed()
-    players = {each.name: each.part for each in deployment.servers if isinstance(each.part, ModelServerConfig)}
+    players = {server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)}
     try:
         config.check_environments(deployment.model_copy(update={"servers": chosen}), environments)
     except BadConfig as error:
@@ -289,7 +289,7 @@ def find_wrong_settings(deployment: Deployment) -> dict[str, set[str]]:
     from gymsdk.plugins.registry import installed
 
     environments = installed()
-    players = {each.name: each.part for each in deployment.servers if isinstance(each.part, ModelServerConfig)}
+    players = {server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)}
     return {
         block.name: {key for way, _ in _find_errors(block, environments, players) for key in way[:1] or block.settings}
         for block in deployment.servers

@@ -59,7 +59,7 @@ def _check_engine(deployment: Deployment) -> Deployment:
 
 
 def _check_workers(blocks: Sequence[ServerConfig], deployment: Deployment) -> None:
-    count = sum(each.kind == MODELS for each in blocks)
+    count = sum(block.kind == MODELS for block in blocks)
     if deployment.workers is not None and count > MAX_PAUSES:
         raise UsageError(f"--workers can serve at most {MAX_PAUSES} models, and there are {count}")
 
@@ -67,7 +67,7 @@ def _check_workers(blocks: Sequence[ServerConfig], deployment: Deployment) -> No
 def _check_ports(local_servers: Sequence[ServerConfig], deployment: Deployment, bound: Collection[str]) -> None:
     """Raise `UsageError` if two servers have one port, or another process listens there."""
     ports = [(name, host, port) for name, host, port in _list_ports(local_servers, deployment) if name not in bound]
-    named = ((*each, None) for each in _list_ports(local_servers, deployment))
+    named = ((*listed_port, None) for listed_port in _list_ports(local_servers, deployment))
     for _, sentence in find_port_errors(named, deployment.port_range.disallowed):
         raise UsageError(sentence)
     with ExitStack() as stack:

@@ -86,7 +86,7 @@ class RunningServers:
     @property
     def urls(self) -> dict[str, str]:
         """The URL of each server by name."""
-        return {each.name: each.url for each in self.services}
+        return {service.name: service.url for service in self.services}
 
     async def wait_for_end(self) -> None:
         """Wait until the servers end; raises `GymsdkError` if a server fails."""
@@ -123,7 +123,7 @@ async def serve(
     builder = ServerBuilder(
         blocks,
         local_servers,
-        environments={each.name: each for each in listed if isinstance(each, Environment)},
+        environments={environment.name: environment for environment in listed if isinstance(environment, Environment)},
         existing_models=choose_models(model, model_config, local_servers, deployment),
         deployment=deployment,
         token=security.token,
@@ -183,7 +183,7 @@ def select_servers_here(
 ) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run here; raises `UsageError` if a server is insecure, or if they are too many."""
     local_servers = plan.select_local(blocks, role=deployment.role, only=deployment.only)
-    plan.check_exposure(deployment, security.token, *(each.host for each in local_servers if each.host is not None))
+    plan.check_exposure(deployment, security.token, *(block.host for block in local_servers if block.host is not None))
     if deployment.head_url is not None and len(local_servers) > MAX_ENTRIES:
         raise UsageError(
             f"{len(local_servers)} servers would run here, and a head registers at most {MAX_ENTRIES} of one node: an"
@@ -202,15 +202,15 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
     Raises:
         UsageError: The servers contradict each other or the other settings.
     """
-    added = [_build_resources_server(each, deployment) for each in environments]
+    added = [_build_resources_server(environment, deployment) for environment in environments]
     if deployment.mcp:
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
     blocks = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
-    names = [each.name for each in blocks]
+    names = [block.name for block in blocks]
     for name, count in Counter(names).items():
         if count > 1 or name in RESERVED_KEYS:
             raise UsageError(f"two servers would be named {name!r}; leave out one of the environments of that name")
-    if deployment.role == "model" and not any(each.kind == MODELS for each in blocks):
+    if deployment.role == "model" and not any(block.kind == MODELS for block in blocks):
         raise UsageError("--role model has no model to serve; add one with --model, as in --model scripted/oracle")
     for name in deployment.server_ports:
         if name not in names:
@@ -219,7 +219,7 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
             )
     if deployment.only is not None and deployment.only not in {*names, HEAD_SERVER}:
         raise UsageError(f"no server {deployment.only!r}; the servers are {_list_names(names)}")
-    return tuple(_set_port(each, deployment) for each in blocks)
+    return tuple(_set_port(block, deployment) for block in blocks)
 
 
 def use_offload(offload: Offload | None) -> None:
@@ -274,7 +274,7 @@ def choose_models(
 ) -> dict[str, Model]:
     """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
     if config is None or not (
-        deployment.role in ROLES_WITH_MODEL or any(each.name == POLICY_SERVER for each in local_servers)
+        deployment.role in ROLES_WITH_MODEL or any(block.name == POLICY_SERVER for block in local_servers)
     ):
         return {}
     if model is None:
@@ -297,12 +297,14 @@ def _build_runner(
     expected: Sequence[str],
 ) -> ServerRunner:
     contexts: dict[str, AbstractAsyncContextManager[Any]] = {
-        f"the lifespan of environment {name!r}": each
-        for name, each in builder.environments.items()
+        f"the lifespan of environment {name!r}": environment
+        for name, environment in builder.environments.items()
         # Fronts need no environment, but an oracle reads the rows and plays the solutions of those here.
         if builder.has_oracle or not deployment.replicas
     }
-    contexts |= {f"the oracle of {name!r}": each for name, each in builder.models.items() if isinstance(each, Oracle)}
+    contexts |= {
+        f"the oracle of {name!r}": oracle for name, oracle in builder.models.items() if isinstance(oracle, Oracle)
+    }
     connection = HeadConnection(
         head_url=deployment.head_url,
         advertise=deployment.advertise_host,
@@ -317,7 +319,7 @@ def _build_runner(
         supervisor=deployment.supervisor,
         receive=None if deployment.worker is None else partial(receive_connections, deployment.worker),
     )
-    bound = {each.name: find_socket(each, deployment, sockets) for each in local_servers}
+    bound = {block.name: find_socket(block, deployment, sockets) for block in local_servers}
     return ServerRunner(
         builder.build_specs({name: at for name, at in bound.items() if at is not None}),
         host=deployment.host,
@@ -339,8 +341,8 @@ def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> di
         "",
         get_policy_name(playing) if playing is not None else redact_url(plan.find_policy_model(blocks)),
     )
-    servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
-    routes = {each.refers[RESOURCES_REF]: each.name for each in servers}
+    servers = (block for block in blocks if block.kind == "environment_servers" and RESOURCES_REF in block.refers)
+    routes = {block.refers[RESOURCES_REF]: block.name for block in servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
 
 

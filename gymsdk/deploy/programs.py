@@ -121,10 +121,10 @@ def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, .
             programs.append(Program(block, path))
     if not programs:
         return deployment, ()
-    names = {each.block.name for each in programs}
+    names = {program.block.name for program in programs}
     # The agents of programs run in this process.
-    agents = [each for each in plan.complete_servers(deployment) if names & {*each.refers.values()}]
-    others = [each for each in deployment.servers if each.name not in {*names, *(agent.name for agent in agents)}]
+    agents = [server for server in plan.complete_servers(deployment) if names & {*server.refers.values()}]
+    others = [server for server in deployment.servers if server.name not in {*names, *(agent.name for agent in agents)}]
     return deployment.model_copy(update={"servers": (*others, *agents)}), tuple(programs)
 
 
@@ -155,8 +155,10 @@ def find_program(block: ServerConfig) -> Path | None:
     folders = [source.resolve().parent, source.resolve().parent.parent] if source.is_file() else []
     folders.append(get_working_folder() / RESOURCES / block.implementation)
     spec = find_spec(RESOURCES)
-    folders += [Path(each) / block.implementation for each in (spec.submodule_search_locations if spec else None) or ()]
-    return next((resolve_path(each / written) for each in folders if (each / written).is_file()), None)
+    folders += [
+        Path(location) / block.implementation for location in (spec.submodule_search_locations if spec else None) or ()
+    ]
+    return next((resolve_path(folder / written) for folder in folders if (folder / written).is_file()), None)
 
 
 @asynccontextmanager

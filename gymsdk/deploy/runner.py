@@ -232,10 +232,12 @@ class AutoStarter(Generic[P]):
                 await self._start_missing()
                 await self._wait_for_membership_change(over)
         finally:
-            await asyncio.gather(*(each.stop(self._stop_seconds) for each in self._tasks))
+            await asyncio.gather(*(task.stop(self._stop_seconds) for task in self._tasks))
 
     async def _start_missing(self) -> None:
-        running = [each for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
+        running = [
+            service for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for service in member.services
+        ]
         expected = {*self._registry.expected_servers, *self._failed}
         for part in self._choose([*self._services, *running], expected) if running else ():
             try:
@@ -261,11 +263,11 @@ class AutoStarter(Generic[P]):
         ending = asyncio.ensure_future(over.wait())
         try:
             await asyncio.wait(
-                {ending, *(each.task for each in self._tasks)}, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED"
+                {ending, *(task.task for task in self._tasks)}, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED"
             )
         finally:
             ending.cancel()
-        broken = [each for each in self._tasks if each.task.done()]
+        broken = [task for task in self._tasks if task.task.done()]
         if broken and not over.is_set():
             raise broken[0].describe_failure()
 
@@ -383,8 +385,8 @@ class ServerRunner:
             at = None if elsewhere else sockets.enter_context(self._connection.at or self._bind("the head", self._port))
             if at is not None:
                 check_advertised("the head", self._connection.advertise, socket_host(at, self._host), socket_port(at))
-            ports = [sockets.enter_context(self._bind_part(each)) for each in self._parts]
-            self.services += [self._locate(each, one) for each, one in zip(self._parts, ports, strict=True)]
+            ports = [sockets.enter_context(self._bind_part(part)) for part in self._parts]
+            self.services += [self._locate(part, one) for part, one in zip(self._parts, ports, strict=True)]
             self.head_url = elsewhere or (
                 build_url(socket_host(at, self._host), socket_port(at), self._security.scheme) if at else ""
             )
@@ -423,7 +425,7 @@ class ServerRunner:
             await self._wait_until_up([self._start_listener("the head", self._build_head(at), at), members])
         # First, and each in a separate task: these contexts must outlast the servers that share them.
         await self._wait_until_up(
-            [BackgroundTask(what, partial(_hold_open, each)) for what, each in self._contexts.items()]
+            [BackgroundTask(what, partial(_hold_open, context)) for what, context in self._contexts.items()]
         )
         urls = self._urls()
         await self._wait_until_up(
@@ -458,7 +460,7 @@ class ServerRunner:
                 [BackgroundTask(self.node.description, run_in_thread(self.node.run, "heartbeat"))]
             )
         if self._connection.receive is not None:
-            work = self._connection.receive({name: each.adopt for name, each in self._listeners.items()})
+            work = self._connection.receive({name: listener.adopt for name, listener in self._listeners.items()})
             await self._wait_until_up([BackgroundTask("the connections of clients", work)])
 
     def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
@@ -489,7 +491,7 @@ class ServerRunner:
             registry=self._registry,
             fallback_services=self.supplied,
             loads=self._connection.loads,
-            expected=[*(self._connection.expected or (each.service.name for each in self._parts))],
+            expected=[*(self._connection.expected or (part.service.name for part in self._parts))],
         )
 
     def _get_local_addresses(self) -> dict[str, tuple[str, int, Scheme]]:
@@ -512,7 +514,7 @@ class ServerRunner:
 
     async def _wait_until_up(self, strands: list[BackgroundTask]) -> None:
         self._tasks.append(strands)
-        await asyncio.gather(*(each.wait_until_up(self._times.starting) for each in strands))
+        await asyncio.gather(*(task.wait_until_up(self._times.starting) for task in strands))
 
     async def _check_ready(self) -> None:
         """Check that each server is ready, with a request over its socket."""
@@ -529,14 +531,14 @@ class ServerRunner:
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
 
     async def _wait_for_failure(self) -> None:
-        strands = {each.task: each for group in self._tasks for each in group}
+        strands = {task.task: task for group in self._tasks for task in group}
         ended, _ = await asyncio.wait(strands, return_when="FIRST_COMPLETED")
         raise strands[ended.pop()].describe_failure()
 
     async def _stop_all(self) -> None:
         """Stop in the reverse order of the start: the servers, their shared contexts, the head."""
         for group in reversed(self._tasks):
-            await asyncio.gather(*(each.stop(self._get_stop_seconds(each)) for each in group))
+            await asyncio.gather(*(task.stop(self._get_stop_seconds(task)) for task in group))
 
     def _get_stop_seconds(self, task: BackgroundTask) -> float:
         if task.what in self._contexts:

@@ -103,13 +103,13 @@ async def supervise(
         specs,
         seconds=_compute_stop_seconds(deployment.times),
         # Until their episodes end, agents need the resources servers and the models.
-        first={each.name for each in blocks if each.kind in {AGENTS, ENVIRONMENTS}},
+        first={block.name for block in blocks if block.kind in {AGENTS, ENVIRONMENTS}},
         last=HEAD_NODE_ID,
         prefix_lines=prefix_lines,
         ended=report_exit,
     )
     node = _build_node(sockets, supervisor, deployment, security, exited)
-    services = tuple(_build_service(each, sockets.servers[each.name], deployment, security) for each in blocks)
+    services = tuple(_build_service(block, sockets.servers[block.name], deployment, security) for block in blocks)
     running = asyncio.ensure_future(supervisor.run())
     if build_distributor is not None:
         distributor = build_distributor(supervisor.pid)
@@ -170,12 +170,12 @@ def bind_sockets(
         check_advertised("the head", deployment.advertise_host, host, socket_port(head))
         head_url = build_url(host, socket_port(head), security.scheme)
     servers: dict[str, socket.socket] = {}
-    for each in blocks:
-        at = find_socket(each, deployment, bound)
-        at = at or bind_socket(each.host or deployment.host, each.port or 0, what=each.name)
-        servers[each.name] = stack.enter_context(at)
-        advertised = each.advertise_host or deployment.advertise_host
-        check_advertised(each.name, advertised, each.host or deployment.host, socket_port(at))
+    for block in blocks:
+        at = find_socket(block, deployment, bound)
+        at = at or bind_socket(block.host or deployment.host, block.port or 0, what=block.name)
+        servers[block.name] = stack.enter_context(at)
+        advertised = block.advertise_host or deployment.advertise_host
+        check_advertised(block.name, advertised, block.host or deployment.host, socket_port(at))
     sockets_by_role = Sockets(head_url, head, servers)
     if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.
@@ -251,13 +251,13 @@ async def _wait_until_all_ready(
         await wait_until_ready()
         supervisor.mark_ready(name)
 
-    waiting = [asyncio.ensure_future(wait_and_mark(*each)) for each in readiness.items()]
+    waiting = [asyncio.ensure_future(wait_and_mark(*entry)) for entry in readiness.items()]
     waiting.append(asyncio.ensure_future(heartbeats.wait_until_up(seconds)))
     try:
         await asyncio.gather(*waiting)
     finally:
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()
 
 
 def _compute_stop_seconds(times: Times) -> float:

@@ -106,7 +106,7 @@ class Supervisor:
         self._ready: set[str] = set()
         self._prefix_lines = prefix_lines
         self._on_exit = ended
-        self._width = max((len(each.name) for each in specs), default=0)
+        self._width = max((len(spec.name) for spec in specs), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._pids: dict[str, int] = {}
         self._ending: set[str] = set()
@@ -132,7 +132,7 @@ class Supervisor:
 
     async def stop_all_but_last(self) -> None:
         """End all processes but the last one; `run` continues."""
-        self._ending |= {each.name for each in self._specs if each.name != self._last}
+        self._ending |= {spec.name for spec in self._specs if spec.name != self._last}
         await self._terminate_all([name for name in self._running if name in self._first])
         await self._terminate_all([name for name in self._running if name != self._last])
 
@@ -144,12 +144,12 @@ class Supervisor:
         """
         watchers: dict[asyncio.Task[None], str] = {}
         try:
-            watchers |= {asyncio.create_task(self._keep_running(each)): each.name for each in self._specs}
+            watchers |= {asyncio.create_task(self._keep_running(spec)): spec.name for spec in self._specs}
             await asyncio.wait(watchers, return_when="FIRST_EXCEPTION")
         finally:
             await asyncio.shield(asyncio.ensure_future(self._stop_all(watchers)))
             self._log_relay.close()
-        wrong = [error for each in watchers if not each.cancelled() and (error := each.exception())]
+        wrong = [error for watcher in watchers if not watcher.cancelled() and (error := watcher.exception())]
         for error in wrong[1:]:
             log.error("%s", error)
         if wrong:
@@ -237,7 +237,7 @@ class Supervisor:
 
     async def _stop_all(self, watchers: Mapping[asyncio.Task[None], str]) -> None:
         """End the processes in order; each gets its seconds."""
-        self._ending |= {each.name for each in self._specs}
+        self._ending |= {spec.name for spec in self._specs}
         # A process that is not running waits for its restart: cancelling its task is enough.
         for watcher, name in watchers.items():
             if name not in self._running:
@@ -251,8 +251,8 @@ class Supervisor:
 
     async def _terminate_all(self, names: Sequence[str]) -> None:
         waiting = {asyncio.ensure_future(self._terminate(name, self._running[name])): name for name in names}
-        for each, name in waiting.items():
-            each.add_done_callback(_log_failure(f"the termination of the server {name!r}"))
+        for task, name in waiting.items():
+            task.add_done_callback(_log_failure(f"the termination of the server {name!r}"))
         if waiting:
             await asyncio.wait(waiting)
 

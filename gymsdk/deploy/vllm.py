@@ -292,7 +292,7 @@ def _parse_model_names(answer: client.HttpResponse | None) -> list[str]:
     except Failed:
         return []
     models = listed.get("data") if isinstance(listed, dict) else None
-    return [str(each.get("id")) for each in models or [] if isinstance(each, dict)]
+    return [str(model.get("id")) for model in models or [] if isinstance(model, dict)]
 
 
 async def _stop(running: asyncio.Task[None]) -> None:

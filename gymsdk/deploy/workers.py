@@ -125,7 +125,7 @@ def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> Proce
         ports={name: socket_port(at) for name, at in plan.sockets.servers.items()},
     )
     # A worker also listens at ports that it does not share, at which other workers reach its sessions.
-    own_ports = tuple(each.model_copy(update={"port": 0}) for each in deployment.servers)
+    own_ports = tuple(server.model_copy(update={"port": 0}) for server in deployment.servers)
     child = deployment.model_copy(
         update={
             "worker": worker,
@@ -155,7 +155,9 @@ def _build_readiness(plan: _Plan, seconds: float, security: Security) -> dict[st
         except TimeoutError:
             raise GymsdkError(f"the process {channel.name!r} was not ready within {seconds:g} seconds") from None
 
-    readiness: dict[str, WaitUntilReady] = {each.name: partial(wait_for_worker, each) for each in plan.channels}
+    readiness: dict[str, WaitUntilReady] = {
+        channel.name: partial(wait_for_worker, channel) for channel in plan.channels
+    }
     if plan.sockets.head is not None:
         readiness[HEAD_NODE_ID] = partial(wait_for_answer, plan.sockets.head, seconds, security)
     return readiness

@@ -185,11 +185,11 @@ def build_final_metrics(run: Run) -> dict[str, float]:
     """Return the metrics in `metrics.json`, those of several environments with their names; empty before the end."""
     metrics = run.metrics
     found: dict[str, float] = {}
-    for each in metrics:
-        prefix = f"{each.get('environment')}/" if len(metrics) > 1 else ""
+    for metric in metrics:
+        prefix = f"{metric.get('environment')}/" if len(metrics) > 1 else ""
         numbers = {
-            **(each.get("agent_metrics") or {}),
-            **{f"outcome/{k}": v for k, v in (each.get("outcomes") or {}).items()},
+            **(metric.get("agent_metrics") or {}),
+            **{f"outcome/{k}": v for k, v in (metric.get("outcomes") or {}).items()},
         }
         found |= {f"{prefix}{name}": float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
     return found

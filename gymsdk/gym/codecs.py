@@ -398,5 +398,7 @@ def _escape_markers(value: Any, marks: frozenset[str]) -> Any:
     if isinstance(value, str):
         return escape_markers(value, marks)
     if isinstance(value, list):
-        return [_escape_markers(each, marks) for each in value]
-    return {key: _escape_markers(each, marks) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_escape_markers(element, marks) for element in value]
+    return (
+        {key: _escape_markers(element, marks) for key, element in value.items()} if isinstance(value, dict) else value
+    )

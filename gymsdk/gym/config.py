@@ -298,7 +298,7 @@ def _parse_seeds(seed: Seeds, size: int) -> list[int | None]:
         return [int(seed) + index for index in range(size)]
     if not isinstance(seed, (list, tuple, np.ndarray)) or len(seed) != size or not all(map(_is_seed, seed)):
         raise UsageError(f"seed must be an integer or a list of {size} integers or None, one per slot; got {seed!r}")
-    return [None if each is None else int(each) for each in seed]
+    return [None if slot_seed is None else int(slot_seed) for slot_seed in seed]
 
 
 def _is_seed(seed: object) -> bool:

@@ -85,7 +85,7 @@ class Policy:
         new = len(infos) - len(self._conversations)
         self._conversations += [Conversation() for _ in range(new)]
         shown = enumerate(zip(observations, infos, strict=True))
-        has_turns = [self._conversations[number].observe(*each) for number, each in shown]
+        has_turns = [self._conversations[number].observe(observation, info) for number, (observation, info) in shown]
         numbers = [number for number, has_turn in enumerate(has_turns) if has_turn]
         turns = slot.run(self._ask_models(numbers)) if numbers else {}
         return [turns[number] if number in turns else Turn() for number in range(len(has_turns))]
@@ -207,7 +207,7 @@ def _get_episodes(env: SingleEnv | ManyEnvs) -> Sequence[Episode | None]:
     if isinstance(base, VectorEnv):
         return base.episodes
     if isinstance(base, gymnasium.vector.SyncVectorEnv):
-        return [_get_episodes(each)[0] for each in base.envs]
+        return [_get_episodes(env)[0] for env in base.envs]
     raise UsageError(
         f"a policy plays environments of gymsdk in this process, got {type(base).__name__}; leave out env="
     )

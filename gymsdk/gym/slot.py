@@ -425,7 +425,7 @@ class Slots:
     async def open(self, starts: Mapping[int, EpisodeStart]) -> dict[int, Any]:
         """Open the episodes in *starts* concurrently; return the first observation of each slot, without an `info`."""
         await self.config.enter()
-        opened = [self.slots[index].open(each.task, seed=each.seed, id=each.id) for index, each in starts.items()]
+        opened = [self.slots[index].open(start.task, seed=start.seed, id=start.id) for index, start in starts.items()]
         return dict(zip(starts, await _gather_all(opened), strict=True))
 
     async def play(
@@ -434,7 +434,7 @@ class Slots:
         """Apply the turns *outputs* and open the episodes *dealt* concurrently; return the step result of each slot."""
         await self.config.enter()
         turns = [self.slots[index].apply_action(items) for index, items in outputs.items()]
-        resets = [_reset_slot(self.slots[index], each) for index, each in starts.items()]
+        resets = [_reset_slot(self.slots[index], start) for index, start in starts.items()]
         try:
             played = await _gather_all([*turns, *resets])
         finally:
@@ -464,8 +464,8 @@ async def _reset_slot(slot: Slot, start: EpisodeStart) -> StepResult:
 async def _gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all *coroutines* to their end, also after an error or a cancellation; then raise the first error."""
     ended = await asyncio.gather(*coroutines, return_exceptions=True)
-    results = [each for each in ended if not isinstance(each, BaseException)]
-    for each in ended:
-        if isinstance(each, BaseException):
-            raise each
+    results = [result for result in ended if not isinstance(result, BaseException)]
+    for result in ended:
+        if isinstance(result, BaseException):
+            raise result
     return results

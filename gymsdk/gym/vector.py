@@ -205,7 +205,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
         """Return the episode of each slot as text if `render_mode` is `ansi`; `human` prints them during the steps."""
         if self.render_mode != "ansi":
             return None
-        return tuple(TranscriptPrinter().format(each.episode, each.rollout) for each in self._slots.slots)
+        return tuple(TranscriptPrinter().format(slot.episode, slot.rollout) for slot in self._slots.slots)
 
     def close_extras(self, **_: Any) -> None:
         """Close every open episode and leave the environment; the next `reset` enters the environment again."""
@@ -215,7 +215,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
     @property
     def episodes(self) -> tuple[Episode | None, ...]:
         """The open episode of each slot, or else its last episode; `None` before a reset and after `close`."""
-        return tuple(each.episode for each in self._slots.slots)
+        return tuple(slot.episode for slot in self._slots.slots)
 
     @property
     def rollouts(self) -> tuple[Rollout | None, ...]:
@@ -261,8 +261,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
 
     def _print_new_turns(self) -> None:
         if self.render_mode == "human":
-            for printer, each in zip(self._printers, self._slots.slots, strict=True):
-                printer.print_new(each.episode, each.rollout)
+            for printer, slot in zip(self._printers, self._slots.slots, strict=True):
+                printer.print_new(slot.episode, slot.rollout)
 
 
 def _parse_num_envs(num_envs: object) -> int:

@@ -231,7 +231,7 @@ def add_wait_metrics(metrics: ServerMetrics, work: str) -> None:
 
 def _sample_waits(work: str, attribute: str) -> list[Sample]:
     waits = resource_waits.list_waits(work)
-    return [Sample(getattr(each, attribute), {"work": each.work, "need": each.need}) for each in waits]
+    return [Sample(getattr(wait, attribute), {"work": wait.work, "need": wait.need}) for wait in waits]
 
 
 def add_gpu_metrics(metrics: ServerMetrics) -> None:

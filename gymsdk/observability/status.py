@@ -69,18 +69,18 @@ def add_server_metrics(metrics: ServerMetrics, fetch: NodesFetcher) -> None:
 
 def count_nodes(nodes: HeadSnapshot) -> int:
     """Return the number of nodes with servers; a supervisor registers too, but has none."""
-    return sum(bool(each.get("servers")) for each in nodes.nodes)
+    return sum(bool(node.get("servers")) for node in nodes.nodes)
 
 
 def expected_servers(nodes: HeadSnapshot) -> list[str]:
     """Return the names of the servers that should exist: the expected ones and the head's own."""
-    own = [each.name for each in nodes.instances if not each.node]
+    own = [instance.name for instance in nodes.instances if not instance.node]
     return list(dict.fromkeys([*nodes.expected, *own]))
 
 
 def missing_servers(nodes: HeadSnapshot) -> list[str]:
     """Return the names of the servers that should exist but do not."""
-    present = {each.name for each in nodes.instances}
+    present = {instance.name for instance in nodes.instances}
     return [name for name in expected_servers(nodes) if name not in present]
 
 
@@ -102,22 +102,25 @@ class ServerMonitor:
 
     def up(self) -> list[Sample]:
         """Return for each instance whether it is healthy."""
-        return [Sample(float(each.status == "success"), _instance_labels(each)) for each in self._checked_instances()]
+        return [
+            Sample(float(instance.status == "success"), _instance_labels(instance))
+            for instance in self._checked_instances()
+        ]
 
     def round_trips(self) -> list[Sample]:
         """Return each instance's last round round_trip in seconds."""
         return [
-            Sample(each.round_trip, _instance_labels(each))
-            for each in self._checked_instances()
-            if each.round_trip is not None
+            Sample(instance.round_trip, _instance_labels(instance))
+            for instance in self._checked_instances()
+            if instance.round_trip is not None
         ]
 
     def exits(self, attribute: Literal["code", "at", "restarts"]) -> list[Sample]:
         """Return one attribute of the last exit of each server that ended."""
-        return [Sample(getattr(each, attribute), {"name": name}) for name, each in self.nodes.exits.items()]
+        return [Sample(getattr(last_exit, attribute), {"name": name}) for name, last_exit in self.nodes.exits.items()]
 
     def _checked_instances(self) -> Iterator[Instance]:
-        return (each for each in self.nodes.instances if each.status is not None)
+        return (instance for instance in self.nodes.instances if instance.status is not None)
 
 
 def _instance_labels(instance: Instance) -> dict[str, str]:
@@ -219,7 +222,7 @@ class StatusReport(BaseModel):
     @property
     def is_healthy(self) -> bool:
         """Whether there are no problems."""
-        return not self.lost and not any(each.wrong for each in self.servers)
+        return not self.lost and not any(server.wrong for server in self.servers)
 
 
 async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str | None = None) -> StatusReport:
@@ -234,14 +237,15 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
     """
     head, headers = head.rstrip("/"), credentials.resolve_auth_headers(token)
     nodes = await fetch_nodes(head, headers)
-    urls = {each.url: each for each in nodes.instances}
+    urls = {instance.url: instance for instance in nodes.instances}
     replies = dict(
         zip([head, *urls], await asyncio.gather(*(_fetch_metrics(url, headers) for url in [head, *urls])), strict=True)
     )
-    by_head = any(each.round_trip is not None for each in nodes.instances)
+    by_head = any(instance.round_trip is not None for instance in nodes.instances)
     statuses = [_build_head_status(head, replies[head], nodes.exits.get(HEAD_NODE_ID))]
     statuses += [
-        _build_status(each, _last_exit(each, nodes), replies[each.url], by_head=by_head) for each in nodes.instances
+        _build_status(instance, _last_exit(instance, nodes), replies[instance.url], by_head=by_head)
+        for instance in nodes.instances
     ]
     missing = {name: nodes.exits.get(name) for name in missing_servers(nodes)} | find_ended_workers(nodes)
     statuses += [_build_missing(name, last_exit) for name, last_exit in missing.items()]
@@ -253,24 +257,24 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
         round_trip_by="head" if by_head else "command",
         servers=statuses,
         settled=nodes.settled,
-        lost=[LostNodeStatus.model_validate(each) for each in nodes.lost],
+        lost=[LostNodeStatus.model_validate(node) for node in nodes.lost],
         ray=nodes.ray,
     )
 
 
 def find_ended_workers(nodes: HeadSnapshot) -> dict[str, Exit]:
     """Return the last exits of the workers that do not run again yet, by name. Other workers have the same servers."""
-    running = {each.process for each in nodes.instances}
+    running = {instance.process for instance in nodes.instances}
     return {
-        name: each
-        for name, each in nodes.exits.items()
-        if name.startswith(WORKER_PREFIX) and name not in running and _is_abnormal(each)
+        name: last_exit
+        for name, last_exit in nodes.exits.items()
+        if name.startswith(WORKER_PREFIX) and name not in running and _is_abnormal(last_exit)
     }
 
 
 def _last_exit(instance: Instance, nodes: HeadSnapshot) -> Exit | None:
     """Return the last exit of the instance, or of another instance of its name that has not been replaced."""
-    has_exits = any(each.exit for each in nodes.instances if each.name == instance.name)
+    has_exits = any(other.exit for other in nodes.instances if other.name == instance.name)
     return instance.exit if has_exits else nodes.exits.get(instance.name)
 
 
@@ -324,9 +328,9 @@ async def _get(head: str, path: str, headers: Headers) -> HttpResponse:
 
 def _parse_listed(value: object) -> dict[str, object] | None:
     """Convert NeMo Gym's list of instances to the head's snapshot, or return `None` if it is not one."""
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
         return None
-    return {"instances": [_parse_instance(each) for each in value]}
+    return {"instances": [_parse_instance(element) for element in value]}
 
 
 def _parse_instance(entry: Mapping[str, object]) -> dict[str, object]:
@@ -414,7 +418,7 @@ def _find_problems(
         yield "exit"
     if round_trip is not None and round_trip > SLOW_SECONDS:
         yield "slow"
-    if any(each.seconds >= WAIT_SECONDS for each in waits):
+    if any(wait.seconds >= WAIT_SECONDS for wait in waits):
         yield "resources"
 
 
@@ -447,9 +451,9 @@ def _list_waits(reply: _ServerReply) -> list[ResourceWait]:
             values[labels.get("work", ""), labels.get("need", "")][name] = value
     counts, seconds = WAIT_METRICS
     return [
-        ResourceWait(work, int(each[counts]), each[seconds], need)
-        for (work, need), each in values.items()
-        if counts in each and seconds in each
+        ResourceWait(work, int(wait[counts]), wait[seconds], need)
+        for (work, need), wait in values.items()
+        if counts in wait and seconds in wait
     ]
 
 

@@ -112,13 +112,13 @@ def join(address: str | None) -> None:
 def list_nodes() -> dict[str, int]:
     """Return the number of CPUs of each living node of the cluster, at least 1, by the id of the node."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return {each["NodeID"]: max(1, int(each["Resources"].get("CPU", 0))) for each in nodes if each["Alive"]}
+    return {node["NodeID"]: max(1, int(node["Resources"].get("CPU", 0))) for node in nodes if node["Alive"]}
 
 
 def list_hosts() -> list[str]:
     """Return the addresses of the cluster's living nodes; nodes of one machine have the same address."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return sorted({each["NodeManagerAddress"] for each in nodes if each["Alive"]})
+    return sorted({node["NodeManagerAddress"] for node in nodes if node["Alive"]})
 
 
 def get_own_host() -> str:

@@ -199,13 +199,13 @@ class _Dispatcher:
         if waited < WATCH_SECONDS or await self._has_free_cpu():
             resource_waits.clear(GRADINGS)
             return
-        count = len(self._queue) + sum(each.calls for each in self._running.values())
+        count = len(self._queue) + sum(batch.calls for batch in self._running.values())
         if count:
             resource_waits.report(GRADINGS, count, waited, self._need)
 
     def _get_waited_seconds(self) -> float:
         """Return for how long tasks have run or waited without any return."""
-        oldest = min((each.sent_at for each in self._running.values()), default=math.inf)
+        oldest = min((batch.sent_at for batch in self._running.values()), default=math.inf)
         return time.monotonic() - max(oldest, self._returned_at)
 
     async def _has_free_cpu(self) -> bool:
@@ -248,21 +248,21 @@ class _Dispatcher:
         seconds = self._seconds.get(self._queue[0].call.address)
         size = 1 if seconds is None else min(MAX_BATCH, share, max(1, int(BATCH_SECONDS / max(seconds, 1e-6))))
         taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
-        return [each for each in taken if each.future.set_running_or_notify_cancel()]
+        return [queued for queued in taken if queued.future.set_running_or_notify_cancel()]
 
     async def _run_batch(self, batch: Sequence[_QueuedCall], node: str) -> None:
         try:
             await self._run_on_node(batch, node)
         except Exception as error:
             # The callers must not wait for ever.
-            for each in batch:
-                _set_exception(each.future, error)
+            for queued in batch:
+                _set_exception(queued.future, error)
             raise
         finally:
             self._tasks[node] -= 1
 
     async def _run_on_node(self, batch: Sequence[_QueuedCall], node: str) -> None:
-        calls = [each.call for each in batch]
+        calls = [queued.call for queued in batch]
         # The worker process limits each call. This deadline is for a node that does not answer any more.
         deadline = START_SECONDS + sum(call.longest_seconds for call in calls)
         # Soft: if the node is lost or full, Ray chooses another one.
@@ -280,16 +280,16 @@ class _Dispatcher:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self._fail(batch, f"lost its worker on the Ray cluster ({reason})", "worker_killed")
         else:
-            for each, (result, seconds) in zip(batch, results, strict=True):
-                mean = self._seconds.get(each.call.address, seconds)
-                self._seconds[each.call.address] = mean + (seconds - mean) / 8
+            for queued, (result, seconds) in zip(batch, results, strict=True):
+                mean = self._seconds.get(queued.call.address, seconds)
+                self._seconds[queued.call.address] = mean + (seconds - mean) / 8
                 with suppress(InvalidStateError):
-                    each.future.set_result(result)
+                    queued.future.set_result(result)
 
     @staticmethod
     def _fail(batch: Sequence[_QueuedCall], reason: str, kind: str) -> None:
-        for each in batch:
-            _set_exception(each.future, WorkerLost(f"{each.call.address} {reason}", kind=kind, retryable=True))
+        for queued in batch:
+            _set_exception(queued.future, WorkerLost(f"{queued.call.address} {reason}", kind=kind, retryable=True))
 
 
 def _set_exception(future: Future[CallResult], error: Exception) -> None:

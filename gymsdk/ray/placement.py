@@ -74,7 +74,7 @@ class Demand(NamedTuple):
         rest = [[round(node.cpus * UNITS), round(node.gpus * UNITS)] for node in (listed if free is None else free)]
         cpus, gpus, task = (round(number * UNITS) for number in (self.cpus, self.gpus, CPUS_PER_TASK))
         for _ in range(self.replicas):
-            node = max((each for each in rest if each[0] >= cpus and each[1] >= gpus), default=None)
+            node = max((node for node in rest if node[0] >= cpus and node[1] >= gpus), default=None)
             if node is None:
                 return False
             node[0] -= cpus

@@ -352,12 +352,12 @@ def _find_cause(error: BaseException) -> str:
 
 async def _stop(actors: Sequence[Any]) -> None:
     """Let all replicas leave the head, and end them."""
-    stopping = [asyncio.wrap_future(each.stop.remote().future()) for each in actors]
+    stopping = [asyncio.wrap_future(actor.stop.remote().future()) for actor in actors]
     if stopping:
         await asyncio.wait(stopping, timeout=STOP_SECONDS)
-    for each in stopping:
+    for reply in stopping:
         with suppress(RayError, asyncio.CancelledError, asyncio.InvalidStateError):
-            each.exception()
+            reply.exception()
     for actor in actors:
         ray.kill(actor, no_restart=True)
 

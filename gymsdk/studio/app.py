@@ -239,7 +239,7 @@ class StudioApi:
         ids = items[number].get("generation_token_ids") if number < len(items) else None
         if not ids:
             raise HTTPException(404, f"item {number} has no token ids")
-        return [self._decode(each) for each in ids[start : start + (count or MAX_TOKENS)]]
+        return [self._decode(token) for token in ids[start : start + (count or MAX_TOKENS)]]
 
     def list_notes(self, request: Request) -> list[Row]:
         """Return the annotations of a run."""
@@ -418,8 +418,10 @@ def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:
 
 def describe_lenses(queries: RunQueries) -> Row:
     """Return the saved filters, and the components of the reward that rise with the length of the rollouts."""
-    components = [{"name": each.name, "r": each.correlation} for each in queries.find_length_components()]
-    lenses = [{"name": each.name, "title": each.title, "rule": each.rule} for each in LENSES.values()]
+    components = [
+        {"name": component.name, "r": component.correlation} for component in queries.find_length_components()
+    ]
+    lenses = [{"name": lens.name, "title": lens.title, "rule": lens.rule} for lens in LENSES.values()]
     return {"lenses": lenses, "length_components": components}
 
 
@@ -488,7 +490,7 @@ def _cut_items(items: list[Item], start: int, count: int | None) -> tuple[list[I
 
 
 def _without(value: Row, *keys: str) -> Row:
-    return {key: each for key, each in value.items() if key not in keys}
+    return {key: field for key, field in value.items() if key not in keys}
 
 
 async def _read_json(request: Request) -> Row:

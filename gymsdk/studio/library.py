@@ -261,7 +261,7 @@ class Library:
 
     def _work(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
-            for run in [each for each in list(self._runs.values()) if each.is_watched]:
+            for run in [run for run in list(self._runs.values()) if run.is_watched]:
                 if self._follow(run):
                     with self._changed:
                         self._version += 1
@@ -282,7 +282,10 @@ class Library:
         return changed
 
     def _choose_key(self, source: RunSource) -> str:
-        name = "".join(each if each.isalnum() or each in "-_." else "-" for each in source.name) or "run"
+        name = (
+            "".join(character if character.isalnum() or character in "-_." else "-" for character in source.name)
+            or "run"
+        )
         number, key = 1, name
         while key in self._runs:
             number += 1

@@ -72,7 +72,7 @@ class Player:
                 branch, replays = asyncio.run(replayer.branch(replayer.read_episode(name), options))
                 folder = replayer.create_folder()
                 replayer.write(branch, replays, folder, then=options.then)
-            return folder, [_describe(each) for each in replays]
+            return folder, [_describe(replay) for replay in replays]
 
         async with self._lock:
             return await asyncio.to_thread(play)

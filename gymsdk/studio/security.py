@@ -32,7 +32,7 @@ def build_policy(scripts: Sequence[str]) -> str:
         scripts: The texts of the inline scripts of the page, such as its import map.
     """
     hashes = "".join(
-        f" 'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts
+        f" 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
     return (
         f"default-src 'none'; script-src 'self'{hashes}; style-src 'self'; img-src 'self' data:; connect-src 'self';"

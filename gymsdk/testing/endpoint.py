@@ -107,8 +107,8 @@ class RequestTracker:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=grace)
         late = set(self._tasks)
-        for each in late:
-            each.cancel()
+        for task in late:
+            task.cancel()
         if late:
             await asyncio.wait(late, timeout=CANCEL_SECONDS)
 

@@ -41,10 +41,10 @@ def _parse_distribution(latency: str) -> Draw:
 
 def _parse_numbers(latency: str, given: list[str], wanted: int) -> list[float]:
     try:
-        seconds = [float(each) for each in given]
+        seconds = [float(number) for number in given]
     except ValueError:
         seconds = []
-    if len(seconds) != wanted or not all(math.isfinite(each) and each >= 0 for each in seconds):
+    if len(seconds) != wanted or not all(math.isfinite(second) and second >= 0 for second in seconds):
         raise ValueError(
             f"{latency!r} is no latency; write seconds as 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA"
         )

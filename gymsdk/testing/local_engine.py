@@ -156,6 +156,6 @@ class _LocalEngine:
                 continue
             cut = self._rng.randrange(1, len(text))
             parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in (text[:cut], text[cut:])]
-            split = [part for each in parts for part in each]
+            split = [part for tokens in parts for part in tokens]
             result += split if self._tokenizer.decode(split) == text else [token]
         return result

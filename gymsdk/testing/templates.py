@@ -185,7 +185,7 @@ class ChatTemplate:
     def _identify(self, start: str, text: str) -> tuple[str, str]:
         """Return the role and the text of a turn that begins with the special token *start*."""
         forms = [(role, form) for role, form in self.turns.items() if form.start == start]
-        for role, form in sorted(forms, key=lambda each: -len(each[1].header)):
+        for role, form in sorted(forms, key=lambda role_form: -len(role_form[1].header)):
             if text.startswith(form.header):
                 return role, text[len(form.header) :]
         return ("", "") if start == "" else ("user", text)

@@ -257,10 +257,10 @@ class TokenCaptureFolder:
         with self._path(rollout, "jsonl").open("rb") as file:
             entries = [_read_entry(file, offset) for offset in offsets.values()]
         # A call with an empty reply to an empty message has the text of the call before it.
-        last = calls.find_last(each["model_call_id"] for each in entries)
-        entries = [each for each in entries if last in (None, each["model_call_id"])]
-        entry = min(entries, key=lambda each: each["model_call_id"])
-        if any(each["digest"] != entry["digest"] for each in entries):
+        last = calls.find_last(entry["model_call_id"] for entry in entries)
+        entries = [entry for entry in entries if last in (None, entry["model_call_id"])]
+        entry = min(entries, key=lambda candidate: candidate["model_call_id"])
+        if any(candidate["digest"] != entry["digest"] for candidate in entries):
             # The answers have the same text, so the request does not show which of them the agent kept.
             return Lineage("unresolved", reason="ambiguous")
         tokens = {key: entry[key] for key in TOKEN_FIELDS}

@@ -76,8 +76,10 @@ def parse_output(text: str, *, thinking: bool = False) -> ParsedOutput:
         The parts of the turn. Without tool calls the text is unchanged, except for white space after reasoning.
     """
     segments = [*split_segments(f"{THINK_START}{text}" if thinking else text)]
-    reasoning = [stripped for each in segments if each.kind == "reasoning" and (stripped := each.content.strip())]
-    parsed = [_parse_segment(each) for each in segments if each.kind != "reasoning"]
+    reasoning = [
+        stripped for segment in segments if segment.kind == "reasoning" and (stripped := segment.content.strip())
+    ]
+    parsed = [_parse_segment(segment) for segment in segments if segment.kind != "reasoning"]
     calls = [call for segment_calls, _ in parsed for call in segment_calls]
     remaining = "".join(text_part for _, text_part in parsed)
     if calls:
@@ -89,11 +91,11 @@ def _parse_segment(segment: Segment) -> tuple[list[ParsedCall], str]:
     """Return the calls of *segment* and the part of it that stays text."""
     if segment.kind == "text":
         return [], segment.content
-    parsed = [(_parse_call(each), each) for each in find_objects(segment.content)]
+    parsed = [(_parse_call(json_object), json_object) for json_object in find_objects(segment.content)]
     calls = [call for call, _ in parsed if call]
     if not calls:
         return [], segment.source
-    return calls, "\n".join(each.source for call, each in parsed if not call)
+    return calls, "\n".join(json_object.source for call, json_object in parsed if not call)
 
 
 def _parse_call(json_object: ParsedObject) -> ParsedCall | None:

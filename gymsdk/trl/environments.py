@@ -104,8 +104,8 @@ class ToolEpisode:
             return f"the environment failed: {error}"
         finally:
             runner.pause_deadline()
-        outputs = [each.get("output", each.get("content")) for each in applied.items]
-        return "\n".join(each if isinstance(each, str) else json.dumps(each) for each in outputs)
+        outputs = [item.get("output", item.get("content")) for item in applied.items]
+        return "\n".join(output if isinstance(output, str) else json.dumps(output) for output in outputs)
 
     def _score(self, completion: Sequence[Mapping[str, Any]]) -> Rollout | None:
         """End the episode with the policy's last reply; return the rollout, `None` if no episode is open."""
@@ -193,11 +193,16 @@ class Environments(dict[str, Callable[[], ToolEpisode]]):
         Raises:
             GymsdkError: All episodes failed.
         """
-        rollouts = [each._score(completion) for each, completion in zip(environments, completions, strict=True)]  # noqa: SLF001  # public methods would be tools
-        report_failures(["no episode was open" if each is None else describe_failure(each) for each in rollouts])
+        rollouts = [
+            environment._score(completion)  # noqa: SLF001  # public methods would be tools
+            for environment, completion in zip(environments, completions, strict=True)
+        ]
+        report_failures(
+            ["no episode was open" if rollout is None else describe_failure(rollout) for rollout in rollouts]
+        )
         rewards = [None if rollout is None else rollout.reward for rollout in rollouts]
         if log_metric is not None:
-            log_metric("failed_rollouts", sum(each is None for each in rewards) / max(1, len(rewards)))
+            log_metric("failed_rollouts", sum(reward is None for reward in rewards) / max(1, len(rewards)))
         return rewards
 
 
@@ -240,7 +245,7 @@ def build_class(name: str, tools: Sequence[Item]) -> type[ToolEpisode]:
         UsageError: A tool's name is reserved by TRL or is not a Python identifier.
     """
     methods = {tool["name"]: build_method(tool) for tool in tools}
-    if wrong := sorted(each for each in methods if each in RESERVED_NAMES or each.startswith("_")):
+    if wrong := sorted(method for method in methods if method in RESERVED_NAMES or method.startswith("_")):
         raise UsageError(f"TRL does not allow a tool with the name {wrong[0]!r}; use gymsdk.trl.rollout_func")
     class_name = "".join(part.capitalize() for part in name.replace("-", "_").split("_"))
     return type(class_name, (ToolEpisode,), dict(methods))
@@ -289,19 +294,19 @@ def get_type(schema: Item) -> Any:
         return Literal[tuple(schema["enum"])]
     if options := schema.get("anyOf"):
         union = get_type(options[0])
-        for each in options[1:]:
-            union |= get_type(each)
+        for option in options[1:]:
+            union |= get_type(option)
         return union
     kind = schema.get("type")
     if isinstance(kind, list):
-        return get_type({"anyOf": [{**schema, "type": each} for each in kind]})
+        return get_type({"anyOf": [{**schema, "type": type_name} for type_name in kind]})
     if kind == "array" and "items" in schema:
         return list[get_type(schema["items"])]  # type: ignore[misc]  # a type that is known at run time
     return TYPES.get(str(kind), Any)
 
 
 def _is_nullable(schema: Item) -> bool:
-    kinds = [schema.get("type"), *(each.get("type") for each in schema.get("anyOf") or ())]
+    kinds = [schema.get("type"), *(option.get("type") for option in schema.get("anyOf") or ())]
     return "null" in kinds or any(isinstance(kind, list) and "null" in kind for kind in kinds)
 
 

@@ -99,17 +99,17 @@ class RolloutFunc:
         numbers = [self._get_number(prompt) for prompt in prompts]
         check_repeats(numbers, trainer)
         samples = self._player(numbers, trainer)
-        report_failures([each.failure for each in samples])
+        report_failures([sample.failure for sample in samples])
         self._report_token_limit(samples, trainer.args.max_completion_length)
-        samples = [mask_failed(each, trainer) for each in samples]
-        has_logprobs = all(each.logprobs is not None for each in samples)
+        samples = [mask_failed(sample, trainer) for sample in samples]
+        has_logprobs = all(sample.logprobs is not None for sample in samples)
         return {
-            "prompt_ids": [each.prompt_ids for each in samples],
-            "completion_ids": [each.completion_ids for each in samples],
-            "logprobs": [each.logprobs for each in samples] if has_logprobs else None,  # type: ignore[dict-item]  # as TRL's own generation
-            "env_mask": [each.env_mask for each in samples],
-            REWARD_KEY: [each.reward for each in samples],
-            "gymsdk_components": [each.components for each in samples],
+            "prompt_ids": [sample.prompt_ids for sample in samples],
+            "completion_ids": [sample.completion_ids for sample in samples],
+            "logprobs": [sample.logprobs for sample in samples] if has_logprobs else None,  # type: ignore[dict-item]  # as TRL's own generation
+            "env_mask": [sample.env_mask for sample in samples],
+            REWARD_KEY: [sample.reward for sample in samples],
+            "gymsdk_components": [sample.components for sample in samples],
         }
 
     def reward(
@@ -127,10 +127,10 @@ class RolloutFunc:
             log_metric: TRL's function that logs a number.
         """
         if log_metric is not None:
-            for name in sorted({name for each in gymsdk_components for name in each}):
-                values = [each[name] for each in gymsdk_components if name in each]
+            for name in sorted({name for components in gymsdk_components for name in components}):
+                values = [components[name] for components in gymsdk_components if name in components]
                 log_metric(f"components/{name}", sum(values) / len(values))
-            log_metric("failed_rollouts", sum(each is None for each in gymsdk_reward) / max(1, len(gymsdk_reward)))
+            log_metric("failed_rollouts", sum(reward is None for reward in gymsdk_reward) / max(1, len(gymsdk_reward)))
         return list(gymsdk_reward)
 
     def _report_token_limit(self, samples: Sequence[Sample], limit: int | None) -> None:
@@ -240,9 +240,9 @@ def build_prompt(row: Row, number: int) -> Messages:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     # Few chat templates know the role `developer`, the newer name of `system`.
     messages = [
-        {"role": each["role"].replace("developer", "system"), "content": _get_text(each)}
-        for each in items
-        if "role" in each
+        {"role": item["role"].replace("developer", "system"), "content": _get_text(item)}
+        for item in items
+        if "role" in item
     ]
     messages = messages or [{"role": "user", "content": ""}]
     messages[0][NUMBER_KEY] = number
@@ -435,12 +435,12 @@ def get_context(trainer: GRPOTrainer) -> float:
         getattr(trainer.args, "vllm_max_model_length", None) if trainer.use_vllm else None,
         getattr(trainer.model.config, "max_position_embeddings", None),
     ]
-    return min((each for each in limits if each), default=math.inf)
+    return min((limit for limit in limits if limit), default=math.inf)
 
 
 def _is_any_playing(slots: Slots, count: int, trainer: GRPOTrainer) -> bool:
     """Return whether an episode of any process is open: all processes generate together."""
-    is_playing = any(each.is_playing for each in slots.slots[:count])
+    is_playing = any(slot.is_playing for slot in slots.slots[:count])
     if trainer.accelerator.num_processes == 1:
         return is_playing
     from accelerate.utils import gather_object
