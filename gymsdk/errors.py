@@ -10,7 +10,9 @@ GymsdkError
 │   ├── BadModelOption       a model's option or endpoint is missing or wrong
 │   └── BadOutput            the output folder cannot be used, or holds a run with other settings
 ├── ModelLost                a run stopped early because its model stopped answering
-├── BrokenEnvironment        an installed environment cannot be loaded
+├── BrokenPlugin             an installed plugin cannot be loaded
+│   ├── BrokenEnvironment    an installed environment cannot be loaded
+│   └── MissingExtra         a plugin needs packages that its distribution installs on request only
 └── EpisodeError             one episode ended without a reward
     ├── Failed               the model, a tool or the environment broke
     └── Unscorable           the grader could not decide
@@ -99,8 +101,16 @@ class BadOutput(UsageError):
     """The output folder cannot be used, or holds a run with other settings."""
 
 
-class BrokenEnvironment(GymsdkError):
+class BrokenPlugin(GymsdkError):
+    """An installed plugin cannot be loaded; the message names the plugin and its distribution."""
+
+
+class BrokenEnvironment(BrokenPlugin):
     """An installed environment cannot be loaded; the message names the environment."""
+
+
+class MissingExtra(BrokenPlugin):
+    """A plugin needs packages that its distribution installs on request only; the message names the extra."""
 
 
 class ModelLost(GymsdkError):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.output import echo
-from gymsdk.errors import BrokenEnvironment, UsageError
+from gymsdk.errors import BrokenPlugin, MissingExtra, UsageError
 from gymsdk.plugins import registry
 
 
 def list_(
     *,
     load: Annotated[bool, typer.Option("--load", help="Load each environment to find broken ones.")] = False,
+    plugins: Annotated[
+        bool, typer.Option("--plugins", help="List all plugins: environments, models, executors and others.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """List the installed environments.
@@ -24,44 +28,49 @@ def list_(
     Examples:
         gymsdk list
         gymsdk list --load --json
+        gymsdk list --plugins --load
     """
-    entries = list(registry.installed().values())
-    errors = {entry.name: entry.error or (_find_load_error(entry.name) if load else None) for entry in entries}
-    broken = load and any(errors.values())
+    entries = registry.list_entries(None if plugins else registry.ENVIRONMENTS)
+    listed = [replace(entry, error=entry.error or (_find_load_error(entry) if load else None)) for entry in entries]
     if json:
-        _print_json(entries, errors)
-    elif not entries:
+        _print_json(listed, has_groups=plugins)
+    elif not listed:
         echo("No environment is installed. Install one, for example with `pip install gym-env-math`.")
     else:
-        _print_table(entries, errors)
-    if broken:
+        _print_table(listed, has_groups=plugins)
+    if load and any(entry.error for entry in listed):
         raise typer.Exit(1)
 
 
-def _find_load_error(name: str) -> str | None:
+def _find_load_error(entry: registry.Entry) -> str | None:
     try:
-        registry.load(name)
-    except BrokenEnvironment as error:
-        return str(error)
-    except UsageError:
-        # The environment loads; it only lacks a setting that its user must choose.
+        if entry.group == registry.ENVIRONMENTS:
+            registry.load(entry.name)
+        else:
+            registry.load_entry(entry)
+    except (MissingExtra, UsageError):
+        # The plugin works with what its user must choose: the packages of an extra, or a setting of the environment.
         return None
+    except BrokenPlugin as error:
+        return str(error)
     return None
 
 
-def _print_table(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
-    homes = {entry.name: f"{entry.distribution} {entry.version}" for entry in entries}
-    wide, wider = max(map(len, homes)), max(map(len, homes.values()))
-    for entry in entries:
-        error = errors[entry.name]
-        text = f"broken: {error}" if error else entry.summary
-        echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {text}".rstrip())
+def _print_table(entries: list[registry.Entry], *, has_groups: bool) -> None:
+    rows = [
+        [*([entry.group] if has_groups else []), entry.name, f"{entry.distribution} {entry.version}"]
+        for entry in entries
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for entry, row in zip(entries, rows, strict=True):
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        text = f"broken: {entry.error}" if entry.error else entry.module if has_groups else entry.summary
+        echo("  ".join([*cells, text]).rstrip())
 
 
-def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
-    from dataclasses import asdict
-
+def _print_json(entries: list[registry.Entry], *, has_groups: bool) -> None:
     from gymsdk import jsonl
 
-    listed = [asdict(entry) | {"error": errors[entry.name]} for entry in entries]
+    omitted = set() if has_groups else {"group"}
+    listed = [{key: value for key, value in asdict(entry).items() if key not in omitted} for entry in entries]
     echo(jsonl.dump_document(listed), nl=False)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.workers.offload import get_worker_count
+from gymsdk.workers.offload import DEFAULT_EXECUTOR, get_worker_count
 
 if TYPE_CHECKING:
-    from gymsdk.config.model import Deployment, Offload
+    from gymsdk.config.model import Deployment
     from gymsdk.ray.cluster import RayCluster
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -85,16 +85,14 @@ def choose_cluster(deployment: Deployment, flag: str | None = None, *, has_files
     address, note = find_address(flag, deployment.ray_address), ""
     if address is None and has_files and deployment.ray_address is None:
         if is_installed():
-            update = {"ray_address": LOCAL, "offload": deployment.offload or "local"}
+            update = {"ray_address": LOCAL, "offload": deployment.offload or DEFAULT_EXECUTOR}
             return ClusterChoice(deployment.model_copy(update=update), is_optional=True)
         note = f"none, because Ray is not installed ({INSTALL_HINT})"
     return ClusterChoice(deployment.model_copy(update={"ray_address": address}), note=note)
 
 
 @contextmanager
-def connect_ray(
-    address: str | None, offload: Offload | None, *, is_optional: bool = False
-) -> Iterator[RayCluster | None]:
+def connect_ray(address: str | None, offload: str | None, *, is_optional: bool = False) -> Iterator[RayCluster | None]:
     """Connect to the cluster at *address*, if there is one, and run offloaded functions where *offload* says.
 
     Args:
@@ -106,7 +104,7 @@ def connect_ray(
         UsageError: Functions should run on Ray, and no cluster is named.
         GymsdkError: The cluster does not accept this process.
     """
-    if offload == "local" or (offload is None and address is None):
+    if offload == DEFAULT_EXECUTOR or (offload is None and address is None):
         get_worker_count()
     if address is None:
         if offload == "ray":
@@ -148,8 +146,8 @@ def check_local_room(deployment: Deployment, address: str | None = None) -> None
         placement.check_local_room(deployment)
 
 
-def _use(offload: Offload | None) -> None:
-    if offload not in {None, "local"}:
+def _use(offload: str | None) -> None:
+    if offload not in {None, DEFAULT_EXECUTOR}:
         from gymsdk.deploy.process import use_offload
 
         use_offload(offload)

@@ -117,8 +117,16 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Role: TypeAlias = Literal["head", "resources", "agent", "model", "replica"]
 """The kinds of servers to which a node may be restricted. A replica has all but the models."""
 
-Offload: TypeAlias = Literal["local", "inline", "ray"]
-"""Where offloaded functions run: in worker processes of this machine, in the calling thread, or on a Ray cluster."""
+
+def _check_executor(name: str | None) -> str | None:
+    # Imported here: only this setting needs the plugins.
+    from gymsdk.plugins import registry
+
+    known = [entry.name for entry in registry.list_entries(registry.EXECUTORS)]
+    if name is not None and name not in known:
+        raise ValueError(f"{name!r} is not one of {', '.join(map(repr, known))}.")
+    return name
+
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -372,8 +380,12 @@ class Placement(FrozenModel):
     ray_address: Annotated[str | None, Flag(RAY, "HOST:PORT|auto|local|none", shown="RAY_ADDRESS")] = Field(
         None, description="Use this Ray cluster, the one of this machine, a new one, or none."
     )
-    offload: Annotated[Offload | None, Flag(RAY, shown="ray with a cluster")] = Field(
-        None, description="Run offloaded functions in local workers, in the calling thread, or on the Ray cluster."
+    offload: Annotated[str | None, AfterValidator(_check_executor), Flag(RAY, "NAME", shown="ray with a cluster")] = (
+        Field(
+            None,
+            description="Run offloaded functions in local workers (local), in the calling thread (inline), or on the"
+            " Ray cluster (ray).",
+        )
     )
     replicas: Annotated[int, Flag(RAY, "N", shown=False)] = Field(
         0, ge=0, description="Let Ray run N replicas of the environments and agents on its nodes."

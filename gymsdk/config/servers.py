@@ -18,7 +18,8 @@ from gymsdk.config.model import ModelServerConfig, PolicyConfig
 from gymsdk.config.yaml import KeyPath, Node, Place, Problems, Scalar, format_key_path, to_plain
 from gymsdk.errors import BadModelOption, describe_value, format_suggestion
 from gymsdk.http import tls
-from gymsdk.models.options import ENVIRONMENT_VARIABLES, PROVIDERS, validate_options
+from gymsdk.models.options import ENVIRONMENT_VARIABLES, validate_options
+from gymsdk.plugins import registry
 from gymsdk.responses import ReasoningFormat
 
 OPENAI_URL_PREFIX = "https://api.openai.com/"
@@ -134,7 +135,7 @@ class _ModelServerReader:
         """Return the configuration of a `gymsdk_model`, whose model is named `provider/name`."""
         name = str(self._values.get("model", "scripted/oracle"))
         provider, _, rest = name.partition("/")
-        if provider not in PROVIDERS:
+        if registry.find_entry(registry.MODELS, provider) is None:
             self._report_unknown_provider(provider)
             return None
         if provider == "scripted":
@@ -240,8 +241,9 @@ class _ModelServerReader:
         return headers
 
     def _report_unknown_provider(self, provider: str) -> None:
-        known = ", ".join(f"{each}/NAME" for each in PROVIDERS)
-        hint = format_suggestion(provider, PROVIDERS, f"a model is one of {known}")
+        providers = [each.name for each in registry.list_entries(registry.MODELS)]
+        known = ", ".join(f"{each}/NAME" for each in providers)
+        hint = format_suggestion(provider, providers, f"a model is one of {known}")
         name = format_key_path((*self._path, "model"))
         self._problems.add(self._node.place_of(("model",)), f"{name}: there is no provider {provider!r}{hint}")
 

@@ -17,7 +17,7 @@ from typing import Any
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
 from gymsdk.config.fields import RAY_ADDRESS_KEY, RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
-from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, Offload, ServerConfig
+from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
@@ -25,16 +25,17 @@ from gymsdk.deploy.distributor import receive_connections
 from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
-from gymsdk.errors import UsageError, format_suggestion
+from gymsdk.errors import BrokenPlugin, UsageError, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS, redact_url
 from gymsdk.models import registry as models
+from gymsdk.plugins import registry
 from gymsdk.servers.auth import Security
 from gymsdk.servers.instances import ROUTES_KEY, bind_head
 from gymsdk.servers.listener import bind_socket, is_local_host
 from gymsdk.servers.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
-from gymsdk.workers.offload import InlineExecutor, set_default_executor
+from gymsdk.workers.offload import DEFAULT_EXECUTOR, set_default_executor
 from gymsdk.working_folder import resolve_path
 
 __all__ = [
@@ -222,14 +223,17 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
     return tuple(_set_port(block, deployment) for block in blocks)
 
 
-def use_offload(offload: Offload | None) -> None:
-    """Run the offloaded functions of this process where *offload* says; `None` means in local workers."""
-    if offload == "inline":
-        set_default_executor(InlineExecutor())
-    elif offload == "ray":
-        from gymsdk.ray.executor import RayExecutor
-
-        set_default_executor(RayExecutor())
+def use_offload(offload: str | None) -> None:
+    """Run the offloaded functions of this process on the executor of this name; `None` means in local workers."""
+    if offload is None or offload == DEFAULT_EXECUTOR:
+        return
+    entry = registry.find_entry(registry.EXECUTORS, offload)
+    if entry is None:
+        raise UsageError(f"no executor named {offload!r}; `gymsdk list --plugins` shows the installed ones")
+    create = registry.load_entry(entry)
+    if not callable(create):
+        raise BrokenPlugin(f"{entry.title}: {entry.module} is no function that returns an executor")
+    set_default_executor(create())
 
 
 def list_expected_services(blocks: Iterable[ServerConfig], deployment: Deployment, *, with_model: bool) -> list[str]:

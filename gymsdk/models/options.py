@@ -41,9 +41,6 @@ REFERENCE_PATTERN = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*\}")
 MAX_ANSWER_BYTES = 64 * 2**20
 """The default size limit of one answer; 65,536 tokens with ids and log-probabilities take about 10 MiB."""
 
-PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
-"""The first part of a model's name `provider/name`."""
-
 ENVIRONMENT_VARIABLES = {
     "policy_base_url": "GYMSDK_BASE_URL",
     "policy_api_key": "GYMSDK_API_KEY",

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import SecretStr
 
 from gymsdk import responses
-from gymsdk.concurrency import CrossLoopSemaphore
-from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_name, format_suggestion
+from gymsdk.concurrency import INTERRUPTS, CrossLoopSemaphore
+from gymsdk.errors import (
+    BadModelOption,
+    BrokenPlugin,
+    Failed,
+    GymsdkError,
+    UnknownModel,
+    convert_error,
+    describe_exception,
+    format_name,
+    format_suggestion,
+)
 from gymsdk.http.tls import split_addresses
-from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, PROVIDERS, read_policy_variables, validate_options
+from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, ModelOptions, read_policy_variables, validate_options
 from gymsdk.plugins.calls import get_deadline, pause_deadline
 from gymsdk.responses import Api, record_usage
 from gymsdk.types import Episode, Item, Model
+
+
+class Provider(Protocol):
+    """An entry of the group `gymsdk.models`: a function that returns a model."""
+
+    def __call__(self, name: str, options: ModelOptions, /) -> Model:
+        """Return the model *name*, which is the part of a model's name after the provider and the slash.
+
+        Raises:
+            UnknownModel: There is no such model.
+            BadModelOption: An option is missing, or the provider does not support it.
+        """
+
 
 REQUEST_OPTION_HINTS = {
     "pinned": "leave out pinned (--pin)",
@@ -62,10 +84,7 @@ def model(
     """
     name, address = _split_address(name)
     provider, _, rest = name.partition("/")
-    if provider not in PROVIDERS:
-        known = ", ".join(f"{each}/NAME" for each in PROVIDERS)
-        hint = format_suggestion(provider, PROVIDERS)
-        raise UnknownModel(f"no model named {format_name(name)!r}{hint} (known: {known})")
+    build = _load_provider(provider, name)
     if provider == "scripted" and (base_url or api):
         raise BadModelOption(f"{name} runs in this process and has no address; name a model to query, as in vllm/NAME")
     if provider == "scripted" and (unused := next((each for each in REQUEST_OPTION_HINTS if options.get(each)), None)):
@@ -73,9 +92,43 @@ def model(
     endpoint = {"base_url": base_url, "api_key": api_key}
     if address is not None:
         endpoint = _use_address(address, endpoint)
-    module = importlib.import_module(f"gymsdk.models.{provider}")
-    built: Model = module.build(rest, validate_options(name, endpoint | {"api": api, "timeout": timeout} | options))
-    return built
+    return build(rest, validate_options(name, endpoint | {"api": api, "timeout": timeout} | options))
+
+
+def _load_provider(provider: str, name: str) -> Provider:
+    """Return the provider of the model *name*; its errors that are none of gymsdk's name it.
+
+    Raises:
+        UnknownModel: There is no such provider.
+        BrokenPlugin: The provider cannot be imported.
+    """
+    # Imported here: environments import this module, and most of them have no model.
+    from gymsdk.plugins import registry
+
+    entry = registry.find_entry(registry.MODELS, provider)
+    if entry is None:
+        if registry.is_hidden(provider):
+            raise UnknownModel(f"provider {provider!r} is hidden by GYMSDK_DISABLE; remove it from that variable")
+        providers = [each.name for each in registry.list_entries(registry.MODELS)]
+        known = ", ".join(f"{each}/NAME" for each in providers)
+        raise UnknownModel(
+            f"no model named {format_name(name)!r}{format_suggestion(provider, providers)} (known: {known})"
+        )
+
+    def build(rest: str, options: ModelOptions) -> Model:
+        provide = registry.load_entry(entry)
+        if not callable(provide):
+            raise BrokenPlugin(f"{entry.title}: {entry.module} is no function that returns a model")
+        try:
+            built: Model = provide(rest, options)
+        except (GymsdkError, *INTERRUPTS):
+            raise
+        except BaseException as error:
+            raise BrokenPlugin(f"{entry.title} raised {describe_exception(error)}") from error
+        responses.check_model(built)
+        return built
+
+    return build
 
 
 def _split_address(name: str) -> tuple[str, str | None]:

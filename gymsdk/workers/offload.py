@@ -76,8 +76,15 @@ class Work(Generic[P, R_co]):
         return (*self.preload, self.module) if self.importable else tuple(self.preload)
 
 
+DEFAULT_EXECUTOR = "local"
+"""The executor of a process that chooses no other."""
+
+
 class Executor(Protocol):
-    """Runs offloaded functions."""
+    """Runs offloaded functions.
+
+    An entry of the group `gymsdk.executors` is a function without arguments that returns an executor.
+    """
 
     @property
     def waiting(self) -> int:
@@ -164,7 +171,7 @@ def get_executor() -> Executor:
     """Return the executor chosen with `use_executor`, else the process's executor, created on the first call."""
     executor = _context_executor.get(None) or _process_executor.get("")
     # setdefault is atomic, so threads that arrive here together all get the same executor.
-    return executor or _process_executor.setdefault("", _create_executor())
+    return executor or _process_executor.setdefault("", create_local_executor())
 
 
 def count_waiting_calls() -> int:
@@ -198,7 +205,8 @@ def get_worker_count() -> int:
     return int(value)
 
 
-def _create_executor() -> Executor:
+def create_local_executor() -> Executor:
+    """Return an executor with worker processes on this machine, or one without if `GYMSDK_WORKERS` is 0."""
     from gymsdk.workers.processes import ProcessExecutor
 
     count = get_worker_count()

@@ -49,7 +49,7 @@ def test_an_unknown_provider_is_answered_with_the_nearest(name: str, nearest: st
 
 @pytest.mark.parametrize("name", ["", "zzz", "gpt-5"])
 def test_an_unknown_provider_without_a_similar_name_is_answered_with_all_providers(name: str) -> None:
-    with pytest.raises(UnknownModel, match="scripted/NAME, openai/NAME, vllm/NAME, endpoint/NAME"):
+    with pytest.raises(UnknownModel, match="endpoint/NAME, openai/NAME, scripted/NAME, vllm/NAME"):
         gymsdk.model(name)
 
 
