@@ -18,6 +18,9 @@ GymsdkError
     └── Unscorable           the grader could not decide
         ├── BudgetSpent      an offloaded call exceeded its own CPU or memory limit
         └── WorkerLost       an offloaded call lost its worker, or hangs
+
+An exception that only one module raises stands in that module, and derives from one of these. Exceptions that gymsdk
+catches itself, so that no caller sees them, need not; `tests/test_exception_tree.py` lists them with the reason.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import orjson
 
-from gymsdk.errors import BadRow
+from gymsdk.errors import BadRow, GymsdkError
 from gymsdk.types import Row
 from gymsdk.working_folder import shorten_path
 
@@ -57,7 +57,7 @@ _LOG_PROBS = b'"generation_log_probs":['
 _CONTAINERS = frozenset({dict, list})
 
 
-class NestingError(ValueError, RecursionError):
+class NestingError(GymsdkError, ValueError, RecursionError):
     """A value contains itself, or is nested too deeply for JSON."""
 
 

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypeAliasType, TypedDict
 
-from gymsdk.errors import format_suggestion, format_validation_error
+from gymsdk.errors import GymsdkError, format_suggestion, format_validation_error
 from gymsdk.finite import find_non_finite
 from gymsdk.jsonl import dump_canonical_json, parse_json
 from gymsdk.types import MAX_OUTPUT_CHARS, Config, Content, Item, State, Task
@@ -64,7 +64,7 @@ class NothingShared:
     """Stands for the type of `shared` in an environment without a `lifespan`; no annotation but a general one fits."""
 
 
-class InvalidArguments(ValueError):
+class InvalidArguments(GymsdkError, ValueError):
     """A policy's arguments do not fit the tool; the message is shown to the policy."""
 
 

@@ -39,12 +39,19 @@ LAYERS = (
     {"gym", "rollouts"},
     {"runs"},
     {"observability", "servers", "testing"},
-    {"bench", "checks", "deploy", "exporters", "ray", "studio", "trl"},
+    {"deploy"},
+    {"bench", "checks", "exporters", "ray", "studio", "trl"},
     {"", "__main__", "bench.child", "checks.pytest_plugin", "cli"},
 )
 """The layers, lowest first. A module imports from its own layer and the layers below it, inside functions too.
 
 An entry names a package with everything in it, unless a longer entry names the module. `""` is the package's root.
+"""
+
+APART = ("bench", "checks", "exporters", "ray", "studio", "trl")
+"""Packages that do not import each other: each can be changed, or left out, without the others.
+
+`deploy` is below them, and imports none of them: the checks of a trainer and the actors of Ray start servers with it.
 """
 
 THIRD_PARTIES = {
@@ -148,6 +155,17 @@ def test_imports_point_to_the_same_layer_or_a_lower_one():
         if layer_of(other) > layer_of(module)
     ]
     assert not upward
+
+
+@pytest.mark.slow
+def test_packages_beside_each_other_do_not_import_each_other():
+    across = [
+        f"{module} imports {other}"
+        for module, tree in MODULES.items()
+        for other in own_modules(imported_names(ast.walk(tree)))
+        if module.split(".")[0] in APART and other.split(".")[0] in {*APART} - {module.split(".")[0]}
+    ]
+    assert not across
 
 
 def test_no_modules_import_each_other_in_a_cycle():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from gymsdk.errors import Failed
+from gymsdk.errors import Failed, GymsdkError
 from gymsdk.jsonl import dump_json
 from gymsdk.types import Item, extract_text, is_reply
 
@@ -40,7 +40,7 @@ _TOOL_FIXES = (
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 
-class InvalidRequest(Exception):
+class InvalidRequest(GymsdkError):
     """The body of a request is invalid; *param* names the wrong field."""
 
     def __init__(self, message: str, param: str | None = None) -> None:

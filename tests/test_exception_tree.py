@@ -1,0 +1,110 @@
+"""Every exception of the package is in one tree, so that `except GymsdkError` catches all that a caller may see."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+import re
+from collections.abc import Iterator
+
+import pytest
+from test_layers import MODULES
+
+from gymsdk import errors, jsonl, tools
+from gymsdk.convert.api import InvalidRequest
+from gymsdk.errors import GymsdkError
+from gymsdk.types import ToolCall
+
+CAUGHT_INSIDE = {
+    "BadEncoding": "the reader of a body turns it into the error of a request or of a call",
+    "BuildFailed": "the check of the package turns it into a finding",
+    "CheckFailed": "a check turns it into a result, and the pytest plugin into the report of a test",
+    "CheckSkipped": "a check of an engine turns it into a result",
+    "ContextOverflow": "the model server turns it into an error response",
+    "EngineRefusal": "the endpoint turns the engine's answer into a response or an error",
+    "GoldUnreadable": "the grader turns it into a reason; it is a ValueError of its Python API",
+    "InvalidResponse": "the HTTP client treats it as any error of aiohttp, from which it derives",
+    "NotApplicable": "a check turns it into a result",
+    "OutputLimitRefused": "the endpoint asks again with a smaller limit",
+    "RequestRejected": "the application turns it into an error response",
+    "RolloutFailed": "the agent server turns it into an error response",
+    "RpcError": "the tool server turns it into an error response",
+    "ServerOverloaded": "the application turns it into an error response",
+    "Stopped": "it must pass every `except Exception` of an environment, as Ctrl-C does",
+    "TooComplex": "the reader of a body turns it into the error of a request or of a call",
+    "TooLarge": "the reader of a body or the grader turns it into an error or a reason",
+    "TooSlow": "the checks turn it into a result",
+    "Undecidable": "the grader turns it into a reason",
+    "Undefined": "the grader turns it into a reason",
+    "Unreadable": "the grader turns it into a reason",
+    "_DifferenceError": "hypothesis looks for a smaller example, and the check turns it into a finding",
+    "_NotStrictError": "the schema of the tool is then not strict",
+    "_PasswordRequired": "the loader of the key turns it into a UsageError",
+    "_StartFailed": "the supervisor turns it into a failed start",
+    "_WorkerNotReadyError": "another worker runs the call",
+}
+"""The exceptions that no caller sees, with the reason."""
+
+OPTIONAL = {"exporters", "ray", "trl"}
+"""Packages that need an extra."""
+
+
+def exceptions_of(name: str) -> list[type[BaseException]]:
+    module = importlib.import_module(name)
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == name
+    ]
+
+
+def iter_defined() -> Iterator[type[BaseException]]:
+    """Yield all exception classes of the package, without the modules whose packages are not installed here."""
+    for module, tree in MODULES.items():
+        if module != "__main__" and any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
+            try:
+                yield from exceptions_of(f"gymsdk.{module}")
+            except ModuleNotFoundError:
+                assert module.split(".")[0] in OPTIONAL
+
+
+@pytest.mark.slow
+def test_every_exception_is_in_the_tree_or_never_reaches_a_caller() -> None:
+    outside = {kind.__name__ for kind in iter_defined() if not issubclass(kind, GymsdkError)}
+    assert outside - CAUGHT_INSIDE.keys() == set(), "derive it from GymsdkError, or say who catches it"
+    assert CAUGHT_INSIDE.keys() - outside == set(), "remove it from the list"
+
+
+def test_the_drawn_tree_has_every_exception_of_its_module() -> None:
+    drawn = set(re.findall(r"^(?:GymsdkError|[│ ]*[├└]── (\w+))", errors.__doc__, re.MULTILINE)) - {""}
+    assert drawn == {kind.__name__ for kind in exceptions_of("gymsdk.errors")} - {"GymsdkError"}
+
+
+def test_exceptions_that_joined_the_tree_are_still_those_of_python() -> None:
+    deep: list[object] = []
+    deep.append(deep)
+    with pytest.raises(jsonl.NestingError) as nested:
+        jsonl.dump_json(deep)
+    assert all(isinstance(nested.value, kind) for kind in (GymsdkError, ValueError, RecursionError))
+
+    def add(number: int) -> int:
+        return number
+
+    tool = tools.build_toolbox([add], object)["add"]
+    with pytest.raises(ValueError, match="Invalid tool call arguments") as invalid:
+        tool.parse_arguments(ToolCall(name="add", arguments="[1]", call_id="c").arguments)
+    assert isinstance(invalid.value, GymsdkError)
+    assert issubclass(InvalidRequest, GymsdkError)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type)])
+def test_an_exception_can_be_pickled(kind: type) -> None:
+    if issubclass(kind, errors.EpisodeError):
+        raised: Exception = kind("broken", kind="model_error")
+    elif issubclass(kind, Exception):
+        raised = kind("broken")
+    else:
+        return
+    copy = pickle.loads(pickle.dumps(raised))
+    assert (type(copy), str(copy)) == (kind, "broken")
