@@ -6,13 +6,13 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from threading import Thread
 from traceback import walk_tb
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gymsdk.checks import (
     determinism,
@@ -60,8 +60,19 @@ CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in fami
 """Every check, in the order in which they run."""
 
 
+class Selectable(Protocol):
+    """What `choose_checks` reads of a check."""
+
+    @property
+    def id(self) -> str:
+        """The id."""
+
+
+C = TypeVar("C", bound=Selectable)
+
+
 def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
-    """Return the checks that *only* names, or all checks, except the checks that *skip* names.
+    """Return the checks of an environment that *only* names, or all, except those that *skip* names.
 
     Args:
         only: Ids of checks, or families such as `packaging`. Empty means all checks.
@@ -70,8 +81,13 @@ def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()
     Raises:
         UsageError: A name is unknown, or no check is left.
     """
-    included, excluded = _match_checks(only), _match_checks(skip)
-    selected = tuple(check for check in CHECKS if (check.id in included or not included) and check.id not in excluded)
+    return choose_checks(CHECKS, only, skip)
+
+
+def choose_checks(checks: Sequence[C], only: str | Iterable[str], skip: str | Iterable[str]) -> tuple[C, ...]:
+    """Return those of *checks* that *only* and *skip* leave, as `select_checks` does."""
+    included, excluded = _match_checks(only, checks), _match_checks(skip, checks)
+    selected = tuple(check for check in checks if (check.id in included or not included) and check.id not in excluded)
     if not selected:
         raise UsageError("no check is left: every check is skipped; skip fewer, or select more")
     return selected
@@ -92,8 +108,8 @@ def _describe_missing_package(check: Check) -> str | None:
     return f'{missing} is not installed; run: pip install "gymsdk[author]"'
 
 
-def _match_checks(names: str | Iterable[str]) -> set[str]:
-    ids = [check.id for check in CHECKS]
+def _match_checks(names: str | Iterable[str], checks: Iterable[Selectable]) -> set[str]:
+    ids = [check.id for check in checks]
     matched: set[str] = set()
     for name in [names] if isinstance(names, str) else names:
         meant = {check_id for check_id in ids if check_id == name or check_id.startswith(f"{name}.")}

@@ -12,12 +12,13 @@ from gymsdk.cli.output import echo, secho
 from gymsdk.cli.process import Traceback
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows
-from gymsdk.settings import OUTPUT, RUN
+from gymsdk.settings import MODEL, OUTPUT, RUN
 from gymsdk.types import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
+    from gymsdk.checks.models import ModelCheck
     from gymsdk.checks.report import Check, Result
     from gymsdk.checks.run import CheckRun
     from gymsdk.checks.subject import Subject
@@ -29,6 +30,15 @@ STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 def check(  # noqa: PLR0913  # groups of options
     name: Annotated[str | None, typer.Argument(help="Name the environment.", show_default=False)] = None,
     *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER/NAME",
+            help="Check the adapter of this model instead of an environment.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     only: Annotated[
         list[str],
         typer.Option(
@@ -68,9 +78,21 @@ def check(  # noqa: PLR0913  # groups of options
     Examples:
         gymsdk check math
         gymsdk check math --only packaging --skip packaging.page
+        gymsdk check --model vllm/policy@http://127.0.0.1:8000/v1
     """
     from gymsdk.checks import run as catalog
 
+    if model is not None:
+        if name is not None or settings or rows.tasks is not None or rows.split is not None:
+            raise UsageError("--model checks no environment; leave out its name, --set, --tasks and --split")
+        from gymsdk.checks import models
+
+        chosen_model_checks = catalog.choose_checks(models.CHECKS, only, skip)
+        if list_:
+            _list_checks(chosen_model_checks, json=json)
+        elif not _check_model(model, chosen_model_checks, json=json):
+            raise typer.Exit(1)
+        return
     chosen = catalog.select_checks(only, skip)
     if list_:
         _list_checks(chosen, json=json)
@@ -83,7 +105,7 @@ def check(  # noqa: PLR0913  # groups of options
         raise typer.Exit(1)
 
 
-def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
+def _list_checks(checks: Sequence[Check | ModelCheck], *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
@@ -108,6 +130,24 @@ def _build_subject(name: str, settings: dict[str, Any], rows: Rows, budget: Budg
     return subject
 
 
+def _check_model(name: str, checks: Sequence[ModelCheck], *, json: bool) -> bool:
+    """Run *checks* of the model *name*, print their results, and return whether none failed."""
+    from gymsdk.checks import models
+    from gymsdk.checks.report import format_counts
+    from gymsdk.cli.process import Stopped, run_until_signal
+
+    subject = models.ModelSubject(name)
+    if not json and subject.entry:
+        secho(f"{name} ({subject.entry.distribution} {subject.entry.version})", bold=True)
+    try:
+        results = run_until_signal(_print_results(models.iter_results(subject, checks), prints=not json))
+    except Stopped as stop:
+        raise typer.Exit(stop.code) from None
+    checked = models.build_report(subject, results)
+    echo(checked.model_dump_json(indent=2).encode() if json else f"\n{format_counts(results)}")
+    return checked.passed
+
+
 def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
     """Run *checks*, print their results, and return whether none failed."""
     from gymsdk.checks.report import format_counts
@@ -127,8 +167,12 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
 
 
 async def _collect_results(run: CheckRun, checks: Sequence[Check], *, prints: bool) -> list[Result]:
+    return await _print_results(run.iter_results(checks), prints=prints)
+
+
+async def _print_results(ended: AsyncIterator[Result], *, prints: bool) -> list[Result]:
     results = []
-    async for result in run.iter_results(checks):
+    async for result in ended:
         results.append(result)
         if prints:
             _print_result(result)

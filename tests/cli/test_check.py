@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gymsdk.checks import models
 from gymsdk.checks.run import CHECKS
 
 LOAD = ("--only", "runtime.load")
@@ -108,6 +109,10 @@ def test_settings_reach_the_environment(gymsdk):
         (["sums", *LOAD, "--split", "tset"], "no split 'tset'; did you mean 'test'?"),
         (["sums", *LOAD, "--split", "test", "--tasks", "rows.jsonl"], "choose one of them"),
         (["sums", *LOAD, "--tasks", "rows.jsonl"], "name a JSONL file that can be read"),
+        (["sums", "--model", "scripted/echo"], "--model checks no environment"),
+        (["--model", "scripted/echo", "--set", "a=1"], "leave out its name, --set, --tasks and --split"),
+        (["--model", "scripted/ecko"], "no scripted policy named 'ecko'; did you mean 'echo'?"),
+        (["--model", "scripted/echo", "--only", "model.respnd"], "did you mean 'model.respond'?"),
     ],
 )
 def test_wrong_usage_is_reported_in_a_sentence_with_exit_code_2(gymsdk, arguments, expected):
@@ -131,6 +136,29 @@ def test_the_list_shows_every_check(gymsdk):
     assert ids == [check.id for check in CHECKS]
     output = json.loads(gymsdk("check", "--list", "--json", "--skip", "packaging").out)
     assert [each["id"] for each in output] == [each for each in ids if not each.startswith("packaging.")]
+
+
+def test_a_model_is_checked_and_reported_like_an_environment(gymsdk):
+    result = gymsdk("check", "--model", "scripted/echo")
+    assert result.code == 0
+    assert "ok    model.respond " in result.out
+    assert "skip  model.token_ids " in result.out
+    assert "3 passed, 2 skipped in" in result.out
+    listed = gymsdk("check", "--model", "scripted/echo", "--list").out
+    assert [line.split()[0] for line in listed.splitlines()] == [check.id for check in models.CHECKS]
+
+
+def test_a_finding_about_a_model_has_exit_code_1(gymsdk, tmp_path, monkeypatch):
+    info = tmp_path / "faulty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gymsdk.models]\nfaulty = checks.faulty_models:build\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = gymsdk("check", "--model", "faulty/ChangesRequest", "--only", "model.respond", "--json")
+    report = json.loads(result.out)
+    assert (result.code, report["model"], report["distribution"]) == (1, "faulty/ChangesRequest", "faulty")
+    assert report["results"][0]["status"] == "failed"
+    assert {"problem", "fix"} <= report["results"][0]["findings"][0].keys()
 
 
 @pytest.mark.slow
