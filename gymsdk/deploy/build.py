@@ -66,7 +66,7 @@ TIMEOUT_MARGIN_SECONDS = 15.0
 Urls: TypeAlias = Mapping[str, str]
 """The URLs of the servers and of the head, by name."""
 
-Place: TypeAlias = Callable[[ServerConfig], socket.socket | None]
+SocketFinder: TypeAlias = Callable[[ServerConfig], socket.socket | None]
 """Returns the socket of a server if it is bound already or must be in a range."""
 
 log = logging.getLogger("gymsdk")
@@ -77,7 +77,6 @@ class ServerBuilder:
 
     Args:
         blocks: All servers of the deployment.
-        local_servers: The servers of this process.
         environments: Environments that exist already, by the name of their server.
         existing_models: Models that exist already, by the name of their server.
         deployment: The limits of the servers.
@@ -110,6 +109,7 @@ class ServerBuilder:
             block.name: self._load_environment(block, environments) for block in self._list_environment_blocks()
         }
         self._services = {block.name: self._build_service(block) for block in local_servers}
+        # After the environments, from whose rows an oracle answers.
         self.models = {
             block.name: PausableModel(self._choose_model(block, existing_models), self._build_pause(block))
             for block in blocks
@@ -141,26 +141,29 @@ class ServerBuilder:
         self,
         services: Sequence[Service],
         expected: Collection[str],
-        place: Place = lambda _: None,
+        get_socket: SocketFinder = lambda _: None,
     ) -> list[ServerSpec]:
         """Return the agents and environment servers to start because *services* and *expected* lack them."""
         blocks = plan.find_missing_servers(services, expected)
-        parts = (self._build_supplied(block, [*blocks, *self._blocks.values()], place) for block in blocks)
-        return [part for part in parts if part is not None]
+        specs = (self._build_supplied(block, [*blocks, *self._blocks.values()], get_socket) for block in blocks)
+        return [spec for spec in specs if spec is not None]
 
-    def _build_supplied(self, block: ServerConfig, beside: Iterable[ServerConfig], place: Place) -> ServerSpec | None:
+    def _build_supplied(
+        self, block: ServerConfig, blocks: Iterable[ServerConfig], get_socket: SocketFinder
+    ) -> ServerSpec | None:
         """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""
         try:
-            _check_references(block, beside)
-            service, at = self._build_service(block), place(block)
+            _check_references(block, blocks)
+            service, sock = self._build_service(block), get_socket(block)
         except (GymsdkError, ValidationError) as error:
+            # Once per server: the head looks for missing servers again every `runner.POLL_SECONDS`.
             if block.name not in self._incomplete:
                 self._incomplete.add(block.name)
                 log.warning("no node has the server %r, and it cannot run here: %s", block.name, error)
             return None
         self._blocks[block.name], self._services[block.name] = block, service
         self._metrics[block.name] = ServerMetrics(block.name)
-        return ServerSpec(service, partial(self._build_app, block), block.host, sock=at)
+        return ServerSpec(service, partial(self._build_app, block), block.host, sock=sock)
 
     def get_loads(self) -> Mapping[str, Load]:
         """Return the load of each server."""
@@ -199,26 +202,27 @@ class ServerBuilder:
 
     def _build_service(self, block: ServerConfig) -> Service:
         fields = get_row_fields(block, self.environments.get(block.name))
-        place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
-        service = Service.model_validate({**place, "port": block.port or 0, "fields": fields})
+        identity = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
+        service = Service.model_validate({**identity, "port": block.port or 0, "fields": fields})
         if self._worker is None or block.name not in self._worker.ports:
             return service
-        shared = {"shared_port": self._worker.ports[block.name], "process": self._worker.name}
-        return service.model_copy(update=shared)
+        worker_fields = {"shared_port": self._worker.ports[block.name], "process": self._worker.name}
+        return service.model_copy(update=worker_fields)
 
     def _build_app(self, block: ServerConfig, urls: Urls) -> App:
+        # Known only now: the sockets of the head and of all servers are bound after this object is created.
         self._head = urls[HEAD_SERVER]
         if self._deployment.replicas and block.kind != MODELS:
             return front.create_app(
                 block.name, block.kind, self._instances, metrics=self._metrics[block.name], token=self._token
             )
-        make = {
+        builders = {
             RESOURCES: self._build_resources_app,
             AGENTS: self._build_agent_app,
             ENVIRONMENTS: self._build_environment_app,
             MODELS: self._build_model_app,
         }
-        app = make[block.kind](block, urls)
+        app = builders[block.kind](block, urls)
         if self._worker is None or block.name not in self._worker.ports:
             return app
         return WorkerMiddleware(
@@ -244,6 +248,7 @@ class ServerBuilder:
         """Return the pause of a model server that all workers share, `None` if this process is not a worker."""
         if self._memory is None:
             return None
+        # From the whole plan: all workers must agree on the place of a model in the shared memory.
         names = [server.name for server in self._blocks.values() if server.kind == MODELS]
         return SharedPause(self._memory, names.index(block.name))
 
@@ -261,13 +266,13 @@ class ServerBuilder:
         )
 
     def _get_peers(self, name: str) -> Peers:
-        url = partial(self._instances.find_url, name=name, kind=self._services[name].kind)
-        return Peers(self._services[name].id, url, token=self._token)
+        find_url = partial(self._instances.find_url, name=name, kind=self._services[name].kind)
+        return Peers(self._services[name].id, find_url, token=self._token)
 
     def _build_agent_app(self, block: ServerConfig, urls: Urls) -> App:
         resources_name = _get_reference(block, RESOURCES_REF)
         # Rows are played in this process if possible. For clients with session cookies, tools are called over HTTP.
-        tools = (
+        resources_client = (
             RemoteEnvironment(urls[resources_name], resources_name, token=self._token or "")
             if resources_name in urls
             else None
@@ -275,7 +280,7 @@ class ServerBuilder:
         return agent.create_app(
             self._get_load_balancer(resources_name, by_turns=block.implementation == TURN_AGENT),
             self._get_model_for(block),
-            resources=tools,
+            resources=resources_client,
             name=block.name,
             budget=self._get_budget(block),
             metrics=self._metrics[block.name],
@@ -311,13 +316,13 @@ class ServerBuilder:
 
     def _get_load_balancer(self, name: str, *, by_turns: bool) -> LoadBalancer:
         if (name, by_turns) not in self._load_balancers:
-            own = (
+            local_instance = (
                 LocalInstance(self._services[name].id, self.environments[name]) if name in self._local_servers else None
             )
             self._load_balancers[name, by_turns] = LoadBalancer(
                 name,
                 self._instances,
-                local=own,
+                local=local_instance,
                 # What spreads the requests over the replicas or workers has chosen this one.
                 prefers_local=self._deployment.role == "replica" or self._worker is not None,
                 token=self._token,
@@ -376,8 +381,8 @@ def get_row_fields(block: ServerConfig, environment: Environment | None) -> dict
     if block.kind != RESOURCES:
         return refers
     name = environment.name if environment else block.name
-    about = {"domain": block.domain or (name if name in DOMAINS else "other")}
-    return about | ({"version": environment.version} if environment else {})
+    fields = {"domain": block.domain or (name if name in DOMAINS else "other")}
+    return fields | ({"version": environment.version} if environment else {})
 
 
 def build_model(block: ServerConfig) -> Model:
@@ -408,16 +413,16 @@ def _get_model_server_name(block: ServerConfig) -> str:
     return block.part.name if isinstance(block.part, ModelServerConfig) else block.name
 
 
-def _check_references(block: ServerConfig, beside: Iterable[ServerConfig]) -> None:
+def _check_references(block: ServerConfig, blocks: Iterable[ServerConfig]) -> None:
     """Raise `UsageError` if an agent or an environment server does not name the servers that it needs."""
     if block.kind in {AGENTS, ENVIRONMENTS}:
         _get_reference(block, RESOURCES_REF)
-        _get_model_name(block, beside)
+        _get_model_name(block, blocks)
 
 
-def _get_model_name(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:
-    """Return the model server that *block*, or else its agent among *beside*, refers to; raises `UsageError`."""
-    agents = [server for server in beside if server.name == block.refers.get(AGENT_REF)]
+def _get_model_name(block: ServerConfig, blocks: Iterable[ServerConfig]) -> str:
+    """Return the model server that *block*, or else its agent among *blocks*, refers to; raises `UsageError`."""
+    agents = [server for server in blocks if server.name == block.refers.get(AGENT_REF)]
     return _get_reference(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
 
 

@@ -71,8 +71,8 @@ def read_config_line(file: int = 0, *, seconds: float = CONFIG_WAIT_SECONDS) -> 
 def _is_channel(file: int) -> bool:
     """Return whether *file* is the channel of a worker, and keep the children of this process from inheriting it."""
     try:
-        with socket.socket(fileno=os.dup(file)) as at:
-            is_channel = at.family == socket.AF_UNIX
+        with socket.socket(fileno=os.dup(file)) as sock:
+            is_channel = sock.family == socket.AF_UNIX
     except OSError:
         return False
     if is_channel:
@@ -83,12 +83,12 @@ def _is_channel(file: int) -> bool:
 def open_socket(file: int) -> socket.socket:
     """Return the listening socket under the descriptor *file*; raises `UsageError` if there is none."""
     try:
-        at = socket.socket(fileno=file)
-        if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        sock = socket.socket(fileno=file)
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             # A child of this server must not inherit the socket: it would keep the port in use.
             os.set_inheritable(file, False)
-            return at
-        at.detach()
+            return sock
+        sock.detach()
     except OSError:
         pass
     raise UsageError(f"--fd {file}: no listening socket is open under this number; only --separate may pass --fd")

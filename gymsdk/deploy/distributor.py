@@ -104,7 +104,6 @@ class ConnectionDistributor:
 
     Args:
         sockets: The listening sockets, by the name of the server. Their order is that of the numbers on the channels.
-        channels: The channels to the workers.
         get_pid: Returns the id of a running process by its name.
     """
 
@@ -159,6 +158,7 @@ class ConnectionDistributor:
         self._resume()
 
     def _list_workers(self) -> list[WorkerChannel]:
+        # The process that reported itself ready may have exited since, and its successor is not ready yet.
         return [channel for channel in self._channels if channel.pid and self._get_pid(channel.name) == channel.pid]
 
     def _pause(self) -> None:

@@ -37,12 +37,10 @@ GONE_STATUS = 410
 log = logging.getLogger("gymsdk")
 
 
-class Node:
+class NodeClient:
     """Keeps the servers of this process registered with a head.
 
     Args:
-        head_url: The URL of the head.
-        services: The servers.
         loads: Returns the load of each server.
         expected: The names of the servers that must exist, here or elsewhere.
         exits: Returns the last exit of each supervised server.
@@ -88,7 +86,7 @@ class Node:
         self._supervisor = supervisor
         self._wake = wake or asyncio.Event()
         self._is_alive = is_alive
-        self._stuck = False
+        self._is_loop_blocked = False
         self._is_disconnected = False
         self._draining = False
         self._leaving = False
@@ -116,29 +114,29 @@ class Node:
             GymsdkError: The head does not answer in time, or refuses this node.
         """
         waiting = HeadWait(redact_url(self.head_url), self._join_seconds, "name the right one with --head")
-        while (why := await self._register()) is not None:
-            if await _wait(over or asyncio.Event(), waiting.next_pause(why)):
+        while (reason := await self._register()) is not None:
+            if await _wait(over or asyncio.Event(), waiting.next_pause(reason)):
                 return
 
     async def send_heartbeats(self) -> None:
         """Send one heartbeat; log once that the head does not answer, and once that it answers again."""
         if not self._is_alive():
-            if not self._stuck:
+            if not self._is_loop_blocked:
                 log.error(
                     "%s: the event loop of its servers is blocked; sending no heartbeat until it runs", self.description
                 )
-            self._stuck = True
+            self._is_loop_blocked = True
             return
-        self._stuck = False
+        self._is_loop_blocked = False
         try:
-            why = await self._register()
+            reason = await self._register()
         except GymsdkError as error:
-            why = str(error)
-        if why is not None and not self._is_disconnected:
-            log.warning("%s: %s; the servers continue, and the node keeps trying", self.description, why)
-        if why is None and self._is_disconnected:
+            reason = str(error)
+        if reason is not None and not self._is_disconnected:
+            log.warning("%s: %s; the servers continue, and the node keeps trying", self.description, reason)
+        if reason is None and self._is_disconnected:
             log.warning("%s: the head answers again, and knows the servers of this node", self.description)
-        self._is_disconnected = why is not None
+        self._is_disconnected = reason is not None
 
     async def drain(self) -> None:
         """Ask the head for no new work; requests in progress may finish."""
@@ -164,16 +162,17 @@ class Node:
 
     async def _register(self) -> str | None:
         """Send the registration; return why it failed, or `None`. Raises `GymsdkError` if a retry cannot help."""
-        bound = max(0.1, min(REQUEST_SECONDS, self._granted_lease / 3))
-        running = dict(self._restarts())
+        # At most the pause between two heartbeats, so that a slow head delays the next heartbeat no further.
+        seconds = max(0.1, min(REQUEST_SECONDS, self._granted_lease / 3))
+        pids = dict(self._restarts())
         try:
-            sent = self.id
-            answer = await self._put(bound)
+            sent_id = self.id
+            answer = await self._put(seconds)
             if answer.status == GONE_STATUS and not self._leaving:
                 # The head removed the servers of the time before: these still run, so the node registers under a new
                 # ID. If two concurrent calls get this answer, they must agree on one ID.
-                self.id = secrets.token_hex(8) if self.id == sent else self.id
-                answer = await self._put(bound)
+                self.id = secrets.token_hex(8) if self.id == sent_id else self.id
+                answer = await self._put(seconds)
         except Failed as error:
             return str(error)
         if answer.status >= SERVER_ERROR:
@@ -182,7 +181,7 @@ class Node:
         if self._restart is not None:
             for name in answer.json().get("restart", ()):
                 # A server that has exited meanwhile has been restarted already.
-                if self._restarts().get(name) == running.get(name):
+                if self._restarts().get(name) == pids.get(name):
                     self._restart(name)
         return None
 
@@ -227,9 +226,9 @@ def _parse_lease(answer: HttpResponse) -> float:
     return float(lease)
 
 
-async def _wait(over: asyncio.Event, seconds: float, *news: asyncio.Event) -> bool:
-    """Wait *seconds*, or until *over* or one of *news* is set; return whether *over* is set."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in (over, *news)]
+async def _wait(over: asyncio.Event, seconds: float, *events: asyncio.Event) -> bool:
+    """Wait *seconds*, or until *over* or one of *events* is set; return whether *over* is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (over, *events)]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when="FIRST_COMPLETED")
     finally:

@@ -74,9 +74,9 @@ def enable_mcp(block: ServerConfig) -> ServerConfig:
     return block.model_copy(update={"part": block.part.model_copy(update={"mcp": True})})
 
 
-def build_model_server(player: ModelServerConfig) -> ServerConfig:
+def build_model_server(policy_model: ModelServerConfig) -> ServerConfig:
     """Return the configuration of the policy's model server."""
-    return ServerConfig(name=POLICY_SERVER, kind=MODELS, implementation="gymsdk_model", part=player)
+    return ServerConfig(name=POLICY_SERVER, kind=MODELS, implementation="gymsdk_model", part=policy_model)
 
 
 def complete_servers(
@@ -86,19 +86,23 @@ def complete_servers(
 
     A *player* replaces the policy's model server of the deployment.
     """
-    named = [*deployment.servers, *blocks]
+    servers = [*deployment.servers, *blocks]
     if player is not None:
-        named = [
-            *(block for block in named if (block.kind, block.name) != (MODELS, POLICY_SERVER)),
+        servers = [
+            *(block for block in servers if (block.kind, block.name) != (MODELS, POLICY_SERVER)),
             build_model_server(player),
         ]
-    policy = _get_policy_server(named)
+    policy = _get_policy_server(servers)
     # Sets, because a head may have thousands of servers and completes them every time that it looks for missing ones.
-    played = {block.refers.get(RESOURCES_REF) for block in named if block.kind == AGENTS}
-    named += [_build_agent(block, policy) for block in named if block.kind == RESOURCES and block.name not in played]
-    served = {block.refers.get(AGENT_REF) for block in named if block.kind == ENVIRONMENTS}
-    named += [_build_environment_server(block) for block in named if block.kind == AGENTS and block.name not in served]
-    return tuple(sorted(named, key=_build_sort_key(named)))
+    played = {block.refers.get(RESOURCES_REF) for block in servers if block.kind == AGENTS}
+    servers += [
+        _build_agent(block, policy) for block in servers if block.kind == RESOURCES and block.name not in played
+    ]
+    served = {block.refers.get(AGENT_REF) for block in servers if block.kind == ENVIRONMENTS}
+    servers += [
+        _build_environment_server(block) for block in servers if block.kind == AGENTS and block.name not in served
+    ]
+    return tuple(sorted(servers, key=_build_sort_key(servers)))
 
 
 def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
@@ -109,12 +113,12 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
     their own model.
     """
     listed = list(blocks)
-    asking = [block for block in listed if block.is_in_files] or listed
+    referring = [block for block in listed if block.is_in_files] or listed
     return list(
         dict.fromkeys(
             [
                 *(block.name for block in listed),
-                *(resources_name for block in asking for resources_name in block.refers.values()),
+                *(resources_name for block in referring for resources_name in block.refers.values()),
             ]
         )
     )
@@ -136,8 +140,8 @@ def _build_remote_config(service: Service) -> ServerConfig:
         MODELS: ModelServerConfig(name=service.name),
     }
     part = parts.get(service.kind, AgentServerConfig())
-    place = {"name": service.name, "kind": service.kind, "implementation": service.implementation}
-    return ServerConfig.model_validate({**place, "part": part, "refers": refers})
+    identity = {"name": service.name, "kind": service.kind, "implementation": service.implementation}
+    return ServerConfig.model_validate({**identity, "part": part, "refers": refers})
 
 
 def select_local(
@@ -182,19 +186,17 @@ def _build_environment_server(agent: ServerConfig) -> ServerConfig:
         if resources_name and agent.name == get_agent_name(resources_name)
         else get_environment_server_name(agent.name)
     )
-    refers = {AGENT_REF: agent.name} | ({RESOURCES_REF: resources_name} if resources_name else {})
+    model_name = agent.refers.get(MODEL_REF)
+    refers = {AGENT_REF: agent.name}
+    refers |= {RESOURCES_REF: resources_name} if resources_name else {}
+    refers |= {MODEL_REF: model_name} if model_name else {}
     return ServerConfig(
         name=name,
         kind=ENVIRONMENTS,
         implementation="single_agent_turn",
         part=agent.part,
-        refers={**refers, **_get_model_reference(agent)},
+        refers=refers,
     )
-
-
-def _get_model_reference(agent: ServerConfig) -> dict[str, str]:
-    model_name = agent.refers.get(MODEL_REF)
-    return {MODEL_REF: model_name} if model_name else {}
 
 
 def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
@@ -271,16 +273,18 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
 
     chosen = deployment.servers if blocks is None else tuple(blocks)
     problems, environments = Problems(), installed()
-    players = {server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)}
+    model_servers = {
+        server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)
+    }
     try:
         config.check_environments(deployment.model_copy(update={"servers": chosen}), environments)
     except BadConfig as error:
         problems.add_error(error)
     for block in chosen:
         problems.secrets |= _find_secrets(block)
-        for way, sentence in _find_errors(block, environments, players):
-            whole = format_key_path((block.name, block.kind, block.implementation, *way))
-            problems.add(block.place_of(way), f"{whole}: {sentence}")
+        for key_path, message in _find_errors(block, environments, model_servers):
+            setting = format_key_path((block.name, block.kind, block.implementation, *key_path))
+            problems.add(block.place_of(key_path), f"{setting}: {message}")
     problems.raise_if_any()
 
 
@@ -289,9 +293,15 @@ def find_wrong_settings(deployment: Deployment) -> dict[str, set[str]]:
     from gymsdk.plugins.registry import installed
 
     environments = installed()
-    players = {server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)}
+    model_servers = {
+        server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)
+    }
     return {
-        block.name: {key for way, _ in _find_errors(block, environments, players) for key in way[:1] or block.settings}
+        block.name: {
+            key
+            for key_path, _ in _find_errors(block, environments, model_servers)
+            for key in key_path[:1] or block.settings
+        }
         for block in deployment.servers
         if isinstance(block.part, ResourcesServerConfig)
     }
@@ -304,13 +314,13 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _find_errors(
-    block: ServerConfig, known: Collection[str], players: Mapping[str, ModelServerConfig]
+    block: ServerConfig, known: Collection[str], model_servers: Mapping[str, ModelServerConfig]
 ) -> Iterable[SettingError]:
 
     if isinstance(block.part, ResourcesServerConfig):
         if block.part.environment not in known:
             return ()
-        settings = {**block.settings, **_build_referenced_models(block, players)}
+        settings = {**block.settings, **_build_referenced_models(block, model_servers)}
         return _find_environment_errors(block.part.environment, settings)
     return _find_model_errors(block.part) if isinstance(block.part, ModelServerConfig) else ()
 
@@ -324,27 +334,27 @@ def _find_environment_errors(name: str, settings: Mapping[str, Any]) -> Iterator
         yield from error.setting_errors or [((), str(error))]
 
 
-def _build_referenced_models(block: ServerConfig, players: Mapping[str, ModelServerConfig]) -> dict[str, Model]:
+def _build_referenced_models(block: ServerConfig, model_servers: Mapping[str, ModelServerConfig]) -> dict[str, Model]:
     """Return the model for each setting of *block* that names a model server."""
     from gymsdk.models.registry import ReferencedModel, model
 
-    def built(name: str) -> Model:
-        return model(players[name].name, **players[name].options)
+    def build(name: str) -> Model:
+        return model(model_servers[name].name, **model_servers[name].options)
 
-    return {key: ReferencedModel(name, partial(built, name)) for key, name in block.models.items()}
+    return {key: ReferencedModel(name, partial(build, name)) for key, name in block.models.items()}
 
 
-def _find_model_errors(player: ModelServerConfig) -> Iterator[SettingError]:
+def _find_model_errors(model_server: ModelServerConfig) -> Iterator[SettingError]:
     from gymsdk.models.registry import REQUEST_OPTION_HINTS, model
 
     try:
-        model(player.name, **player.options)
+        model(model_server.name, **model_server.options)
     except UnknownModel as error:
         yield ("model",), str(error)
     except UsageError as error:
-        played_here = player.name.startswith("scripted/")
-        sent = next((key for key in REQUEST_OPTION_HINTS if player.options.get(key)), "model")
-        yield (sent,) if played_here else (), str(error)
+        is_scripted = model_server.name.startswith("scripted/")
+        option = next((key for key in REQUEST_OPTION_HINTS if model_server.options.get(key)), "model")
+        yield (option,) if is_scripted else (), str(error)
 
 
 def _find_secrets(block: ServerConfig) -> set[str]:

@@ -68,8 +68,8 @@ def _check_ports(local_servers: Sequence[ServerConfig], deployment: Deployment, 
     """Raise `UsageError` if two servers have one port, or another process listens there."""
     ports = [(name, host, port) for name, host, port in _list_ports(local_servers, deployment) if name not in bound]
     named = ((*listed_port, None) for listed_port in _list_ports(local_servers, deployment))
-    for _, sentence in find_port_errors(named, deployment.port_range.disallowed):
-        raise UsageError(sentence)
+    for _, message in find_port_errors(named, deployment.port_range.disallowed):
+        raise UsageError(message)
     with ExitStack() as stack:
         for name, host, port in ports:
             stack.enter_context(bind_socket(host, port, what="the head" if name == HEAD_SERVER else name))

@@ -91,6 +91,7 @@ class RunningServers:
 
     async def wait_for_end(self) -> None:
         """Wait until the servers end; raises `GymsdkError` if a server fails."""
+        # Shielded: cancelling the caller ends its wait, not the servers.
         await asyncio.shield(self.task)
 
 
@@ -141,6 +142,7 @@ async def serve(
         yield RunningServers(runner.head_url, tuple(runner.services), served, builder.models.get(POLICY_SERVER), task)
     finally:
         task.cancel()
+        # `asyncio.wait` does not raise the error of the task, which would replace an error of the caller's block.
         await asyncio.wait({task})
     if not task.cancelled():
         task.result()
@@ -170,13 +172,13 @@ async def find_head(
     listen = deployment.host if deployment.host in WILDCARD_HOSTS else None
     if deployment.role == "head" or not port:
         # No head to join: this one is new.
-        at = bind_socket(listen or host, port, what="the head") if is_local else None
-        return deployment, sockets if at is None else {**sockets, HEAD_SERVER: at}
+        sock = bind_socket(listen or host, port, what="the head") if is_local else None
+        return deployment, sockets if sock is None else {**sockets, HEAD_SERVER: sock}
     headers = partial(credentials.build_auth_headers, security.token)
-    at = await bind_head(host, port, scheme=security.scheme, listen=listen, headers=headers)
-    if at is None:
+    sock = await bind_head(host, port, scheme=security.scheme, listen=listen, headers=headers)
+    if sock is None:
         return deployment.model_copy(update={"head_url": build_url(host, port, security.scheme)}), sockets
-    return deployment, {**sockets, HEAD_SERVER: at}
+    return deployment, {**sockets, HEAD_SERVER: sock}
 
 
 def select_servers_here(
@@ -220,7 +222,8 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
             )
     if deployment.only is not None and deployment.only not in {*names, HEAD_SERVER}:
         raise UsageError(f"no server {deployment.only!r}; the servers are {_list_names(names)}")
-    return tuple(_set_port(block, deployment) for block in blocks)
+    ports = {block.name: deployment.server_ports.get(block.name, block.port or 0) for block in blocks}
+    return tuple(block.model_copy(update={"port": ports[block.name]}) for block in blocks)
 
 
 def use_offload(offload: str | None) -> None:
@@ -239,8 +242,8 @@ def use_offload(offload: str | None) -> None:
 def list_expected_services(blocks: Iterable[ServerConfig], deployment: Deployment, *, with_model: bool) -> list[str]:
     """Return the names of the servers without which *blocks* cannot produce rollouts."""
     # An agent in the same process as its model needs no model server.
-    spared = {POLICY_SERVER} if with_model and deployment.role in ROLES_WITH_MODEL else set()
-    return [name for name in plan.list_referenced_servers(blocks) if name not in spared]
+    not_needed = {POLICY_SERVER} if with_model and deployment.role in ROLES_WITH_MODEL else set()
+    return [name for name in plan.list_referenced_servers(blocks) if name not in not_needed]
 
 
 def get_policy_name(model: Model) -> str:
@@ -266,8 +269,8 @@ def _choose_policy(deployment: Deployment) -> ModelServerConfig | None:
     if deployment.model is not None:
         return deployment.model
     is_in_files = any(server.is_in_files for server in deployment.servers)
-    decided_elsewhere = is_in_files or deployment.head_host or deployment.head_url or deployment.role
-    return None if decided_elsewhere else ModelServerConfig(name=DEFAULT)
+    is_decided = is_in_files or deployment.head_host or deployment.head_url or deployment.role
+    return None if is_decided else ModelServerConfig(name=DEFAULT)
 
 
 def choose_models(
@@ -284,11 +287,6 @@ def choose_models(
     if model is None:
         return {POLICY_SERVER: models.model(config.name, **config.options)}
     return {POLICY_SERVER: models.model(model) if isinstance(model, str) else model}
-
-
-def _set_port(block: ServerConfig, deployment: Deployment) -> ServerConfig:
-    port = deployment.server_ports.get(block.name, block.port or 0)
-    return block.model_copy(update={"port": port})
 
 
 def _build_runner(
@@ -314,18 +312,18 @@ def _build_runner(
         advertise=deployment.advertise_host,
         loads=builder.get_loads,
         expected=expected,
-        at=sockets.get(HEAD_SERVER),
+        sock=sockets.get(HEAD_SERVER),
         supplied=partial(
             builder.build_supplied,
-            place=partial(find_socket, deployment=deployment, sockets=sockets),
+            get_socket=partial(find_socket, deployment=deployment, sockets=sockets),
         ),
         path=deployment.root_path,
         supervisor=deployment.supervisor,
         receive=None if deployment.worker is None else partial(receive_connections, deployment.worker),
     )
-    bound = {block.name: find_socket(block, deployment, sockets) for block in local_servers}
+    bound_sockets = {block.name: find_socket(block, deployment, sockets) for block in local_servers}
     return ServerRunner(
-        builder.build_specs({name: at for name, at in bound.items() if at is not None}),
+        builder.build_specs({name: sock for name, sock in bound_sockets.items() if sock is not None}),
         host=deployment.host,
         port=deployment.port,
         contexts=contexts,
@@ -338,12 +336,12 @@ def _build_runner(
 
 def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> dict[str, Any]:
     """Return the entries of the head's configuration that are not servers."""
-    playing = builder.models.get(POLICY_SERVER)
+    policy = builder.models.get(POLICY_SERVER)
     # OmegaConf would read these character sequences as a missing value or a reference.
     name = re.sub(
         r"\?\?\?|\$\{",
         "",
-        get_policy_name(playing) if playing is not None else redact_url(plan.find_policy_model(blocks)),
+        get_policy_name(policy) if policy is not None else redact_url(plan.find_policy_model(blocks)),
     )
     servers = (block for block in blocks if block.kind == "environment_servers" and RESOURCES_REF in block.refers)
     routes = {block.refers[RESOURCES_REF]: block.name for block in servers}

@@ -83,6 +83,7 @@ class Guard:
             self._wait_until(lambda: self._exit_code is not None, deadline)
         _send_signal(signal.SIGTERM, find_descendants())
         self._wait_until(lambda: not find_descendants(), deadline)
+        # Until none is left: a process may start another one while the list is read.
         while remaining := find_descendants():
             _send_signal(signal.SIGKILL, remaining)
             self._wait_until(lambda: not find_descendants(), time.monotonic() + POLL_SECONDS)
@@ -118,6 +119,7 @@ def find_descendants() -> list[int]:
 
 def _send_signal(number: int, pids: Iterable[int]) -> None:
     for pid in pids:
+        # A set-user-ID descendant may not be signalled.
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -134,6 +136,7 @@ def main(supervisor: int, status: int, seconds: float, command: Sequence[str]) -
     inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     _request_death_signal(supervisor)
+    # The supervisor reads the status until every copy of the descriptor is closed.
     os.set_inheritable(status, False)
     guard = os.getpid()
 
@@ -152,6 +155,7 @@ def main(supervisor: int, status: int, seconds: float, command: Sequence[str]) -
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     code = Guard(process.pid).run(seconds)
     if code < 0:
+        # The command may have written a core dump; the guard, which ends by the same signal, must not write another.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)

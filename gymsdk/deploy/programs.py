@@ -28,7 +28,7 @@ from pydantic import SecretStr
 from gymsdk import credentials
 from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
@@ -242,7 +242,7 @@ class RunningProgram:
         self.port.close()
         up, over = asyncio.Event(), asyncio.Event()
         running = asyncio.ensure_future(self.supervisor.run())
-        node = Node(
+        node = NodeClient(
             self.head_url, [self.service], exits=self._get_exits, headers=self.headers, restart=self.supervisor.restart
         )
         registered: asyncio.Future[None] | None = None
@@ -268,12 +268,12 @@ class RunningProgram:
     async def _wait_until_ready(self, running: asyncio.Future[None]) -> None:
         """Wait until the program answers with any status; raises `GymsdkError` if it ends or takes too long."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + START_SECONDS
+        deadline = loop.time() + START_SECONDS
         while not running.done():
             try:
                 await client.get(self.service.url + "/", timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
             except Failed:
-                if loop.time() >= until:
+                if loop.time() >= deadline:
                     raise GymsdkError(
                         f"{self.service.name} did not answer within {START_SECONDS:g} s; its output says why"
                     ) from None
@@ -294,13 +294,13 @@ async def _prepare(
     token = plan.get_security(deployment).token
     config = await _fetch_config(head_url, token, [server.name for server in deployment.servers])
     blocks = [program.block for program in programs]
-    held = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
-    services = [_build_service(block, port) for block, port in zip(blocks, held, strict=True)]
+    sockets = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
+    services = [_build_service(block, port) for block, port in zip(blocks, sockets, strict=True)]
     config |= {service.name: build_block(service) for service in services}
     headers = partial(credentials.build_auth_headers, token)
     return [
         RunningProgram(service, port, _build_launch(program, python, service, config), headers, head_url)
-        for program, python, service, port in zip(programs, pythons, services, held, strict=True)
+        for program, python, service, port in zip(programs, pythons, services, sockets, strict=True)
     ]
 
 
@@ -313,8 +313,8 @@ def _build_service(block: ServerConfig, port: socket.socket) -> Service:
 def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of the launcher; of the other programs, *program* gets the addresses, not the settings."""
     address = {"host": service.host, "port": service.port}
-    own = {**program.block.written, "entrypoint": program.relative_path, **address}
-    block: dict[str, Any] = {service.kind: {service.implementation: own}}
+    settings = {**program.block.written, "entrypoint": program.relative_path, **address}
+    block: dict[str, Any] = {service.kind: {service.implementation: settings}}
     variables = {
         INSTANCE_KEY: service.name,
         CONFIG_KEY: write_config({"dry_run": False, **config}, service.name, block),
@@ -383,16 +383,16 @@ def _install(program: Program, requirements: Path) -> Path:
     with (cache / f"{folder.name}.lock").open("ab") as lock, hold_lock(lock):
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            listed = cache / f"{folder.name}.txt"
-            listed.write_text(text, encoding="utf-8")
+            requirements_file = cache / f"{folder.name}.txt"
+            requirements_file.write_text(text, encoding="utf-8")
             sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
-            for command in build_install_commands(folder, listed, base):
+            for command in build_install_commands(folder, requirements_file, base):
                 _run(command, program)
             done.touch()
     return python
 
 
-def build_install_commands(folder: Path, listed: Path, base: str | None) -> list[list[str]]:
+def build_install_commands(folder: Path, requirements_file: Path, base: str | None) -> list[list[str]]:
     """Return the commands that make an environment with requirements.
 
     NeMo Gym requires a patch release of Python that few machines have, and runs with others of the same version. With
@@ -400,19 +400,19 @@ def build_install_commands(folder: Path, listed: Path, base: str | None) -> list
 
     Args:
         folder: The folder of the environment.
-        listed: The file of the requirements.
+        requirements_file: The file of the requirements.
         base: The interpreter that `get_base_python` returns for them.
     """
     python = folder / "bin" / "python"
     if base is None and (uv := shutil.which("uv")):
         return [
             [uv, "venv", "--python", get_python(), str(folder)],
-            [uv, "pip", "install", "--python", str(python), "-r", str(listed)],
+            [uv, "pip", "install", "--python", str(python), "-r", str(requirements_file)],
         ]
     options = ["--quiet"] if base is None else ["--quiet", "--ignore-requires-python"]
     return [
         build_module_command("venv", str(folder), python=base),
-        build_module_command("pip", "install", *options, "-r", str(listed), python=str(python)),
+        build_module_command("pip", "install", *options, "-r", str(requirements_file), python=str(python)),
     ]
 
 
@@ -427,8 +427,8 @@ def get_base_python(requirements: str) -> str | None:
     for version in NEMO_GYM_VERSIONS:
         if sys.version_info[:2] >= version:
             return get_python()
-        if (found := shutil.which("python{}.{}".format(*version))) and _starts(found):
-            return found
+        if (interpreter := shutil.which("python{}.{}".format(*version))) and _starts(interpreter):
+            return interpreter
     oldest = "{}.{}".format(*NEMO_GYM_VERSIONS[-1])
     raise UsageError(
         f"NeMo Gym needs Python {oldest} or later, and no such interpreter runs here; install one, or name an"
@@ -440,10 +440,10 @@ def _starts(interpreter: str) -> bool:
     """Return whether *interpreter* runs; a version manager has commands for versions that are not installed."""
     command = build_module_command("venv", "--help", python=interpreter)
     try:
-        found = subprocess.run(command, capture_output=True, check=False, timeout=CHECK_SECONDS)  # noqa: S603 - our own
+        result = subprocess.run(command, capture_output=True, check=False, timeout=CHECK_SECONDS)  # noqa: S603 - our own
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return found.returncode == 0
+    return result.returncode == 0
 
 
 def rewrite_requirements(requirements: Path) -> str:
@@ -459,7 +459,7 @@ def rewrite_requirements(requirements: Path) -> str:
 
 def _run(command: Sequence[str], program: Program) -> None:
     try:
-        done = subprocess.run(  # noqa: S603 - our own command
+        result = subprocess.run(  # noqa: S603 - our own command
             command,
             # Relative paths of requirements, and the settings of uv, are those of the program.
             cwd=program.folder,
@@ -472,6 +472,6 @@ def _run(command: Sequence[str], program: Program) -> None:
         )
     except subprocess.TimeoutExpired:
         raise UsageError(f"{program.block.name}: {' '.join(command)} took longer than {INSTALL_SECONDS:g} s") from None
-    if done.returncode != 0:
-        last = "\n".join(done.stdout.splitlines()[-6:])
+    if result.returncode != 0:
+        last = "\n".join(result.stdout.splitlines()[-6:])
         raise UsageError(f"{program.block.name}: {' '.join(command)} failed; its last lines:\n{last}")

@@ -19,7 +19,7 @@ from gymsdk import credentials
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.auth import NO_SECURITY, Security
@@ -101,6 +101,7 @@ def run_in_thread(work: Work, name: str) -> Work:
         task = thread_loop.create_task(_run_and_report(work, partial(_call, caller_loop, up.set), thread_over))
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         target = partial(contextvars.copy_context().run, _run, thread_loop, task, ended)
+        # A daemon thread: work that ignores its cancellation must not keep the process alive.
         threading.Thread(target=target, name=name, daemon=True).start()
         waiting: asyncio.Future[Any] = asyncio.wrap_future(ended)
         ending: asyncio.Future[Any] = asyncio.ensure_future(over.wait())
@@ -235,20 +236,19 @@ class AutoStarter(Generic[P]):
             await asyncio.gather(*(task.stop(self._stop_seconds) for task in self._tasks))
 
     async def _start_missing(self) -> None:
-        running = [
-            service for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for service in member.services
-        ]
+        running = [service for node in self._registry.nodes_settled_for(SETTLE_SECONDS) for service in node.services]
+        # A server that failed to start counts as expected, so that it is not started again at every check.
         expected = {*self._registry.expected_servers, *self._failed}
-        for part in self._choose([*self._services, *running], expected) if running else ():
+        for spec in self._choose([*self._services, *running], expected) if running else ():
             try:
-                await self._start(part)
+                await self._start(spec)
             except GymsdkError as error:
                 # What nodes report must not end the head.
-                self._failed.add(part.service.name)
-                log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
+                self._failed.add(spec.service.name)
+                log.warning("no node has the server %r, and it cannot run here: %s", spec.service.name, error)
 
-    async def _start(self, part: P) -> None:
-        task, tell = self._start_server(part)
+    async def _start(self, spec: P) -> None:
+        task, announce = self._start_server(spec)
         self._tasks.append(task)
         try:
             await task.wait_until_up(self._starting)
@@ -256,20 +256,22 @@ class AutoStarter(Generic[P]):
             self._tasks.remove(task)
             await task.stop(self._stop_seconds)
             raise
-        tell()
+        announce()
         log.warning("%s runs in the process of the head, because no node has one", task.what)
 
     async def _wait_for_membership_change(self, over: asyncio.Event) -> None:
         ending = asyncio.ensure_future(over.wait())
         try:
             await asyncio.wait(
-                {ending, *(task.task for task in self._tasks)}, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED"
+                {ending, *(background_task.task for background_task in self._tasks)},
+                timeout=POLL_SECONDS,
+                return_when="FIRST_COMPLETED",
             )
         finally:
             ending.cancel()
-        broken = [task for task in self._tasks if task.task.done()]
-        if broken and not over.is_set():
-            raise broken[0].describe_failure()
+        ended = [background_task for background_task in self._tasks if background_task.task.done()]
+        if ended and not over.is_set():
+            raise ended[0].describe_failure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ class HeadConnection:
         loads: Returns the load of each server.
         lease: Seconds after its last heartbeat at which a head removes a node.
         expected: The names of the servers that must exist; by default those of the runner.
-        at: A bound socket for the head.
+        sock: A bound socket for the head.
         supplied: Returns the servers to start because no node has them; see `AutoStarter`.
         path: The path under which a proxy shows the head, and beneath it each server by its name.
         supervisor: The ID that the nodes of one supervisor have in common.
@@ -313,7 +315,7 @@ class HeadConnection:
     loads: Callable[[], Mapping[str, Load]] = dict
     lease: float = LEASE_SECONDS
     expected: Sequence[str] = ()
-    at: socket.socket | None = None
+    sock: socket.socket | None = None
     supplied: Callable[[Sequence[Service], Collection[str]], Sequence[ServerSpec]] = lambda _, __: ()
     path: str = ""
     supervisor: str = ""
@@ -324,10 +326,9 @@ class ServerRunner:
     """Runs servers and their head. `services`, `head_url` and `node` are set once all are up.
 
     Args:
-        parts: The servers.
         host: The host on which the servers listen.
         port: The port of the head.
-        lasting: Contexts that are open while the servers run, by a name for messages.
+        contexts: Contexts that are open while the servers run, by a name for messages.
         extra_config: The entries of the head's configuration that are not servers.
         times: Time limits for start and stop.
         security: The security settings of all servers.
@@ -336,7 +337,7 @@ class ServerRunner:
 
     def __init__(
         self,
-        parts: Sequence[ServerSpec],
+        specs: Sequence[ServerSpec],
         *,
         host: str,
         port: int,
@@ -346,7 +347,7 @@ class ServerRunner:
         security: Security = NO_SECURITY,
         connection: HeadConnection | None = None,
     ) -> None:
-        self._parts = [*parts]
+        self._specs = [*specs]
         self._host = host
         self._port = port
         self._contexts = contexts
@@ -361,13 +362,13 @@ class ServerRunner:
         self.supplied: list[Service] = []
         self._registry = NodeRegistry(self.services, taken=extra_config, lease=self._connection.lease)
         self.head_url = ""
-        self.node: Node | None = None
+        self.node: NodeClient | None = None
 
     async def wait_until_up(self, running: asyncio.Task[None]) -> None:
         """Wait until all servers answer; raises the error with which the task *running* ends before that."""
-        rising = asyncio.ensure_future(self._up.wait())
-        await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
-        rising.cancel()
+        up_waiter = asyncio.ensure_future(self._up.wait())
+        await asyncio.wait({running, up_waiter}, return_when="FIRST_COMPLETED")
+        up_waiter.cancel()
         if running.done():
             running.result()
 
@@ -379,50 +380,67 @@ class ServerRunner:
             GymsdkError: A server fails.
         """
         raise_open_file_limit()
-        with ExitStack() as sockets:
+        with ExitStack() as stack:
             # All sockets are bound before any server is announced.
-            elsewhere = self._connection.head_url
-            at = None if elsewhere else sockets.enter_context(self._connection.at or self._bind("the head", self._port))
-            if at is not None:
-                check_advertised("the head", self._connection.advertise, socket_host(at, self._host), socket_port(at))
-            ports = [sockets.enter_context(self._bind_part(part)) for part in self._parts]
-            self.services += [self._locate(part, one) for part, one in zip(self._parts, ports, strict=True)]
-            self.head_url = elsewhere or (
-                build_url(socket_host(at, self._host), socket_port(at), self._security.scheme) if at else ""
+            remote_head_url = self._connection.head_url
+            head_socket = (
+                None
+                if remote_head_url
+                else stack.enter_context(self._connection.sock or self._bind("the head", self._port))
+            )
+            if head_socket is not None:
+                check_advertised(
+                    "the head",
+                    self._connection.advertise,
+                    socket_host(head_socket, self._host),
+                    socket_port(head_socket),
+                )
+            sockets = [stack.enter_context(self._bind_server(spec)) for spec in self._specs]
+            self.services += [self._locate(spec, sock) for spec, sock in zip(self._specs, sockets, strict=True)]
+            self.head_url = remote_head_url or (
+                build_url(socket_host(head_socket, self._host), socket_port(head_socket), self._security.scheme)
+                if head_socket
+                else ""
             )
             try:
-                await self._start_servers(at, ports)
+                await self._start_servers(head_socket, sockets)
                 self._up.set()
                 await self._wait_for_failure()
             finally:
+                # First: the head reports itself ready only while all servers run.
                 self._up.clear()
                 await self._stop_all()
 
-    def _locate(self, part: ServerSpec, at: socket.socket) -> Service:
-        update = {"host": self._get_advertised_host(part), "port": socket_port(at), "scheme": self._security.scheme}
-        return part.service.model_copy(update=update)
+    def _locate(self, spec: ServerSpec, sock: socket.socket) -> Service:
+        update = {"host": self._get_advertised_host(spec), "port": socket_port(sock), "scheme": self._security.scheme}
+        return spec.service.model_copy(update=update)
 
-    def _bind_part(self, part: ServerSpec) -> socket.socket:
-        at = part.sock or self._bind(part.service.name, part.service.port, part.host)
-        with ExitStack() as unused:
-            unused.enter_context(at)
-            check_advertised(part.service.name, self._get_advertised_host(part), self._get_host(part), socket_port(at))
-            unused.pop_all()
-        return at
+    def _bind_server(self, spec: ServerSpec) -> socket.socket:
+        sock = spec.sock or self._bind(spec.service.name, spec.service.port, spec.host)
+        # The socket is closed again if its address cannot be advertised.
+        with ExitStack() as stack:
+            stack.enter_context(sock)
+            check_advertised(
+                spec.service.name, self._get_advertised_host(spec), self._get_host(spec), socket_port(sock)
+            )
+            stack.pop_all()
+        return sock
 
     def _bind(self, name: str, port: int, host: str | None = None) -> socket.socket:
         return bind_socket(self._host if host is None else host, port, what=name)
 
-    def _get_host(self, part: ServerSpec | None) -> str:
-        return self._host if part is None or part.host is None else part.host
+    def _get_host(self, spec: ServerSpec | None) -> str:
+        return self._host if spec is None or spec.host is None else spec.host
 
-    def _get_advertised_host(self, part: ServerSpec) -> str:
-        return part.advertise or self._connection.advertise or self._get_host(part)
+    def _get_advertised_host(self, spec: ServerSpec) -> str:
+        return spec.advertise or self._connection.advertise or self._get_host(spec)
 
-    async def _start_servers(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
-        if at is not None:
-            members = BackgroundTask("the registry of nodes", self._registry.run)
-            await self._wait_until_up([self._start_listener("the head", self._build_head(at), at), members])
+    async def _start_servers(self, head_socket: socket.socket | None, sockets: Sequence[socket.socket]) -> None:
+        if head_socket is not None:
+            registry_task = BackgroundTask("the registry of nodes", self._registry.run)
+            await self._wait_until_up(
+                [self._start_listener("the head", self._build_head(head_socket), head_socket), registry_task]
+            )
         # First, and each in a separate task: these contexts must outlast the servers that share them.
         await self._wait_until_up(
             [BackgroundTask(what, partial(_hold_open, context)) for what, context in self._contexts.items()]
@@ -430,31 +448,31 @@ class ServerRunner:
         urls = self._urls()
         await self._wait_until_up(
             [
-                self._start_listener(f"the server {part.service.name!r}", part.app(urls), one, part)
-                for part, one in zip(self._parts, ports, strict=True)
+                self._start_listener(f"the server {spec.service.name!r}", spec.app(urls), sock, spec)
+                for spec, sock in zip(self._specs, sockets, strict=True)
             ]
         )
         await self._check_ready()
-        if at is not None:
+        if head_socket is not None:
             times = {"starting": self._times.starting, "stop_seconds": self._times.grace + CANCEL_GRACE_SECONDS}
-            supply = AutoStarter(
+            auto_starter = AutoStarter(
                 self.services, self._registry, self._connection.supplied, self._start_supplied, **times
             )
-            await self._wait_until_up([BackgroundTask("the start of missing servers", supply.run)])
+            await self._wait_until_up([BackgroundTask("the start of missing servers", auto_starter.run)])
         else:
             # Last, so that it stops first: the head must send no requests to servers that are about to stop.
-            carried, pulse = partial(credentials.resolve_auth_headers, self._security.token), LoopMonitor()
-            self.node = Node(
+            headers, monitor = partial(credentials.resolve_auth_headers, self._security.token), LoopMonitor()
+            self.node = NodeClient(
                 self.head_url,
                 self.services,
                 self._connection.loads,
                 expected=self._connection.expected,
-                headers=carried,
+                headers=headers,
                 lease=self._connection.lease,
                 supervisor=self._connection.supervisor,
-                is_alive=pulse.is_recent,
+                is_alive=monitor.is_recent,
             )
-            await self._wait_until_up([BackgroundTask("the pulse of the event loop", pulse.run)])
+            await self._wait_until_up([BackgroundTask("the pulse of the event loop", monitor.run)])
             # In a thread: the head must receive the heartbeats although this event loop is busy.
             await self._wait_until_up(
                 [BackgroundTask(self.node.description, run_in_thread(self.node.run, "heartbeat"))]
@@ -463,58 +481,61 @@ class ServerRunner:
             work = self._connection.receive({name: listener.adopt for name, listener in self._listeners.items()})
             await self._wait_until_up([BackgroundTask("the connections of clients", work)])
 
-    def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
+    def _start_supplied(self, spec: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
         """Start a server while others run; return its task, and a function that announces the server."""
-        with ExitStack() as sockets:
-            at = sockets.enter_context(self._bind_part(part))
-            task = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
-            sockets.pop_all()
-        return task, partial(self._log_address, part, at)
+        # After its start, the listener closes the socket; before, a failure must free the port.
+        with ExitStack() as stack:
+            sock = stack.enter_context(self._bind_server(spec))
+            task = self._start_listener(f"the server {spec.service.name!r}", spec.app(self._urls()), sock, spec)
+            stack.pop_all()
+        return task, partial(self._announce, spec, sock)
 
-    def _log_address(self, part: ServerSpec, at: socket.socket) -> None:
-        self.supplied.append(self._locate(part, at))
-        self._parts.append(part)
+    def _announce(self, spec: ServerSpec, sock: socket.socket) -> None:
+        self.supplied.append(self._locate(spec, sock))
+        self._specs.append(spec)
         self.services.append(self.supplied[-1])
 
     def _urls(self) -> dict[str, str]:
         return {HEAD_SERVER: self.head_url} | {
-            name: build_url(*near) for name, near in self._get_local_addresses().items()
+            name: build_url(*address) for name, address in self._get_local_addresses().items()
         }
 
-    def _build_head(self, at: socket.socket) -> App:
+    def _build_head(self, sock: socket.socket) -> App:
         return head.create_app(
             self.services,
-            host=self._connection.advertise or socket_host(at, self._host),
-            port=socket_port(at),
+            host=self._connection.advertise or socket_host(sock, self._host),
+            port=socket_port(sock),
             extra_config=self._extra_config,
             ready=self._up.is_set,
             registry=self._registry,
             fallback_services=self.supplied,
             loads=self._connection.loads,
-            expected=[*(self._connection.expected or (part.service.name for part in self._parts))],
+            expected=[*(self._connection.expected or (spec.service.name for spec in self._specs))],
         )
 
     def _get_local_addresses(self) -> dict[str, tuple[str, int, Scheme]]:
         """Return the addresses at which this process reaches its servers."""
         return {
-            service.name: (self._get_host(part), service.port, service.scheme)
-            for part, service in zip(self._parts, self.services, strict=True)
+            service.name: (self._get_host(spec), service.port, service.scheme)
+            for spec, service in zip(self._specs, self.services, strict=True)
         }
 
-    def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> BackgroundTask:
-        host = self._get_host(part)
-        also = [name for name in (part.advertise if part else None, self._connection.advertise) if name]
-        path = server_prefix(self._connection.path, part.service.name if part else None)
+    def _start_listener(
+        self, what: str, app: App, sock: socket.socket, spec: ServerSpec | None = None
+    ) -> BackgroundTask:
+        host = self._get_host(spec)
+        advertised = [name for name in (spec.advertise if spec else None, self._connection.advertise) if name]
+        path = server_prefix(self._connection.path, spec.service.name if spec else None)
         listener = Listener(
-            app, at, grace=self._times.grace, host=host, extra_hosts=also, security=self._security, path=path
+            app, sock, grace=self._times.grace, host=host, extra_hosts=advertised, security=self._security, path=path
         )
-        if part is not None:
-            self._listeners[part.service.name] = listener
+        if spec is not None:
+            self._listeners[spec.service.name] = listener
         return BackgroundTask(what, listener.run)
 
-    async def _wait_until_up(self, strands: list[BackgroundTask]) -> None:
-        self._tasks.append(strands)
-        await asyncio.gather(*(task.wait_until_up(self._times.starting) for task in strands))
+    async def _wait_until_up(self, group: list[BackgroundTask]) -> None:
+        self._tasks.append(group)
+        await asyncio.gather(*(task.wait_until_up(self._times.starting) for task in group))
 
     async def _check_ready(self) -> None:
         """Check that each server is ready, with a request over its socket."""
@@ -525,15 +546,15 @@ class ServerRunner:
             seconds=self._times.starting,
             headers=credentials.build_auth_headers(self._security.token),
         )
-        answers = await asyncio.gather(*(ready(*near) for near in self._get_local_addresses().values()))
+        answers = await asyncio.gather(*(ready(*address) for address in self._get_local_addresses().values()))
         for service, status in zip(self.services, answers, strict=True):
             if status != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
 
     async def _wait_for_failure(self) -> None:
-        strands = {task.task: task for group in self._tasks for task in group}
-        ended, _ = await asyncio.wait(strands, return_when="FIRST_COMPLETED")
-        raise strands[ended.pop()].describe_failure()
+        by_task = {background_task.task: background_task for group in self._tasks for background_task in group}
+        ended, _ = await asyncio.wait(by_task, return_when="FIRST_COMPLETED")
+        raise by_task[ended.pop()].describe_failure()
 
     async def _stop_all(self) -> None:
         """Stop in the reverse order of the start: the servers, their shared contexts, the head."""

@@ -44,13 +44,13 @@ async def serve_separately(
     with ExitStack() as stack:
         bound = bind_sockets(blocks, deployment, sockets, security, stack)
         specs = [build_head_spec(bound.head, deployment)] if bound.head else []
-        for name, at in bound.servers.items():
+        for name, sock in bound.servers.items():
             # The head of a child is decided.
             child = deployment.model_copy(update={"only": name, "head_url": bound.head_url, "head_host": None})
-            specs.append(build_spec(name, name, at, child))
+            specs.append(build_spec(name, name, sock, child))
         readiness = {
-            name: partial(wait_for_answer, at, deployment.times.starting, security)
-            for name, at in bound.by_name.items()
+            name: partial(wait_for_answer, sock, deployment.times.starting, security)
+            for name, sock in bound.by_name.items()
         }
         async with supervise(
             specs, readiness, blocks, bound, deployment=deployment, security=security, prefix_lines=prefix_lines

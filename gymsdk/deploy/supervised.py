@@ -14,7 +14,7 @@ from gymsdk import credentials
 from gymsdk.config.model import AGENTS, ENVIRONMENTS, Deployment, ServerConfig, Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import ConnectionDistributor
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.plan import find_socket
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
@@ -46,6 +46,7 @@ class SupervisedServers:
 
     async def wait_for_end(self) -> None:
         """Wait until the servers end; raises `GymsdkError` if a process cannot be restarted."""
+        # Shielded: cancelling the caller ends its wait, not the servers.
         await asyncio.shield(self.task)
 
 
@@ -95,6 +96,7 @@ async def supervise(
     distributor: ConnectionDistributor | None = None
 
     def report_exit() -> None:
+        # Before the process is restarted: its connections must not wait for the new process.
         if distributor is not None:
             distributor.reclaim()
         exited.set()
@@ -171,27 +173,27 @@ def bind_sockets(
         head_url = build_url(host, socket_port(head), security.scheme)
     servers: dict[str, socket.socket] = {}
     for block in blocks:
-        at = find_socket(block, deployment, bound)
-        at = at or bind_socket(block.host or deployment.host, block.port or 0, what=block.name)
-        servers[block.name] = stack.enter_context(at)
+        sock = find_socket(block, deployment, bound)
+        sock = sock or bind_socket(block.host or deployment.host, block.port or 0, what=block.name)
+        servers[block.name] = stack.enter_context(sock)
         advertised = block.advertise_host or deployment.advertise_host
-        check_advertised(block.name, advertised, block.host or deployment.host, socket_port(at))
+        check_advertised(block.name, advertised, block.host or deployment.host, socket_port(sock))
     sockets_by_role = Sockets(head_url, head, servers)
     if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.
-        for one in sockets_by_role.by_name.values():
-            stack.enter_context(tls.trust_own_certificate(one.getsockname()[0], security.tls.certificate))
+        for sock in sockets_by_role.by_name.values():
+            stack.enter_context(tls.trust_own_certificate(sock.getsockname()[0], security.tls.certificate))
     return sockets_by_role
 
 
-async def wait_for_answer(at: socket.socket, seconds: float, security: Security) -> None:
-    """Wait until the server at the socket *at* is ready; raises `GymsdkError` after *seconds*."""
+async def wait_for_answer(sock: socket.socket, seconds: float, security: Security) -> None:
+    """Wait until the server at the socket *sock* is ready; raises `GymsdkError` after *seconds*."""
     headers = credentials.build_auth_headers(security.token)
-    host, port = at.getsockname()[:2]
+    host, port = sock.getsockname()[:2]
     clock = asyncio.get_running_loop().time
-    until = clock() + seconds
-    while (left := until - clock()) > 0:
-        status = await check_status(host, port, security.scheme, path="/readyz", seconds=left, headers=headers)
+    deadline = clock() + seconds
+    while (remaining := deadline - clock()) > 0:
+        status = await check_status(host, port, security.scheme, path="/readyz", seconds=remaining, headers=headers)
         if status == "success":
             return
         await asyncio.sleep(POLL_SECONDS)
@@ -202,9 +204,9 @@ async def wait_for_answer(at: socket.socket, seconds: float, security: Security)
 
 def _build_node(
     sockets: Sockets, supervisor: Supervisor, deployment: Deployment, security: Security, wake: asyncio.Event
-) -> Node:
+) -> NodeClient:
     """Return the node that reports exits to the head, and restarts servers at the head's request."""
-    return Node(
+    return NodeClient(
         sockets.head_url,
         expected=list(sockets.servers),
         exits=lambda: dict(supervisor.exits),
@@ -216,14 +218,14 @@ def _build_node(
     )
 
 
-def _build_service(block: ServerConfig, at: socket.socket, deployment: Deployment, security: Security) -> Service:
+def _build_service(block: ServerConfig, sock: socket.socket, deployment: Deployment, security: Security) -> Service:
     host = block.advertise_host or deployment.advertise_host or block.host or deployment.host
     return Service(
         name=block.name,
         kind=block.kind,
         implementation=block.implementation,
         host=host,
-        port=socket_port(at),
+        port=socket_port(sock),
         scheme=security.scheme,
     )
 

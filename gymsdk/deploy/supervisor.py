@@ -76,7 +76,6 @@ class Supervisor:
     All processes and their descendants end with this one, however it ends; see `deploy.process_guard`.
 
     Args:
-        specs: The processes to run.
         seconds: The time that a process gets to end after SIGTERM, before it is killed.
         first: The names of the processes to end before all others.
         last: The name of the process to end after all others have ended.
@@ -147,13 +146,14 @@ class Supervisor:
             watchers |= {asyncio.create_task(self._keep_running(spec)): spec.name for spec in self._specs}
             await asyncio.wait(watchers, return_when="FIRST_EXCEPTION")
         finally:
+            # Shielded: a second cancellation must not leave processes behind.
             await asyncio.shield(asyncio.ensure_future(self._stop_all(watchers)))
             self._log_relay.close()
-        wrong = [error for watcher in watchers if not watcher.cancelled() and (error := watcher.exception())]
-        for error in wrong[1:]:
+        errors = [error for watcher in watchers if not watcher.cancelled() and (error := watcher.exception())]
+        for error in errors[1:]:
             log.error("%s", error)
-        if wrong:
-            raise wrong[0]
+        if errors:
+            raise errors[0]
 
     def mark_ready(self, name: str) -> None:
         """Record that the process *name* is ready: an exit from now on does not count as a failed start."""
@@ -168,7 +168,7 @@ class Supervisor:
             except _StartFailed as error:
                 if name not in self._ready:
                     raise GymsdkError(f"the server {name!r} cannot be started ({error})") from None
-                how = f"cannot be started ({error})"
+                outcome = f"cannot be started ({error})"
             else:
                 if name in self._ending:
                     return
@@ -177,10 +177,10 @@ class Supervisor:
                     self._restart_requested.discard(name)
                     continue
                 self._raise_if_final(spec, code)
-                how = f"ended ({describe_exit(code)})"
+                outcome = f"ended ({describe_exit(code)})"
             attempt = 0 if time.monotonic() - began > HEALTHY_SECONDS else attempt
             delay = RESTART_BACKOFF.get_delay(attempt)
-            log.warning("the server %r %s; it is started again in %.1f s", name, how, delay)
+            log.warning("the server %r %s; it is started again in %.1f s", name, outcome, delay)
             await asyncio.sleep(delay)
             attempt += 1
 
@@ -191,9 +191,9 @@ class Supervisor:
 
     def _raise_if_final(self, spec: ProcessSpec, code: int) -> None:
         """Raise the reason why a restart would not help, if there is one."""
-        name, how = spec.name, describe_exit(code)
+        name, outcome = spec.name, describe_exit(code)
         if not spec.is_restarted():
-            raise GymsdkError(f"the server {name!r} ended ({how}); its output says why")
+            raise GymsdkError(f"the server {name!r} ended ({outcome}); its output says why")
         if name in self._ready:
             return
         if code == USAGE_EXIT_CODE:
@@ -201,7 +201,7 @@ class Supervisor:
         if spec.max_start_attempts is not None and self.exits[name].restarts >= spec.max_start_attempts:
             last = f": {self._last_lines[name]}" if name in self._last_lines else ""
             raise GymsdkError(
-                f"the server {name!r} ended {spec.max_start_attempts} times before it was ready ({how}){last}"
+                f"the server {name!r} ended {spec.max_start_attempts} times before it was ready ({outcome}){last}"
             )
 
     async def _run_once(self, spec: ProcessSpec) -> tuple[int, int]:
@@ -209,10 +209,10 @@ class Supervisor:
         name = spec.name
         process, stdin, output, status = await _start_process(spec, self._seconds)
         self._running[name] = process
-        relaying = asyncio.create_task(self._relay_output(name, output))
-        relaying.add_done_callback(_log_failure(f"relaying the output of the server {name!r}"))
-        feeding = asyncio.create_task(_feed_stdin(stdin, spec.stdin_line))
-        feeding.add_done_callback(_log_failure(f"writing to the standard input of the server {name!r}"))
+        relay_task = asyncio.create_task(self._relay_output(name, output))
+        relay_task.add_done_callback(_log_failure(f"relaying the output of the server {name!r}"))
+        stdin_task = asyncio.create_task(_feed_stdin(stdin, spec.stdin_line))
+        stdin_task.add_done_callback(_log_failure(f"writing to the standard input of the server {name!r}"))
         try:
             self._pids[name] = pid = await _read_pid(status) or process.pid
             return pid, await process.wait()
@@ -223,11 +223,11 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
             # A descendant outside the group may keep the pipe open: the wait for the rest of the output is bounded.
             try:
-                await asyncio.wait({relaying}, timeout=LAST_OUTPUT_SECONDS)
+                await asyncio.wait({relay_task}, timeout=LAST_OUTPUT_SECONDS)
             finally:
-                relaying.cancel()
-                feeding.cancel()
-                await asyncio.wait({relaying, feeding})
+                relay_task.cancel()
+                stdin_task.cancel()
+                await asyncio.wait({relay_task, stdin_task})
 
     async def _relay_output(self, name: str, output: int) -> None:
         async for line in read_lines(output):

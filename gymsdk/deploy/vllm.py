@@ -82,8 +82,8 @@ class LogTail(io.StringIO):
 
     def write(self, text: str) -> int:
         """Write one line; of a progress bar, its last state."""
-        name, bar, message = text.partition(" | ")
-        line = name + bar + message.rpartition("\r")[2]
+        name, separator, message = text.partition(" | ")
+        line = name + separator + message.rpartition("\r")[2]
         self._last.append(line.rstrip())
         self._out.write(line)
         return len(text)
@@ -101,8 +101,8 @@ class LogTail(io.StringIO):
     def last_lines(self) -> str:
         """The last lines, preceded by the line that names the cause."""
         lines = [line for line in self._last if line.partition("|")[2].strip()]
-        telling = [line for line in lines[:-MAX_SHOWN_LINES] if _find_advice(line)][-1:]
-        return "\n".join([*telling, *lines[-MAX_SHOWN_LINES:]])
+        cause = [line for line in lines[:-MAX_SHOWN_LINES] if _find_advice(line)][-1:]
+        return "\n".join([*cause, *lines[-MAX_SHOWN_LINES:]])
 
     @property
     def advice(self) -> str:
@@ -111,7 +111,7 @@ class LogTail(io.StringIO):
 
 
 def _find_advice(line: str) -> str:
-    return next((mend for pattern, mend in ADVICE_BY_PATTERN if re.search(pattern, line)), "")
+    return next((advice for pattern, advice in ADVICE_BY_PATTERN if re.search(pattern, line)), "")
 
 
 NAME = "vllm"
@@ -187,14 +187,15 @@ async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
     """Start vLLM and wait until it is ready."""
     flags = launch.parsed_flags
     host = get_reachable_host(vllm_command.get_host(flags))
-    at = await _choose_port(launch, host)
+    port = await _choose_port(launch, host)
     ready = asyncio.Event()
     # The processes that vLLM starts would import from the working folder.
-    command = vllm_command.build_command(launch, path, at)
+    command = vllm_command.build_command(launch, path, port)
+    # Restarted only after a first success: vLLM would fail again with the same arguments, memory or model.
     spec = ProcessSpec(NAME, command, is_restarted=ready.is_set, variables=SAFE_PATH)
     supervisor = Supervisor([spec], seconds=launch.ending, out=log_tail)
     engine = Engine(
-        launch.name, _build_url(host, at), _get_api_key(), asyncio.ensure_future(supervisor.run()), supervisor
+        launch.name, _build_url(host, port), _get_api_key(), asyncio.ensure_future(supervisor.run()), supervisor
     )
     try:
         await _wait_until_ready(engine, launch, log_tail)
@@ -214,8 +215,8 @@ async def _choose_port(launch: Launch, host: str) -> int:
             f"{launch.name} is already served at {_build_url(host, chosen)}; replace --launch-vllm with --base-url"
             f" {_build_url(host, chosen)}, or choose another port with -- --port N"
         )
-    with bind_socket(vllm_command.get_host(launch.parsed_flags), chosen or 0, what="vLLM") as there:
-        port: int = there.getsockname()[1]
+    with bind_socket(vllm_command.get_host(launch.parsed_flags), chosen or 0, what="vLLM") as sock:
+        port: int = sock.getsockname()[1]
         return port
 
 

@@ -155,8 +155,8 @@ class Launch(BaseModel):
 
 def find_program() -> str:
     """Return the path of `vllm`, beside this Python or on the PATH; raises `UsageError` if there is none."""
-    places = os.pathsep.join([os.path.dirname(get_python()), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
-    program = shutil.which(PROGRAM, path=places)
+    folders = os.pathsep.join([os.path.dirname(get_python()), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
+    program = shutil.which(PROGRAM, path=folders)
     if program is None:
         raise UsageError(
             "--launch-vllm needs vLLM, which is not installed; run pip install 'gymsdk[vllm]', or use a running server"
@@ -202,10 +202,10 @@ def check_launch(launch: Launch) -> None:
             f"{NAMES} {' '.join(flags[NAMES])} lacks {launch.name!r}, the name in gymsdk's requests; add it, or leave"
             f" {NAMES} out"
         )
-    at = get_host(flags)
-    if not (is_loopback(at) or launch.insecure or os.environ.get(KEY)):
+    host = get_host(flags)
+    if not (is_loopback(host) or launch.insecure or os.environ.get(KEY)):
         raise UsageError(
-            f"anyone who reaches {at!r} could use this vLLM, which requires no key; leave --host out, set {KEY}, or"
+            f"anyone who reaches {host!r} could use this vLLM, which requires no key; leave --host out, set {KEY}, or"
             f" allow it with --insecure"
         )
 
@@ -225,11 +225,11 @@ def get_port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
     return int(written)
 
 
-def build_command(launch: Launch, path: str, at: int) -> list[str]:
-    """Return the command that runs the program at *path* on the port *at*."""
+def build_command(launch: Launch, path: str, port: int) -> list[str]:
+    """Return the command that runs the program at *path* on the port *port*."""
     flags = launch.parsed_flags
     defaults = [] if "--host" in flags else ["--host", get_host(flags)]
-    defaults += [] if "--port" in flags else ["--port", str(at)]
+    defaults += [] if "--port" in flags else ["--port", str(port)]
     defaults += [] if NAMES in flags else [NAMES, launch.name]
     # The user's flags last: vLLM takes the last value of a repeated flag.
     return [path, "serve", launch.name, *defaults, *choose_tool_flags(launch), *launch.flags]

@@ -122,7 +122,7 @@ def _build_worker_spec(plan: _Plan, index: int, deployment: Deployment) -> Proce
         count=len(plan.channels),
         channel=channel.theirs.fileno(),
         shared_file=plan.shared_file,
-        ports={name: socket_port(at) for name, at in plan.sockets.servers.items()},
+        ports={name: socket_port(sock) for name, sock in plan.sockets.servers.items()},
     )
     # A worker also listens at ports that it does not share, at which other workers reach its sessions.
     own_ports = tuple(server.model_copy(update={"port": 0}) for server in deployment.servers)

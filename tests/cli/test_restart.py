@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.http import client
 from gymsdk.servers import head
 from gymsdk.servers.reports import Service
@@ -39,13 +39,15 @@ class SupervisedServer:
         async with AsyncExitStack() as stack:
             self.stack = stack
             await self._register()
-            node = Node(self.head_url, restart=self._restart, restarts=lambda: {"lamp": self.pid}, supervisor=self.name)
+            node = NodeClient(
+                self.head_url, restart=self._restart, restarts=lambda: {"lamp": self.pid}, supervisor=self.name
+            )
             await stack.enter_async_context(run_node(node))
             yield
 
     async def _register(self) -> None:
         lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=self.port, pid=self.pid)
-        self.node = Node(self.head_url, [lamp], supervisor=self.name)
+        self.node = NodeClient(self.head_url, [lamp], supervisor=self.name)
         await self.stack.enter_async_context(run_node(self.node))
 
     def _restart(self, _: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from gymsdk import Environment
-from gymsdk.deploy.node import Node, compute_loads
+from gymsdk.deploy.node import NodeClient, compute_loads
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
@@ -68,7 +68,7 @@ async def serve_head(
 
 
 @asynccontextmanager
-async def run_node(node: Node) -> AsyncIterator[Node]:
+async def run_node(node: NodeClient) -> AsyncIterator[NodeClient]:
     """Run a node, which is registered at its head until the end of the context."""
     background_task = BackgroundTask(node.description, node.run)
     await background_task.wait_until_up(10)
@@ -91,7 +91,7 @@ class Instance:
     options: dict[str, Any] = field(default_factory=dict)
     url: str = ""
     id: str = ""
-    node: Node = field(init=False)
+    node: NodeClient = field(init=False)
     metrics: ServerMetrics = field(default_factory=lambda: ServerMetrics("one"))
     server: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -112,7 +112,7 @@ class Instance:
             port = await self.server.enter_async_context(serve_app(app, self.host))
             listening_service = service.model_copy(update={"port": port})
             self.url = listening_service.url
-            self.node = Node(
+            self.node = NodeClient(
                 self.head_url, [listening_service], lambda: compute_loads({name: self.metrics}), lease=self.lease
             )
             await stack.enter_async_context(run_node(self.node))

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 from gymsdk.observability import metrics
@@ -45,7 +45,7 @@ def rules() -> list[dict[str, Any]]:
 async def test_a_head_counts_expected_and_registered_servers():
     async with serve_head() as head_url:
         exits = {"lamp": Exit(code=-9, at=1000.5, restarts=2)}
-        async with run_node(Node(head_url, [LAMP], expected=["lamp", "bulb"], exits=lambda: exits)):
+        async with run_node(NodeClient(head_url, [LAMP], expected=["lamp", "bulb"], exits=lambda: exits)):
             found = {(name, labels.get("name")): value for name, labels, value in await fetch_samples(head_url)}
     assert (found["expected_servers", None], found["registered_servers", None]) == (2, 1)
     assert found["server_up", "lamp"] == 0
@@ -57,7 +57,9 @@ async def test_a_head_counts_expected_and_registered_servers():
 async def test_the_alert_of_an_exit_sees_the_abnormal_one_of_several():
     well, wrong = {"lamp": Exit(code=0, at=2000, restarts=1)}, {"lamp": Exit(code=-9, at=1000, restarts=1)}
     async with serve_head() as head_url:
-        supervisors = [Node(head_url, exits=lambda each=each: each, supervisor=str(each)) for each in (wrong, well)]
+        supervisors = [
+            NodeClient(head_url, exits=lambda each=each: each, supervisor=str(each)) for each in (wrong, well)
+        ]
         async with run_node(supervisors[0]), run_node(supervisors[1]):
             found = {
                 name: value for name, labels, value in await fetch_samples(head_url) if labels.get("name") == "lamp"
@@ -70,10 +72,10 @@ async def test_a_head_counts_lost_nodes():
         return {name: value for name, _, value in await fetch_samples(head_url)}["lost_nodes"]
 
     async with serve_head() as head_url:
-        one = Node(head_url, [LAMP], lease=0.2)
+        one = NodeClient(head_url, [LAMP], lease=0.2)
         await one.join()
         await wait_until(fetch_lost)
-        async with run_node(Node(head_url, [LAMP.model_copy(update={"id": "0" * 12})])):
+        async with run_node(NodeClient(head_url, [LAMP.model_copy(update={"id": "0" * 12})])):
             assert await fetch_lost() == 0
 
 
@@ -95,7 +97,7 @@ async def test_the_alert_rules_use_existing_metrics(installed, monkeypatch, tmp_
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     exits = {"lamp": Exit(code=1, at=0, restarts=1)}
-    async with serve(["sums"]) as running, run_node(Node(running.head_url, [LAMP], exits=lambda: exits)):
+    async with serve(["sums"]) as running, run_node(NodeClient(running.head_url, [LAMP], exits=lambda: exits)):
         urls = [running.head_url, *running.urls.values()]
         existing = {
             f"gymsdk_{name}" for found in await asyncio.gather(*map(fetch_samples, urls)) for name, _, _ in found

@@ -12,7 +12,7 @@ import time
 import pytest
 from fastapi import FastAPI
 
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client
 from gymsdk.servers.instances import HeadWait, bind_head
@@ -36,7 +36,7 @@ async def names(head_url):
 
 async def test_a_node_is_registered_as_long_as_it_runs():
     async with serve_head() as head_url:
-        async with run_node(Node(head_url, [LAMP], expected=["lamp", "bulb"])):
+        async with run_node(NodeClient(head_url, [LAMP], expected=["lamp", "bulb"])):
             known = await fetch_nodes(head_url)
         assert ([each["name"] for each in known["instances"]], known["expected"]) == (["lamp"], ["lamp", "bulb"])
         assert await names(head_url) == []
@@ -44,7 +44,7 @@ async def test_a_node_is_registered_as_long_as_it_runs():
 
 @pytest.mark.slow
 async def test_a_node_reports_well_within_its_lease():
-    async with serve_head(lease=0.4) as head_url, run_node(Node(head_url, [LAMP])):
+    async with serve_head(lease=0.4) as head_url, run_node(NodeClient(head_url, [LAMP])):
         deadline = time.monotonic() + 1.2
         while time.monotonic() < deadline:
             assert await names(head_url) == ["lamp"]
@@ -53,7 +53,10 @@ async def test_a_node_reports_well_within_its_lease():
 
 async def test_changes_are_reported_before_the_next_regular_report():
     news, exits = asyncio.Event(), {}
-    async with serve_head(lease=600) as head_url, run_node(Node(head_url, exits=lambda: exits, lease=600, wake=news)):
+    async with (
+        serve_head(lease=600) as head_url,
+        run_node(NodeClient(head_url, exits=lambda: exits, lease=600, wake=news)),
+    ):
         exits["lamp"] = Exit(code=-9, at=1.0)
         news.set()
 
@@ -74,7 +77,7 @@ async def test_a_restart_confirmed_while_the_answer_was_in_transit_is_not_repeat
 
     requested = []
     async with serve_app(app) as port:
-        node = Node(f"http://127.0.0.1:{port}", restart=requested.append, restarts=lambda: running)
+        node = NodeClient(f"http://127.0.0.1:{port}", restart=requested.append, restarts=lambda: running)
         await node.join()
         assert requested == []
         await node.send_heartbeats()
@@ -84,7 +87,7 @@ async def test_a_restart_confirmed_while_the_answer_was_in_transit_is_not_repeat
 async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(caplog):
     port = find_free_port()
     async with serve_head(port=port, lease=0.5) as head_url:
-        node = Node(head_url, [LAMP])
+        node = NodeClient(head_url, [LAMP])
         running = run_node(node)
         await running.__aenter__()
     with caplog.at_level(logging.WARNING, "gymsdk"):
@@ -107,7 +110,7 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
 async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
     async with serve_head(lease=0.5) as head_url:
         port = int(head_url.rpartition(":")[2])
-        node = Node(head_url, [LAMP], join_seconds=0.5)
+        node = NodeClient(head_url, [LAMP], join_seconds=0.5)
         await node.join()
     with socket.create_server(("127.0.0.1", port)):
         started = time.monotonic()
@@ -119,7 +122,7 @@ async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
 
 async def test_a_head_that_starts_late_is_waited_for():
     port = find_free_port()
-    join_task = asyncio.ensure_future(Node(f"http://127.0.0.1:{port}", [LAMP]).join())
+    join_task = asyncio.ensure_future(NodeClient(f"http://127.0.0.1:{port}", [LAMP]).join())
     await asyncio.sleep(0.3)
     assert not join_task.done()
     async with serve_head(port=port) as head_url:
@@ -129,13 +132,13 @@ async def test_a_head_that_starts_late_is_waited_for():
 
 async def test_the_wait_for_a_head_is_bounded():
     with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
-        await Node(f"http://127.0.0.1:{find_free_port()}", [LAMP], join_seconds=0.2).join()
+        await NodeClient(f"http://127.0.0.1:{find_free_port()}", [LAMP], join_seconds=0.2).join()
 
 
 async def test_a_server_that_is_not_a_head_is_not_waited_for():
     async with serve_app(FastAPI()) as port:
         with pytest.raises(GymsdkError, match="is not a gymsdk head"):
-            await Node(f"http://127.0.0.1:{port}", [LAMP]).join()
+            await NodeClient(f"http://127.0.0.1:{port}", [LAMP]).join()
 
 
 async def test_a_rejection_by_the_head_is_reported():
@@ -144,7 +147,7 @@ async def test_a_rejection_by_the_head_is_reported():
         with pytest.raises(
             GymsdkError, match=r"refuses this node: 'lamp' is .*candle at this head.*choose another name"
         ):
-            await Node(head_url, [LAMP]).join()
+            await NodeClient(head_url, [LAMP]).join()
 
 
 async def test_a_node_sends_the_headers_it_is_given():
@@ -161,7 +164,7 @@ async def test_a_node_sends_the_headers_it_is_given():
         return {"lease": 10.0}
 
     async with serve_app(app) as port:
-        node = Node(f"http://127.0.0.1:{port}", [LAMP], headers=lambda: {"Authorization": "Bearer s"})
+        node = NodeClient(f"http://127.0.0.1:{port}", [LAMP], headers=lambda: {"Authorization": "Bearer s"})
         await node.join()
         await node.leave()
     assert received == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
@@ -169,7 +172,7 @@ async def test_a_node_sends_the_headers_it_is_given():
 
 async def test_servers_report_the_advertised_address():
     announced = LAMP.model_copy(update={"host": "127.0.0.2"})
-    async with serve_head(host="127.0.0.3") as head_url, run_node(Node(head_url, [announced])):
+    async with serve_head(host="127.0.0.3") as head_url, run_node(NodeClient(head_url, [announced])):
         assert [each["url"] for each in (await fetch_nodes(head_url))["instances"]] == ["http://127.0.0.2:9"]
 
 
@@ -224,7 +227,7 @@ async def test_a_port_of_this_machine_in_use_by_another_program_is_reported_at_o
 
 
 async def test_a_removed_node_registers_under_another_id():
-    async with serve_head() as head_url, run_node(Node(head_url, [LAMP], lease=0.5)) as node:
+    async with serve_head() as head_url, run_node(NodeClient(head_url, [LAMP], lease=0.5)) as node:
         before = node.id
         assert (await client.delete(f"{head_url}/nodes/{before}")).ok
         assert await names(head_url) == []
@@ -234,7 +237,7 @@ async def test_a_removed_node_registers_under_another_id():
 
 async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
     async with serve_head() as head_url:
-        node = Node(head_url, [LAMP])
+        node = NodeClient(head_url, [LAMP])
         await node.join()
         assert (await client.delete(f"{head_url}/nodes/{node.id}")).ok
         await asyncio.gather(*(node.send_heartbeats() for _ in range(3)))
@@ -244,7 +247,7 @@ async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
 
 async def test_a_node_that_left_stays_away():
     async with serve_head() as head_url:
-        node = Node(head_url, [LAMP])
+        node = NodeClient(head_url, [LAMP])
         await node.join()
         await node.leave()
         await node.send_heartbeats()
@@ -267,7 +270,7 @@ async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again() ->
     blocked = asyncio.Event()
     async with (
         serve_head(lease=0.4) as head_url,
-        run_node(Node(head_url, [LAMP], is_alive=lambda: not blocked.is_set())),
+        run_node(NodeClient(head_url, [LAMP], is_alive=lambda: not blocked.is_set())),
     ):
 
         async def names() -> list[str]:

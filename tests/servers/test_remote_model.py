@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Model, load, model, play, responses
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.servers import instances as waiting
@@ -59,7 +59,7 @@ async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteMo
             service = Service(
                 name="policy_model", kind="responses_api_models", implementation="gymsdk_model", port=port
             )
-            await stack.enter_async_context(run_node(Node(head_url, [service])))
+            await stack.enter_async_context(run_node(NodeClient(head_url, [service])))
             server_contexts.append(server_context)
         known = InstanceDirectory(nodes_fetcher(head_url), max_age=MAX_AGE)
         yield (

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gymsdk import Environment, Failed, ServerClient, Task, responses
 from gymsdk.client import UnknownServer
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.http import client as http
 from gymsdk.http.client import Retry
 from gymsdk.servers import resources
@@ -116,7 +116,7 @@ async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server() -> 
         # By then the head has answered twice that it knows no such server.
         await wait_until(lambda: was_requested(address, 3))
         assert not lookup.done()
-        async with run_node(Node(address, [lamp])):
+        async with run_node(NodeClient(address, [lamp])):
             assert await lookup == "http://127.0.0.1:9"
 
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from gymsdk import Failed
-from gymsdk.deploy.node import Node
+from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
 from gymsdk.http import client
 from gymsdk.observability import status as survey_module
@@ -49,7 +49,7 @@ async def test_a_killed_server_is_reported_and_then_missing(installed: Callable[
     async with (
         # With a lease this long, the head counts as new, even if the test runs slowly.
         serve_head(lease=3600.0) as head,
-        run_node(Node(head, expected=["sums"])),
+        run_node(NodeClient(head, expected=["sums"])),
         serve_process("sums", head, lease=2.0) as (process_handle, url),
     ):
         assert (await run_status("--head", head))[0] == 0
@@ -66,8 +66,8 @@ async def test_a_killed_server_is_reported_and_then_missing(installed: Callable[
 
 async def test_a_lost_node_is_reported_until_it_is_back_even_if_another_has_its_servers():
     other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
-    async with serve_head() as head, run_node(Node(head, [other])):
-        one, again = Node(head, [LAMP], lease=0.2), Node(head, [LAMP])
+    async with serve_head() as head, run_node(NodeClient(head, [other])):
+        one, again = NodeClient(head, [LAMP], lease=0.2), NodeClient(head, [LAMP])
         again.id = one.id
         await one.join()
         await wait_until(lambda: _fetch_lost(head))
@@ -88,7 +88,7 @@ async def is_missing(head: str) -> bool:
 
 
 async def test_a_registered_server_that_does_not_answer_is_marked():
-    async with serve_head() as head, run_node(Node(head, [LAMP])):
+    async with serve_head() as head, run_node(NodeClient(head, [LAMP])):
         [_, lamp] = (await fetch_status(head)).servers
     assert (lamp.health, lamp.wrong, lamp.sessions) == ("connection_error", ["unhealthy"], 0)
 
@@ -96,7 +96,7 @@ async def test_a_registered_server_that_does_not_answer_is_marked():
 async def test_an_exit_is_a_problem_for_a_while():
     for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
         exits = {"lamp": Exit(code=code, at=time.time() - ago, restarts=3)}
-        async with serve_head() as head, run_node(Node(head, expected=["lamp"], exits=lambda exits=exits: exits)):
+        async with serve_head() as head, run_node(NodeClient(head, expected=["lamp"], exits=lambda exits=exits: exits)):
             report = await fetch_status(head)
         assert report.servers[1].wrong == ["missing", *wrong]
 
@@ -106,9 +106,9 @@ async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
     other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
     async with (
         serve_head() as head,
-        run_node(Node(head, exits=lambda: exits, **both)),
-        run_node(Node(head, [LAMP], **both)) as again,
-        run_node(Node(head, [other])),
+        run_node(NodeClient(head, exits=lambda: exits, **both)),
+        run_node(NodeClient(head, [LAMP], **both)) as again,
+        run_node(NodeClient(head, [other])),
     ):
         assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9, None]
         # Another instance represents the name until the ended one is back.
@@ -124,27 +124,27 @@ async def test_a_worker_that_has_ended_is_missing_until_it_runs_again():
     }
     async with (
         serve_head() as head,
-        run_node(Node(head, exits=lambda: exits, **both)),
-        run_node(Node(head, [lamps["worker-2"]], **both)),
+        run_node(NodeClient(head, exits=lambda: exits, **both)),
+        run_node(NodeClient(head, [lamps["worker-2"]], **both)),
     ):
         report = await fetch_status(head)
         assert {each.name: each.wrong for each in report.servers[1:] if "missing" in each.wrong} == {
             "worker-1": ["missing", "exit"]
         }
         assert not report.is_healthy
-        async with run_node(Node(head, [lamps["worker-1"]], **both)):
+        async with run_node(NodeClient(head, [lamps["worker-1"]], **both)):
             assert not any("missing" in each.wrong for each in (await fetch_status(head)).servers)
 
 
 async def test_the_heads_own_exit_is_reported():
     exits = {"head": Exit(code=-9, at=time.time(), restarts=1)}
-    async with serve_head() as head, run_node(Node(head, exits=lambda: exits)):
+    async with serve_head() as head, run_node(NodeClient(head, exits=lambda: exits)):
         [row] = (await fetch_status(head)).servers
     assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
 
 
 async def test_a_node_without_servers_is_not_counted():
-    async with serve_head() as head, run_node(Node(head, [LAMP])), run_node(Node(head, expected=["lamp"])):
+    async with serve_head() as head, run_node(NodeClient(head, [LAMP])), run_node(NodeClient(head, expected=["lamp"])):
         assert (await fetch_status(head)).nodes == 1
 
 
