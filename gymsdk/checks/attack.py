@@ -129,11 +129,11 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attack on one task: the turns it played in *said*, and the rollout."""
+    """An attack on one task: the turns that it played, and the rollout."""
 
     attack: Attack
     view: TaskView
-    said: Turns
+    turns: Turns
     rollout: Rollout
 
     @property
@@ -144,7 +144,7 @@ class Attempt:
     @property
     def words(self) -> str:
         """The beginning of the attack's turns as text."""
-        return shorten_text("; ".join(_format_item(item) for turn in self.said for item in turn))
+        return shorten_text("; ".join(_format_item(item) for turn in self.turns for item in turn))
 
 
 def build_reply_attack(name: str, reply: Callable[[TaskView], str | None], *, fix: str = "", tasks: int = 12) -> Attack:
@@ -188,10 +188,10 @@ def _renumber_calls(items: list[Item], turn: int) -> list[Item]:
 
 async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results of *jobs*, `CONCURRENCY` of which run at a time."""
-    gate = asyncio.Semaphore(CONCURRENCY)
+    slots = asyncio.Semaphore(CONCURRENCY)
 
     async def bounded(job: Awaitable[T]) -> T:
-        async with gate:
+        async with slots:
             return await job
 
     async with asyncio.TaskGroup() as group:
@@ -211,6 +211,7 @@ async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence
         for task, claimed, first, solution in zip(tasks, claims, openings, solutions, strict=True)
     ]
     replied = tuple(dict.fromkeys(view.reply for view in views if view.reply))
+    # In rotation, so that the tasks do not all get the answer of the same other task.
     return [
         replace(view, other=_pick_other_turns([*views[number + 1 :], *views[:number]], view), replies=replied)
         for number, view in enumerate(views)
@@ -462,6 +463,7 @@ def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:
 def _exceeds_chance(attempts: Sequence[Attempt]) -> bool:
     if not attempts:
         return False
+    # With negative rewards, the shares must still lie between 0 and 1, as Hoeffding's bound requires.
     lowest = min(0.0, *(attempt.earned for attempt in attempts))
     shares = fmean(_compute_share(attempt.earned, attempt, lowest) for attempt in attempts)
     chance = fmean(_compute_share(attempt.view.claims.chance, attempt, lowest) for attempt in attempts)
@@ -472,6 +474,7 @@ def _exceeds_chance(attempts: Sequence[Attempt]) -> bool:
 
 def _is_steady_gain(attempts: Sequence[Attempt]) -> bool:
     gains = [_compute_gain(attempt) for attempt in attempts]
+    # Rewards that are all or nothing vary enough for Hoeffding's bound.
     has_partial_rewards = any(
         TOLERANCE < attempt.earned < attempt.view.claims.maximum - TOLERANCE for attempt in attempts
     )

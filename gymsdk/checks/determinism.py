@@ -144,6 +144,7 @@ async def draw_in_new_interpreter(
         BrokenEnvironment: The environment fails in the new interpreter.
     """
     request = _build_request(subject, split=split, seed=seed, count=count, opened=opened)
+    # With another hash seed than that of this process, sets of strings are iterated in another order.
     variables = {"PYTHONHASHSEED": str(hash_seed)}
     result = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=request, environment=variables)
     if result.code:
@@ -176,6 +177,7 @@ async def _check_determinism(subject: Subject) -> list[Finding]:
 async def _check_rows(subject: Subject, split: str, entered: Environment) -> list[Finding]:
     expected = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
+    # The rows of a seed must not depend on the rows that the environment has drawn before.
     used_environment = subject.make()
     _draw_rows(used_environment, split, subject.seed + 1)
     for when, environment in (("a second time", subject.make()), ("after another seed", used_environment)):
@@ -198,6 +200,7 @@ def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
     findings = []
     for key in rows_of_one_seed[0]:
         first_values = _list_values(first_rows, key)
+        # A field with nearly as many values as tasks names no kind of task.
         varies = 1 < len(_list_values(rows_of_one_seed, key)) <= MAX_SEEDS // 2
         if varies and len(first_values) == 1 and not is_numbering_field(key):
             problem = f"split {split!r}: {key!r} is {first_values[0]!r} in the first task of every seed"
@@ -239,10 +242,10 @@ async def _check_plays(subject: Subject, environment: Environment, other: Enviro
 
 
 async def _compare_replay(environment: Environment, other: Environment, script: Script) -> Finding | None:
-    once, again = [await Performance(script, environment).play_all() for _ in range(2)]
-    fresh = await Performance(script, other).play_all()
-    for where, second in (("again", again), ("in a new environment", fresh)):
-        if change := find_difference(once, second):
+    first, repeated = [await Performance(script, environment).play_all() for _ in range(2)]
+    in_other = await Performance(script, other).play_all()
+    for where, second in (("again", repeated), ("in a new environment", in_other)):
+        if change := find_difference(first, second):
             return Finding(problem=f"{script.title}, played {where}: {change}")
     return None
 
@@ -317,6 +320,7 @@ async def _play_right_and_wrong(
     subject: Subject, environment: Environment, task: Task
 ) -> list[tuple[Task, Play, Budget]]:
     """Play *task* rightly and wrongly, and return the plays that were scored."""
+    # Copies: a verifier that changes its task must not change it for the second play.
     right = await subject.play_oracle(environment, task.model_copy(deep=True))
     model = RecordingModel(ScriptedModel("wrong", build_policy(WRONG_TURNS)))
     rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief_budget)
@@ -351,12 +355,12 @@ async def _find_change(environment: Environment, other: Environment, episode: Ep
     first = await _ask_verify(environment, episode)
     if changed := find_difference(before, _dump_episode(episode)):
         return Finding(problem=f"`verify` changes its arguments: {changed}", task=name, fix=FIX_MUTATION)
-    again, once_more, anew = [await _ask_verify(copy.environment, copy) for copy in copies]
+    second, third, in_other = [await _ask_verify(copy.environment, copy) for copy in copies]
     verdicts = {
-        "when one transcript is judged again": (first, again, FIX_RANDOMNESS),
-        "when one transcript is judged a third time": (again, once_more, FIX_RANDOMNESS),
+        "when one transcript is judged again": (first, second, FIX_RANDOMNESS),
+        "when one transcript is judged a third time": (second, third, FIX_RANDOMNESS),
         "between two plays of the same turns": (played, first, FIX_SHARED_STATE),
-        "between two environments that judge one transcript": (first, anew, FIX_SHARED_STATE),
+        "between two environments that judge one transcript": (first, in_other, FIX_SHARED_STATE),
     }
     return _find_verdict_difference(name, verdicts)
 

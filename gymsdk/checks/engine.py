@@ -159,6 +159,7 @@ class EngineChecker:
         pairs: list[tuple[int, float, float]] = []
         for generation in [*await self._generate_sequences(), *await self._continue_unusual_ids()]:
             scored = await self._score([*generation.prompt, *generation.ids])
+            # Scores begin with the second id, because nothing precedes the first.
             computed = (scored or [])[len(generation.prompt) - 1 :]
             pairs += zip(itertools.count(1), generation.logprobs, computed, strict=False)
         if not pairs:
@@ -199,14 +200,14 @@ class EngineChecker:
     async def find_processing(self) -> str:
         """Find out whether the reported log-probabilities are changed by the sampling settings of a request."""
         samples = await self._get_samples()
-        call, cool = self._model.build_probe_call(), {"max_tokens": 1, "temperature": COOL_TEMPERATURE}
-        cooled = await asyncio.gather(
-            *(self._complete(call, samples[0].prompt, cool) for _ in range(CONCURRENT_SAMPLES))
+        call, fields = self._model.build_probe_call(), {"max_tokens": 1, "temperature": COOL_TEMPERATURE}
+        answers = await asyncio.gather(
+            *(self._complete(call, samples[0].prompt, fields) for _ in range(CONCURRENT_SAMPLES))
         )
         values = {sample.ids[0]: sample.logprobs[0] for sample in samples}
-        if None in cooled:
+        if None in answers:
             raise CheckSkipped("not checked: this engine takes no token prompts")
-        gaps = [abs(values[token] - value) for pairs in cooled for token, value in pairs or () if token in values]
+        gaps = [abs(values[token] - value) for pairs in answers for token, value in pairs or () if token in values]
         if not gaps:
             raise CheckSkipped("not checked: no token was sampled with both temperatures")
         if self._count_exceeding(gaps)[1]:
@@ -215,6 +216,7 @@ class EngineChecker:
 
     async def measure_reference(self) -> Reference:
         """Return values that depend on the weights, to compare before and after an update."""
+        # The samples of the old weights would show no change.
         self._samples = None
         if self._reference_ids is None:
             sample = await self._generate(PROMPT | {"max_output_tokens": 1})
@@ -277,6 +279,7 @@ class EngineChecker:
         words = [f"Write a few words about {topic}." for topic in TOPICS]
         words += ["1 2 3 " * min(self.context // 16, 100)] if self.context else []
         requests = [PROMPT | {"input": text, "max_output_tokens": SEQUENCE_TOKENS} for text in words]
+        # Kernels may compute a batch with other rounding than a single sequence.
         alone = [await self._generate(request) for request in requests[::2]]
         return [*alone, *await asyncio.gather(*map(self._generate, requests[1::2]))]
 
@@ -319,10 +322,10 @@ class EngineChecker:
         batch = await asyncio.gather(*map(self._score, [*sequences, *(ids * 2 for ids in sequences)]))
         longer = batch[len(sequences) :]
         differences: list[float] = []
-        for one, *others in zip(alone, batch, longer, strict=False):
-            for other in others:
+        for scores, *all_other_scores in zip(alone, batch, longer, strict=False):
+            for other_scores in all_other_scores:
                 # Longer ids begin with the same ids.
-                differences += [abs(a - b) for a, b in zip(one or (), other or (), strict=False)]
+                differences += [abs(a - b) for a, b in zip(scores or (), other_scores or (), strict=False)]
         return differences + await self._sample_twice()
 
     async def _sample_twice(self) -> list[float]:
@@ -335,13 +338,15 @@ class EngineChecker:
         async def compare(generated: list[tuple[int, float]], number: int) -> float | None:
             token, logprob = generated[number]
             before = [*prompt, *(earlier for earlier, _ in generated[:number])]
-            again = await self._complete(call, before, {"max_tokens": 1, "allowed_token_ids": [token]})
+            repeated = await self._complete(call, before, {"max_tokens": 1, "allowed_token_ids": [token]})
             # With processed log-probabilities the only allowed token has a probability of 1.
-            is_same = again and again[0][0] == token and again[0][1] < 0
-            return abs(again[0][1] - logprob) if again and is_same else None
+            is_same = repeated and repeated[0][0] == token and repeated[0][1] < 0
+            return abs(repeated[0][1] - logprob) if repeated and is_same else None
 
-        longs = [await self._complete(call, prompt, {"max_tokens": SEQUENCE_TOKENS}) for _ in range(LONG_SAMPLES)]
-        tasks = [compare(generated, number) for generated in longs if generated for number in range(len(generated))]
+        generations = [await self._complete(call, prompt, {"max_tokens": SEQUENCE_TOKENS}) for _ in range(LONG_SAMPLES)]
+        tasks = [
+            compare(generated, number) for generated in generations if generated for number in range(len(generated))
+        ]
         return [difference for difference in await asyncio.gather(*tasks) if difference is not None]
 
     async def _complete(self, call: TokenCall, prompt: list[int], fields: Item) -> list[tuple[int, float]] | None:
@@ -361,23 +366,23 @@ class EngineChecker:
         """Return a function that decodes ids: with the given tokenizer, else with that of the engine."""
         tokenizer, call = self._tokenizer, self._model.build_probe_call()
 
-        async def decode_here(given: Sequence[int]) -> str:
+        async def decode_locally(sequence: Sequence[int]) -> str:
             assert tokenizer is not None
-            return _decode(tokenizer, given)
+            return _decode(tokenizer, sequence)
 
-        async def decode_there(given: Sequence[int]) -> str:
-            answer = await post_or_none(call, "/detokenize", {"model": call.body.get("model"), "tokens": [*given]})
+        async def decode_on_server(sequence: Sequence[int]) -> str:
+            answer = await post_or_none(call, "/detokenize", {"model": call.body.get("model"), "tokens": [*sequence]})
             if not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
                 raise CheckFailed("the engine's /detokenize does not accept the ids that the engine returned")
             return str(answer["prompt"])
 
         if tokenizer is not None:
-            return decode_here
+            return decode_locally
         try:
-            await decode_there(await self._encode("a") or ids)
+            await decode_on_server(await self._encode("a") or ids)
         except CheckFailed:
             raise CheckSkipped("not checked: this engine has no /detokenize; pass --tokenizer NAME") from None
-        return decode_there
+        return decode_on_server
 
     async def _encode(self, text: str) -> list[int] | None:
         call = self._model.build_probe_call()

@@ -145,6 +145,7 @@ class Programs:
 
     def list_executions(self) -> list[Execution]:
         """Return the programs that ran and could write to the folder, in the order in which they were sent."""
+        # A record exists only once it is complete: a program renames it after the last byte.
         records = ((sent, Path(_get_record_file(sent.payload))) for sent in self.sent)
         return [Execution(sent, json.loads(record.read_bytes())) for sent, record in records if record.exists()]
 
@@ -166,6 +167,7 @@ def open_programs(environment: Environment) -> Iterator[Programs]:
     """Yield an empty set of programs; at the end, remove their files and marks."""
     module = inspect.getmodule(environment.plugin if inspect.ismodule(environment.plugin) else type(environment.plugin))
     package = module.__name__.partition(".")[0] if module else environment.name
+    # A short path: graders often truncate a reply before they run it.
     with TemporaryDirectory(prefix="g") as folder:
         programs = Programs(Path(folder), package, _identify_output())
         try:
@@ -179,6 +181,7 @@ def _remove_marks(programs: Programs) -> None:
     for module in (builtins, *(sys.modules[name] for name in _list_modules(programs.package))):
         if hasattr(module, MARK):
             delattr(module, MARK)
+    # A worker process is reused, and its marks would count as those of an earlier reply in the next run.
     if any(execution.record["process"] != os.getpid() for execution in programs.list_executions()):
         _end_workers()
 

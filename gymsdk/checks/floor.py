@@ -213,10 +213,10 @@ async def _check_canaries(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         views = await _open_sample(subject, environment, MAX_EARLY_TASKS)
         attempts = await run_attacks(subject, environment, [*CANARIES, *build_forgeries(environment)], views)
-        fresh = await judge_unplayed(subject, environment, views)
-        cut = await judge_prefixes(subject, environment, views)
-    gains = shorten_findings(_find_gains([*attempts, *fresh]))
-    return excuse_rewards(subject, gains, find_broken_attempts([*attempts, *fresh, *cut]))
+        unplayed = await judge_unplayed(subject, environment, views)
+        prefixes = await judge_prefixes(subject, environment, views)
+    gains = shorten_findings(_find_gains([*attempts, *unplayed]))
+    return excuse_rewards(subject, gains, find_broken_attempts([*attempts, *unplayed, *prefixes]))
 
 
 async def _open_sample(subject: Subject, environment: Environment, max_tasks: int) -> list[TaskView]:
@@ -232,7 +232,7 @@ def _find_gains(attempts: Iterable[Attempt]) -> list[Finding]:
         by_attack[attempt.attack].append(attempt)
     return [
         *_find_above_maximum(attempts),
-        *(finding for tried in by_attack.values() for finding in find_gain_beyond_chance(tried)),
+        *(finding for own_attempts in by_attack.values() for finding in find_gain_beyond_chance(own_attempts)),
     ]
 
 
@@ -265,7 +265,7 @@ def find_broken_attempts(attempts: Iterable[Attempt]) -> list[Finding]:
     for attempt in attempts:
         if failure := attempt.rollout.failure:
             by_failure[failure.stage, failure.kind].append(attempt)
-    return [_describe_breakage(tried) for tried in by_failure.values()]
+    return [_describe_breakage(own_attempts) for own_attempts in by_failure.values()]
 
 
 def _describe_breakage(attempts: list[Attempt]) -> Finding:

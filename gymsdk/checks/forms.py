@@ -42,9 +42,9 @@ def write_in_form(view: TaskView, text: str, *, calls: bool) -> Turns:
         return []
     filled: dict[int, Item] = {}
     if replaces_calls:
-        for mine, theirs in zip(own, other, strict=True):
-            arguments = _fill(parse_object(mine["arguments"]), parse_object(theirs["arguments"]), text)
-            filled[id(theirs)] = theirs | {"arguments": json.dumps(arguments)}
+        for own_call, other_call in zip(own, other, strict=True):
+            arguments = _fill(parse_object(own_call["arguments"]), parse_object(other_call["arguments"]), text)
+            filled[id(other_call)] = other_call | {"arguments": json.dumps(arguments)}
     reply = _fill_reply(get_last_reply(view.own), get_last_reply(view.other), text)
     turns = [[filled.get(id(item), item) for item in turn] for turn in view.other]
     if reply is not None:
@@ -83,9 +83,9 @@ def _fill_reply(own: str, other: str, text: str) -> str | None:
     """Return the reply *other* with *text* where it differs from *own*; `None` if the two are equal."""
     if own == other or not other:
         return None
-    mine, theirs = parse_object(own), parse_object(other)
-    if mine and theirs:
-        return json.dumps(_fill(mine, theirs, text))
+    own_fields, other_fields = parse_object(own), parse_object(other)
+    if own_fields and other_fields:
+        return json.dumps(_fill(own_fields, other_fields, text))
     start, end = _split_form(own, other)
     lines = _count_equal_last_lines(own, other)
     before = other.split("\n")[: -1 - lines]
@@ -98,28 +98,28 @@ def _split_form(own: str, other: str) -> tuple[str, str]:
     if own == other:
         return "", ""
     lines = _count_equal_last_lines(own, other)
-    mine, theirs = own.split("\n")[-1 - lines :][0], other.split("\n")[-1 - lines :][0]
-    shortest = min(len(mine), len(theirs))
-    same = next((place for place in range(shortest) if mine[place] != theirs[place]), shortest)
-    start = _WORD_END.sub("", theirs[:same]) if same else ""
-    rest_mine, rest_theirs = mine[len(start) :], theirs[len(start) :]
-    shortest = min(len(rest_mine), len(rest_theirs))
-    same = next((place for place in range(shortest) if rest_mine[-1 - place] != rest_theirs[-1 - place]), shortest)
-    end = _WORD_START.sub("", rest_theirs[len(rest_theirs) - same :], count=1) if same else ""
+    own_line, other_line = own.split("\n")[-1 - lines :][0], other.split("\n")[-1 - lines :][0]
+    shortest = min(len(own_line), len(other_line))
+    same = next((place for place in range(shortest) if own_line[place] != other_line[place]), shortest)
+    start = _WORD_END.sub("", other_line[:same]) if same else ""
+    own_rest, other_rest = own_line[len(start) :], other_line[len(start) :]
+    shortest = min(len(own_rest), len(other_rest))
+    same = next((place for place in range(shortest) if own_rest[-1 - place] != other_rest[-1 - place]), shortest)
+    end = _WORD_START.sub("", other_rest[len(other_rest) - same :], count=1) if same else ""
     return start, end
 
 
 def _count_equal_last_lines(own: str, other: str) -> int:
-    mine, theirs = own.split("\n"), other.split("\n")
-    shortest = min(len(mine), len(theirs)) - 1
-    return next((place for place in range(shortest) if mine[-1 - place] != theirs[-1 - place]), shortest)
+    own_lines, other_lines = own.split("\n"), other.split("\n")
+    shortest = min(len(own_lines), len(other_lines)) - 1
+    return next((place for place in range(shortest) if own_lines[-1 - place] != other_lines[-1 - place]), shortest)
 
 
 def _fill(own: Any, other: Any, text: str) -> Any:
     """Return *other* with *text* in place of each scalar in which it differs from *own*."""
     if isinstance(other, dict):
-        mine = own if isinstance(own, dict) else {}
-        return {key: _fill(mine.get(key), value, text) for key, value in other.items()}
+        own_fields = own if isinstance(own, dict) else {}
+        return {key: _fill(own_fields.get(key), value, text) for key, value in other.items()}
     if isinstance(other, list):
         items = own if isinstance(own, list) else []
         return [_fill(items[place] if place < len(items) else None, value, text) for place, value in enumerate(other)]

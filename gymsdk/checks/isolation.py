@@ -60,6 +60,7 @@ async def _check_isolation(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
         scripts = await build_scripts(subject, environment, tasks=tasks)
+        # The first task twice: two episodes of one task may share the key of a cache.
         scripts = [*scripts, *scripts[:1]]
         examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(scripts), least=2)
         sequential = [await Performance(script, environment).play_all() for script in scripts]

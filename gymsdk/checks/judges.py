@@ -53,6 +53,7 @@ def record_models(environment: Environment, log: AnswerLog) -> Environment:
     """Record in *log* the answers of the models in the settings of *environment*, and return the environment."""
     for _, value in environment.config:
         if isinstance(value, MeteredModel):
+            # A model that is recorded already gets the new log in place of the old one.
             model = value.model.model if isinstance(value.model, RecordedModel) else value.model
             value.model = RecordedModel(model, log)
     return environment

@@ -125,10 +125,10 @@ def is_one_of_many(secret: str, text: str, secrets: set[str]) -> bool:
     parts = [part.strip() for part in re.split(r",| or | and |;", text)]
     for number, part in enumerate(parts):
         if re.fullmatch(rf"(?:.*[^\w])?{re.escape(secret)}(?:[^\w].*)?", part, re.IGNORECASE | re.DOTALL):
-            neighbours = [*parts[max(0, number - MAX_PEERS) : number], *parts[number + 1 : number + 1 + MAX_PEERS]]
+            nearby_entries = [*parts[max(0, number - MAX_PEERS) : number], *parts[number + 1 : number + 1 + MAX_PEERS]]
             peers = [
                 entry
-                for entry in neighbours
+                for entry in nearby_entries
                 if _PEER.fullmatch(entry) and not any(contains_words(other, entry) for other in secrets)
             ]
             if len(peers) >= MIN_ALTERNATIVES:

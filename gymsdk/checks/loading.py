@@ -82,6 +82,7 @@ def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
 
 async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> list[Finding]:
     """Return why the environment or its tasks do not load within *seconds* each."""
+    # In a thread: an environment that hangs while it loads must not hang the check.
     threads = ThreadPool()
     try:
         environment = await threads.run(lambda: subject.environment, timeout=seconds)
@@ -126,6 +127,7 @@ async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Find
     if not split.strip():
         return Finding(problem=f"a split is named {split!r}", fix="give each split a name that is a word")
     started = time.perf_counter()
+    # A new environment: one that has drawn the task before may have cached it.
     draw = partial(next, subject.make().tasks(split, seed=subject.seed), None)
     try:
         task = await ThreadPool().run(draw, timeout=LOAD_SECONDS)

@@ -63,6 +63,7 @@ async def _check_maximum(subject: Subject) -> list[Finding]:
         ]
         for is_scored in (True, False)
     }
+    # A constant judge explains wrong rewards, but not plays without a reward.
     return limit_findings(excuse_rewards(subject, found[True], found[False]))
 
 

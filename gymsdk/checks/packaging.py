@@ -179,6 +179,7 @@ async def list_wheel_files(project: Path, version: str) -> set[str]:
         )
     with tempfile.TemporaryDirectory(prefix="gymsdk-wheel-") as folder:
         source = project
+        # The other backends write into the folder that they build.
         if not backend.startswith(OFFLINE_BACKENDS):
             source = Path(shutil.copytree(project, Path(folder) / "source", ignore=IGNORED_PATTERNS))
         target = Path(tempfile.mkdtemp(dir=folder))
@@ -347,8 +348,8 @@ def _iter_source_files(top: str) -> Iterator[str]:
 
 def _list_strays(shipped: set[str]) -> Iterator[str]:
     # The wheel lists scripts as `../../bin/…`.
-    tops = {path.split("/")[0] for path in shipped if not path.startswith((".", "/"))}
-    for name in tops:
+    top_names = {path.split("/")[0] for path in shipped if not path.startswith((".", "/"))}
+    for name in top_names:
         alone = name in shipped
         if name in STRAY_MODULES or (
             alone and (name in {"conftest.py", "setup.py"} or not name.endswith((".py", ".pth")))
@@ -374,6 +375,7 @@ def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:
         yield f"its import loads {', '.join(heavy)}"
     if effects.cpu > cpu:
         yield f"its import costs {effects.cpu:.1f} s of CPU, more than the allowed {cpu:g}"
+    # A slow import on a busy machine is not the package's fault; one that leaves the CPU idle is.
     if effects.wall > IMPORT_WALL_SECONDS and effects.cpu < BUSY_SHARE * effects.wall:
         yield f"its import takes {effects.wall:.1f} s but computes for only {effects.cpu:.1f} s: it waits for something"
     if effects.printed:

@@ -64,8 +64,8 @@ def _is_message_content(content: object) -> bool:
 
 def shorten_text(text: str, longest: int = 80) -> str:
     """Return the beginning of *text* in printable form."""
-    cut = text if len(text) <= longest else f"{text[:longest]}…"
-    return ascii(cut) if any(not sign.isprintable() and sign != "\n" for sign in cut) else repr(cut)
+    beginning = text if len(text) <= longest else f"{text[:longest]}…"
+    return ascii(beginning) if any(not sign.isprintable() and sign != "\n" for sign in beginning) else repr(beginning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,7 @@ class Performance:
             self.observations[name] = await phase
         except EpisodeError as error:
             assert self._runner is not None, "a phase belongs to a run"
+            # An error outside of a hook has no stage yet.
             error.stage = error.stage or name.partition(" ")[0].replace("turn", "step")
             self._runner.result = error
             self.observations[name] = {"failure": error.kind}

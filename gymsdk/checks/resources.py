@@ -106,6 +106,7 @@ RESOURCE_LISTERS: tuple[Callable[[], Iterator[str]], ...] = (
 
 
 def _count_resources() -> Counter[str]:
+    # Objects in reference cycles hold their files until the collector runs.
     gc.collect()
     return Counter(name for list_names in RESOURCE_LISTERS for name in list_names())
 
@@ -202,6 +203,7 @@ def _capture_output() -> Iterator[list[str]]:
     """Yield a list that contains, after the block, what Python and child processes printed inside it."""
     printed: list[str] = []
     python_output = io.StringIO()
+    # A file, not a pipe: a pipe that is not read blocks its writer when it is full.
     with tempfile.TemporaryFile() as file:
         with _redirect_descriptor(file.fileno()), redirect_stdout(python_output), redirect_stderr(python_output):
             yield printed
@@ -363,6 +365,7 @@ async def _check_blocking(subject: Subject) -> list[Finding]:
         scripts = await build_scripts(
             subject, environment, tasks=await subject.count_affordable(environment, MAX_BLOCKING_TASKS, each=6)
         )
+        # Only now: the first episodes import modules and warm caches.
         log.addHandler(handler)
         try:
             for script in scripts * PLAY_ROUNDS:
@@ -376,6 +379,7 @@ async def _check_blocking(subject: Subject) -> list[Finding]:
             f" {times} times in {episodes} episodes"
         )
         for name, times in handler.counts.items()
+        # Code that really blocks does so again and again; a busy machine causes single warnings.
         if times >= max(3, episodes // 4)
     ]
 

@@ -77,9 +77,9 @@ class SplitRows:
         began, before = time.thread_time(), self.count
         try:
             while self.count < most and time.monotonic() < deadline:
-                spent = time.thread_time() - began
-                is_costly = spent > COSTLY_ROW_SECONDS * (self.count - before)
-                if spent > (COSTLY_CPU_SECONDS if is_costly else CPU_SECONDS):
+                cpu_seconds = time.thread_time() - began
+                is_costly = cpu_seconds > COSTLY_ROW_SECONDS * (self.count - before)
+                if cpu_seconds > (COSTLY_CPU_SECONDS if is_costly else CPU_SECONDS):
                     return
                 task = next(self.source, None)
                 if task is None:
@@ -160,6 +160,7 @@ def _draw_splits(subject: Subject, names: list[str], deadline: float) -> list[Sp
     for split in splits:
         split.draw(FIRST_ROWS, deadline)
     if any(split.has_ended for split in splits):
+        # Only a data set is compared with all rows of the others: two generators never end.
         for split in splits:
             if split.count == FIRST_ROWS and not split.has_ended:
                 split.draw(MAX_ROWS, deadline)
@@ -174,10 +175,10 @@ def _find_overlap(smaller: SplitRows, larger: SplitRows) -> tuple[str, int, str]
         first = [number for key, number in own.items() if max(number, others.get(key, MIN_COMPARED)) < MIN_COMPARED]
         if _is_overlap(kind, smaller, larger, len(shared), len(first)):
             is_data = smaller.has_ended or larger.has_ended
-            some, count = (shared, smaller.count) if is_data else (first, min(smaller.count, MIN_COMPARED))
+            listed, count = (shared, smaller.count) if is_data else (first, min(smaller.count, MIN_COMPARED))
             start = "" if smaller.has_ended else "first "
-            text = f"{len(some)} of the {start}{count} {kind} of {smaller.split!r} are in {larger.split!r} too"
-            return smaller.split, min(some), text
+            text = f"{len(listed)} of the {start}{count} {kind} of {smaller.split!r} are in {larger.split!r} too"
+            return smaller.split, min(listed), text
     return None
 
 

@@ -233,6 +233,7 @@ def build_subject(
     """Return the installed environment *name* as a subject. Raises `UnknownEnvironment`."""
     entry = installed().get(name)
     if entry is None:
+        # Raises the error with the nearest name.
         load(name)
     make = partial(load, name, **settings)
     return Subject(name, make, entry, seed, count, split, settings=settings, budget=budget or Budget())
@@ -253,6 +254,7 @@ def to_plain(value: object, above: tuple[int, ...] = ()) -> Plain:
 
 def _convert_scalar(value: str | float) -> Plain:
     if isinstance(value, str):
+        # The methods of the built-in types: an author's subclass may override them.
         return str.__str__(value)
     if isinstance(value, float):
         # `nan` does not equal itself; its text does.

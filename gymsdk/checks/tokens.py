@@ -121,6 +121,7 @@ class _Recorder:
         self.calls += 1
         history = find_history(responses.get_input_items(request))
         carrier = response["output"][-1] if response["output"] else {}
+        # The first call of an episode has no history, and an answer that fails has no token fields.
         if history is not None and TOKEN_FIELDS[0] in carrier:
             prompt = carrier[TOKEN_FIELDS[0]]
             continued = prompt[: len(history.ids)] == history.ids and not carrier.get(BROKEN_FIELD)
@@ -135,7 +136,7 @@ class _Recorder:
             return None
         pairs = zip(ids, rendered, strict=False)
         position = next(
-            (index for index, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(rendered))
+            (index for index, (own, other) in enumerate(pairs) if own != other), min(len(ids), len(rendered))
         )
         start, end = max(position - CONTEXT_TOKENS, 0), position + CONTEXT_TOKENS
         return Difference(
@@ -153,13 +154,6 @@ async def check_tokens(
     environment: Environment, model: TokenModel, rows: Iterable[Row], *, seed: int = 0, budget: Budget | None = None
 ) -> TokenReport:
     """Play the *rows* of *environment* and return which calls keep their token ids.
-
-    Args:
-        environment: The environment.
-        model: The model, with token ids.
-        rows: The task rows.
-        seed: The seed of the episodes.
-        budget: The limits of an episode.
 
     Raises:
         Failed: The model returns no token ids (`model_no_token_ids`).

@@ -81,9 +81,6 @@ async def check_trainer(stack: TrainerStack) -> AsyncIterator[CheckResult]:
     """Yield the result of each check as soon as it is known.
 
     If the generation server does not answer at all, the other checks are skipped.
-
-    Args:
-        stack: The trainer's servers.
     """
     checker = _TrainerChecker(stack)
     steps: Sequence[tuple[int, str, Callable[[], Awaitable[str]]]] = (
@@ -120,6 +117,7 @@ class _TrainerChecker:
         self.servers = AsyncExitStack()
         self._stack = stack
         self._model = models.model(f"vllm/{stack.model}", **stack.options)
+        # Without token ids, so that the first checks also pass on a server that returns none.
         self._plain_model = models.model(f"vllm/{stack.model}", base_url=stack.base_url, timeout=60.0, retries=1)
         name = stack.model_options.get("tokenizer")
         tokenizer = None if name is None else load_tokenizer(name)
@@ -227,6 +225,7 @@ class _TrainerChecker:
         url = self._get_running().urls["policy_model"]
         paused = (await http.post(f"{url}/pause?wait=60", {"max_seconds": 60.0}, timeout=90.0)).json()
         playing = asyncio.ensure_future(client.post(f"{NAME}_simple_agent", "/run", json=self._build_rows()[0]))
+        # Time for the rollout to reach its first model call.
         await asyncio.sleep(0.5)
         state = (await http.get(f"{url}/pause", timeout=30.0)).json()
         await http.post(f"{url}/resume", {}, timeout=30.0)
@@ -245,6 +244,7 @@ class _TrainerChecker:
         change = self.engine.describe_change(before, after)
         if version is not None and version == new_version:
             raise CheckFailed(f"the server still names the weight version {version}")
+        # A prefix cache that outlives the update mixes values of old and new weights.
         for check in (self.engine.check_scores, self.engine.check_sampling):
             try:
                 await check()
