@@ -133,6 +133,7 @@ class Gym:
         """Stop the servers and the replicas. A later call starts them again."""
         async with self._lock:
             self._running = None
+            # A new stack first: a failure to stop must not keep the actor from starting again.
             stack, self._stack = self._stack, AsyncExitStack()
             await stack.aclose()
             await client.aclose()
@@ -160,6 +161,7 @@ class Gym:
                 raise UsageError(f"row {index} names no agent, and the actor has several environments; add agent_ref")
             [environment] = self._deployment.environments
             row = {**row, "agent_ref": build_agent_reference(environment + AGENT_SUFFIX)}
+        # The indices of an earlier run would end up in the line of this rollout.
         bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
         return Job(environment, index, 0, bare)
 

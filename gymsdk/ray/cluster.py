@@ -184,10 +184,10 @@ def _explain(address: str, reason: str) -> str:
     """Return one sentence for the *reason* that Ray gives in several lines."""
     versions = [match.groupdict() for match in VERSION_PATTERN.finditer(reason)]
     if len(versions) > 1:
-        theirs, ours = versions[:2]
+        cluster, own = versions[:2]
         return (
-            f"the Ray cluster at {address} has Ray {theirs['ray']} and Python {theirs['python']}, and this process has"
-            f" Ray {ours['ray']} and Python {ours['python']}; use the same versions on both sides"
+            f"the Ray cluster at {address} has Ray {cluster['ray']} and Python {cluster['python']},"
+            f" and this process has Ray {own['ray']} and Python {own['python']}; use the same versions on both sides"
         )
     if address == AUTO and "running Ray instance" in reason:
         return "no Ray cluster runs on this machine; name one as HOST:PORT, or use `local` to start one"

@@ -95,6 +95,7 @@ class RayExecutor:
             Failed: Its arguments or its result cannot be pickled.
         """
         call = pickle_call(work, args, kwargs)
+        # An episode must not run out of time because the cluster is busy.
         with pause_deadline():
             await self._capacity.acquire()
             try:
@@ -149,6 +150,7 @@ class _Dispatcher:
         self._tasks: Counter[str] = Counter()
         self._listed_at = -math.inf
         self._seconds: dict[str, float] = {}
+        # An event loop of its own: offloaded calls come from the loops of several threads.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gymsdk-ray", daemon=True).start()
 
@@ -245,6 +247,7 @@ class _Dispatcher:
     def _take_batch(self) -> list[_QueuedCall]:
         """Remove the calls of the next task from the queue; calls whose callers have given up are dropped."""
         share = math.ceil(len(self._queue) / max(1, sum(self._nodes.values()) - len(self._running)))
+        # A function of unknown cost gets a task of its own, which measures it.
         seconds = self._seconds.get(self._queue[0].call.address)
         size = 1 if seconds is None else min(MAX_BATCH, share, max(1, int(BATCH_SECONDS / max(seconds, 1e-6))))
         taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
@@ -281,6 +284,7 @@ class _Dispatcher:
             self._fail(batch, f"lost its worker on the Ray cluster ({reason})", "worker_killed")
         else:
             for queued, (result, seconds) in zip(batch, results, strict=True):
+                # A moving average, because a function may cost more for other tasks.
                 mean = self._seconds.get(queued.call.address, seconds)
                 self._seconds[queued.call.address] = mean + (seconds - mean) / 8
                 with suppress(InvalidStateError):

@@ -143,6 +143,7 @@ class ReplicaActor:
                 return
             log.exception("the servers of this replica failed")
         if not self._over.is_set():
+            # `sys.exit` would end this thread only.
             os._exit(1)
 
     async def _serve(self) -> None:
@@ -185,7 +186,7 @@ async def run_replicas(deployment: Deployment, head_url: str) -> AsyncIterator[l
         head_url = build_url(
             deployment.advertise_host or get_own_host(), port, "http" if deployment.tls is None else "https"
         )
-    part: dict[str, Any] = {
+    update: dict[str, Any] = {
         "role": "replica",
         "head_url": head_url,
         "head_host": None,
@@ -193,7 +194,7 @@ async def run_replicas(deployment: Deployment, head_url: str) -> AsyncIterator[l
         "port": 0,
         "server_ports": {},
     }
-    line = deployment.model_copy(update=part | {"logs": deployment.logs.model_copy(update={"directory": None})})
+    line = deployment.model_copy(update=update | {"logs": deployment.logs.model_copy(update={"directory": None})})
     demand = Demand.of(deployment)
     await _wait_for_room(demand)
     options = {"num_cpus": deployment.cpus_per_replica, "num_gpus": deployment.gpus_per_replica}
