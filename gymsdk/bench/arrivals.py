@@ -88,10 +88,10 @@ def compute_rate(times: array[float]) -> float | None:
 
 def draw_arrivals(rate: float, seed: int) -> Iterator[float]:
     """Yield the times of a Poisson process with *rate* arrivals per second, in seconds after the start."""
-    rng, at = random.Random(seed), 0.0
+    rng, arrival = random.Random(seed), 0.0
     while True:
-        at += rng.expovariate(rate)
-        yield at
+        arrival += rng.expovariate(rate)
+        yield arrival
 
 
 async def send_at_arrivals(
@@ -132,8 +132,9 @@ async def send_at_arrivals(
         for job, due in zip(jobs, arrivals, strict=False):
             if seconds is not None and due > seconds:
                 break
-            if (early := due - (time.perf_counter() - start)) > 0:
-                await asyncio.sleep(early)
+            if (remaining := due - (time.perf_counter() - start)) > 0:
+                await asyncio.sleep(remaining)
+            # Before `acquire`: afterwards, a rollout that waited looks like one that did not.
             delayed = slots.locked()
             await slots.acquire()
             log.record_sent(due, time.perf_counter() - start, delayed=delayed)

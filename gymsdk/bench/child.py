@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     if kind == "serve":
         from gymsdk import cli
 
+        # It ends the process.
         cli.main([kind, *rest])
     try:
         _run_policy(rest[0])

@@ -125,8 +125,8 @@ class RowSender:
         began = time.perf_counter()
         body = self._bodies[job.task] + b',"_ng_rollout_id":"' + id.encode() + b'"}'
         answer = parse_response_row(await self._agents.run(get_agent_name(job.row) or "", body), "host")
-        spent = (time.perf_counter() - began) * 1e3
-        return _read_scored(answer, job) or parse_rollout(answer, job, 0, milliseconds=spent)
+        milliseconds = (time.perf_counter() - began) * 1e3
+        return _read_scored(answer, job) or parse_rollout(answer, job, 0, milliseconds=milliseconds)
 
 
 def _encode_job(job: Job) -> bytes:
@@ -141,6 +141,7 @@ def _read_scored(answer: Row, job: Job) -> Rollout | None:
     stored = read_answer(answer)
     if not stored.is_verified or stored.find_no_reward(job.row) is not None:
         return None
+    # Without validation, whose CPU time would count as that of the client.
     timing = Timing.model_construct(stages=stored.stages)
     return Rollout.model_construct(
         id=job.id,
@@ -193,6 +194,7 @@ async def run_load(stage: Stage, recording: Recording, plan: LoadPlan) -> LoadRe
         finally:
             sampler.stop()
     seconds = time.perf_counter() - began
+    # Before the metrics are read, which costs CPU time in the servers.
     used = {name: cpu_seconds - cpu[name] for name, cpu_seconds in measure_cpu(stage).items()}
     after = await read_metrics(stage.metered, headers_for)
     measured = _Measurements(
@@ -255,7 +257,8 @@ def _iter_jobs(recording: Recording, plan: LoadPlan) -> Iterator[Job]:
 def _build_result(
     stage: Stage, recording: Recording, plan: LoadPlan, tally: Tally, measured: _Measurements
 ) -> LoadResult:
-    each, children = max(1, tally.rollouts), {name_children(name) for name in measured.memories}
+    rollouts, children = max(1, tally.rollouts), {name_children(name) for name in measured.memories}
+    # Processes without children have no row for their children.
     cpu = {name: used for name, used in measured.cpu.items() if used or name not in children}
     requests = measured.metrics.count_requests()
     lags = measured.metrics.compute_lags({pid: name for name, pid in stage.pids.items()})
@@ -269,13 +272,13 @@ def _build_result(
         seconds=round(measured.seconds, 3),
         rate=round(tally.rollouts / measured.seconds, 2),
         latency=compute_latency(tally.took),
-        cpu={name: round(1e3 * used / each, 4) for name, used in cpu.items()},
+        cpu={name: round(1e3 * used / rollouts, 4) for name, used in cpu.items()},
         cpu_share={name: round(used / measured.seconds, 4) for name, used in cpu.items()},
-        memory={name: summarise_memory(found) for name, found in measured.memories.items()},
+        memory={name: summarise_memory(samples) for name, samples in measured.memories.items()},
         loop_lag=lags,
-        calls=round(tally.calls / each, 4),
-        requests={name: round(number / each, 4) for name, number in requests.items()},
-        traffic=measured.metrics.compute_traffic(each),
+        calls=round(tally.calls / rollouts, 4),
+        requests={name: round(number / rollouts, 4) for name, number in requests.items()},
+        traffic=measured.metrics.compute_traffic(rollouts),
         stages=_compute_mean_stages(tally, measured),
         reward=compute_mean(tally.rewards),
         expected=None if tally.expected is None else compute_mean(tally.right),
@@ -291,16 +294,16 @@ def _compute_mean_stages(tally: Tally, measured: _Measurements) -> dict[str, flo
     seconds = measured.metrics.sum_run_seconds()
     if not seconds["run"] or not tally.took:
         return {}
-    each = {name: 1e3 * total / len(tally.took) for name, total in seconds.items()}
+    mean_milliseconds = {name: 1e3 * total / len(tally.took) for name, total in seconds.items()}
     waits = measured.arrivals.waits if measured.arrivals else array("d")
     return compute_stages(
         1e3 * sum(tally.took) / len(tally.took),
         {name: total / max(1, len(tally.rewards)) for name, total in tally.stages.items()},
         send=1e3 * (compute_mean(waits) or 0.0),
-        queue=each["queue"],
-        admission=each["admission"],
-        serialise=each["serialise"],
-        server=each["run"],
+        queue=mean_milliseconds["queue"],
+        admission=mean_milliseconds["admission"],
+        serialise=mean_milliseconds["serialise"],
+        server=mean_milliseconds["run"],
     )
 
 

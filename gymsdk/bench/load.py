@@ -131,6 +131,7 @@ async def measure(
     loads = plan.list_loads()
     simple: BenchResult | None = None
     try:
+        # One after the other: servers that share the machine would slow each other down.
         for target in _list_targets(plan):
             result = await _measure_target(plan, target, loads, report_progress)
             if target.shape is not None and target.shape.is_simple:
@@ -192,6 +193,7 @@ async def _set_up(plan: BenchPlan, target: _Target, report_progress: ProgressCal
     environment = target.environment
     if plan.head is not None:
         stage = await join_servers(plan.head)
+        # Before the recording, which may take long.
         stage.served.check_environments([environment.name])
         return _Setup(stage, await _record_rewards(plan, environment, plan.model or stage.model), stage.model)
     report_progress(f"{target.title}: recording, then starting its servers")
@@ -235,6 +237,6 @@ async def _run_loads(
         LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(load.concurrency for load in loads)), rollouts=WARMUP_ROLLOUTS),
     )
     for load in loads:
-        what = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} per second"
-        report_progress(f"{target.title}: {what}")
+        size = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} per second"
+        report_progress(f"{target.title}: {size}")
         yield await run_load(setup.stage, setup.recording, load)

@@ -78,15 +78,16 @@ def draw_results(results: Sequence[BenchResult], path: Path) -> None:
 
     rows, columns = (2, COLUMNS_OF_ONE) if len(results) == 1 else (len(results), len(DIAGRAMS))
     figure = Figure(figsize=(columns * CELL_INCHES[0], rows * CELL_INCHES[1] + 0.5), layout="constrained")
+    # Without `pyplot`, which would choose a backend with windows and keep every figure.
     FigureCanvasAgg(figure)
     cells = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, (result, draw) in zip(cells, ((result, draw) for result in results for draw in DIAGRAMS), strict=True):
         draw(axes, result.loads)
         if len(results) > 1:
             axes.set_title(f"{result.title}: {axes.get_title()}", fontsize=10)
-    played = sorted({result.model for result in results})
+    models_played = sorted({result.model for result in results})
     names = ", ".join(result.title for result in results)
-    figure.suptitle(f"gymsdk bench {names}\nplayed by {' and '.join(played)}", fontsize=11)
+    figure.suptitle(f"gymsdk bench {names}\nplayed by {' and '.join(models_played)}", fontsize=11)
     figure.savefig(path, dpi=110)
 
 
@@ -160,11 +161,11 @@ def _draw_bars(
     axes: Axes, columns: Sequence[Mapping[str, float]], labels: Mapping[str, str], colours: Mapping[str, str]
 ) -> None:
     """Draw one stacked bar per column; the loads are categories, because the widths of bars need even distances."""
-    bottoms = [0.0] * len(columns)
+    bases = [0.0] * len(columns)
     for name, label in labels.items():
         values = [column.get(name, 0.0) for column in columns]
-        axes.bar(range(len(columns)), values, 0.65, bottom=bottoms, color=colours[name], label=label)
-        bottoms = [bottom + value for bottom, value in zip(bottoms, values, strict=True)]
+        axes.bar(range(len(columns)), values, 0.65, bottom=bases, color=colours[name], label=label)
+        bases = [bottom + value for bottom, value in zip(bases, values, strict=True)]
 
 
 def _finish_bars(
@@ -172,6 +173,7 @@ def _finish_bars(
 ) -> None:
     labels = axes.get_legend_handles_labels()[1]
     _finish(axes, loads, title=title, unit=unit, headroom=headroom or 1.1 + LEGEND_ENTRY_HEADROOM * len(labels))
+    # `_finish` may have chosen a logarithmic axis.
     axes.set_xscale("linear")
     axes.set_xticks(range(len(loads)), [f"{position:g}" for position in _get_positions(loads)])
     axes.set_xlim(-0.6, len(loads) - 0.4)

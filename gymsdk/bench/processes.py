@@ -57,10 +57,10 @@ def measure_process(pid: int, measure: MemoryMeasure = "RSS") -> ProcessUsage:
     Raises:
         ProcessLookupError: The process does not exist.
     """
-    every = {process.id: process for process in _list_processes()}
-    if pid not in every:
+    processes = {process.id: process for process in _list_processes()}
+    if pid not in processes:
         raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    process, children = every[pid], [every[child] for child in _find_descendants(pid, every.values())]
+    process, children = processes[pid], [processes[child] for child in _find_descendants(pid, processes.values())]
     return ProcessUsage(
         cpu=process.own,
         memory=_measure_memory(process, measure),
@@ -91,9 +91,9 @@ def _read_pss(pid: int) -> float | None:
 
 def find_leaf_processes(pid: int) -> list[int]:
     """Return the descendants of *pid* that have no children."""
-    every = list(_list_processes())
-    parents = {process.parent for process in every}
-    return [child for child in _find_descendants(pid, every) if child not in parents]
+    processes = list(_list_processes())
+    parents = {process.parent for process in processes}
+    return [child for child in _find_descendants(pid, processes) if child not in parents]
 
 
 def is_running(pid: int) -> bool:
@@ -102,9 +102,9 @@ def is_running(pid: int) -> bool:
     return process is not None and not process.over
 
 
-def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
+def _find_descendants(pid: int, processes: Iterable[_Process]) -> Iterator[int]:
     children = defaultdict(list)
-    for process in every:
+    for process in processes:
         children[process.parent].append(process.id)
     pending = list(children[pid])
     while pending:

@@ -109,17 +109,18 @@ def _read_lags(url: str, samples: Sequence[ParsedSample]) -> dict[ProcessKey, La
     by_worker: defaultdict[str, list[ParsedSample]] = defaultdict(list)
     for sample in samples:
         by_worker[sample[1].get("worker", "")].append(sample)
-    found = {}
-    for worker, own in by_worker.items():
-        ids = [round(value) for name, _, value in own if name == "process_id"]
-        if (lag := _read_lag(own, worker)) is not None:
-            found["127.0.0.1" if host in LOCAL_HOSTS else host, ids[0] if ids else 0] = lag
-    return found
+    lags = {}
+    for worker, worker_samples in by_worker.items():
+        ids = [round(value) for name, _, value in worker_samples if name == "process_id"]
+        if (lag := _read_lag(worker_samples, worker)) is not None:
+            lags["127.0.0.1" if host in LOCAL_HOSTS else host, ids[0] if ids else 0] = lag
+    return lags
 
 
 def _read_lag(samples: Sequence[ParsedSample], worker: str) -> LagReading | None:
     buckets = [(labels["server"], value) for name, labels, value in samples if name == "event_loop_lag_seconds_bucket"]
     longest = [value for name, _, value in samples if name == "event_loop_lag_max_seconds"]
+    # Servers of another version may have other buckets.
     if len(buckets) != len(LAG_BUCKET_SECONDS) + 1 or not longest:
         return None
     server = f"{buckets[0][0]}, worker {worker}" if worker else buckets[0][0]
@@ -165,12 +166,12 @@ class MetricsDifference:
         Args:
             labels: The labels of processes on this machine, by their IDs. Others are named after one of their servers.
         """
-        found = {}
+        summaries = {}
         for (host, pid), lag in self.after.lags.items():
             label = labels.get(pid, lag.server) if host in LOCAL_HOSTS else lag.server
             if (summary := summarise_lag(lag, self.before.lags.get((host, pid)))) is not None:
-                found[label] = summary
-        return found
+                summaries[label] = summary
+        return summaries
 
     def _get_added(self, name: str, server: str) -> float:
         return self.after.counters.get((name, server), 0.0) - self.before.counters.get((name, server), 0.0)
@@ -179,7 +180,7 @@ class MetricsDifference:
 def summarise_lag(after: LagReading, before: LagReading | None) -> LoopLag | None:
     """Return the percentiles and the maximum of the samples between two readings; `None` without samples."""
     earlier = before.counts if before is not None else [0.0] * len(after.counts)
-    counts = [one - other for one, other in zip(after.counts, earlier, strict=True)]
+    counts = [count - earlier_count for count, earlier_count in zip(after.counts, earlier, strict=True)]
     if not counts[-1]:
         return None
     if before is None or after.longest > before.longest:

@@ -38,11 +38,11 @@ class Recording:
 def list_jobs(environment: Environment, *, split: str | None, limit: int, seed: int = 0) -> Recording:
     """Return the first *limit* tasks of a split without rewards. Raises `BadRow` if the split is empty."""
     selected = read_splits({environment.name: environment}, split, seed=seed, limit=limit)
-    sent = [build_input_row(row, environment=environment.name, task=number) for number, (_, row) in enumerate(selected)]
-    if not sent:
+    rows = [build_input_row(row, environment=environment.name, task=number) for number, (_, row) in enumerate(selected)]
+    if not rows:
         split_name = split or get_default_split(environment)
         raise BadRow(f"split {split_name!r} of {environment.name!r} has no rows; choose another split with --split")
-    return Recording(environment.name, tuple(iter_jobs(sent)))
+    return Recording(environment.name, tuple(iter_jobs(rows)))
 
 
 async def record_rollouts(
@@ -73,7 +73,7 @@ async def record_rollouts(
     play = LocalPlayer({environment.name: environment}, model, seed=seed, attempts=1)
     async with play.open(), aclosing(collect(recording.jobs, play, concurrency=RECORDING_CONCURRENCY)) as results:
         played = sorted([_select_scored(result) async for result in results], key=lambda result: result.job.task)
-    chosen = _has_distinct_rows([result for result in played if keep(result.rollout)])
+    chosen = _select_distinct([result for result in played if keep(result.rollout)])
     if not chosen:
         raise UsageError(
             f"no task of {environment.name!r} can be replayed deterministically; choose another split with --split"
@@ -96,7 +96,7 @@ def _select_scored(result: PlayedJob) -> PlayedJob:
     return result
 
 
-def _has_distinct_rows(results: Sequence[PlayedJob]) -> list[PlayedJob]:
+def _select_distinct(results: Sequence[PlayedJob]) -> list[PlayedJob]:
     distinct: dict[bytes, PlayedJob] = {}
     for result in results:
         request = result.rollout.row["responses_create_params"]

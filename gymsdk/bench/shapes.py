@@ -58,10 +58,10 @@ def install(site: Path) -> Path:
     Returns:
         *site*.
     """
-    about = site / "gymsdk_bench-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gymsdk-bench\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[gymsdk.environments]\n{ENVIRONMENT} = {shape_environment.__name__}\n")
+    metadata = site / "gymsdk_bench-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gymsdk-bench\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[gymsdk.environments]\n{ENVIRONMENT} = {shape_environment.__name__}\n")
     return site
 
 
@@ -88,5 +88,5 @@ def _sum_server_cpu(load: LoadResult) -> float:
     return sum(used for name, used in load.cpu.items() if name.startswith(SERVERS))
 
 
-def _divide(one: float, other: float) -> float | None:
-    return round(one / other, 2) if other else None
+def _divide(dividend: float, divisor: float) -> float | None:
+    return round(dividend / divisor, 2) if divisor else None

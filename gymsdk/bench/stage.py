@@ -82,11 +82,12 @@ async def start_servers(
         endpoint: The model's endpoint, or `None` if the servers play the model themselves.
         site: A folder of further installed packages for the servers.
     """
-    reached = ["--base-url", endpoint.ready_message["url"], "--api", "chat"] if endpoint else []
-    words = ["serve", *names, "--port", "0", "--json", "--model", model, *reached]
+    model_options = ["--base-url", endpoint.ready_message["url"], "--api", "chat"] if endpoint else []
+    words = ["serve", *names, "--port", "0", "--json", "--model", model, *model_options]
     began = time.perf_counter()
     async with start_child(words, site=site) as servers:
         seconds = time.perf_counter() - began
+        # Before the first request, which imports further modules.
         used = measure_process(servers.pid, choose_memory_measure([servers.pid]))
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
         urls = [server["url"] for server in servers.ready_message["servers"].values()]
@@ -172,12 +173,12 @@ async def start_child(words: Sequence[str], *, site: Path | None = None) -> Asyn
         start_new_session=True,
     )
     try:
-        ready_message, complaints = await _read_ready_line(process)
+        ready_message, stderr_task = await _read_ready_line(process)
         try:
             yield ChildProcess(process.pid, ready_message)
         finally:
-            complaints.cancel()
-            await asyncio.wait({complaints})
+            stderr_task.cancel()
+            await asyncio.wait({stderr_task})
     finally:
         await _stop_process(process)
 

@@ -124,18 +124,18 @@ def _format_verdict(loop: OpenLoop) -> str:
 
 def _list_memory(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
     for name in dict.fromkeys(name for load in loads for name in load.memory):
-        found = [load.memory.get(name) for load in loads]
-        yield f"{name} before", [None if memory is None else f"{memory.before:,.0f}" for memory in found]
-        yield f"{name} peak", [None if memory is None else f"{memory.most:,.0f}" for memory in found]
-        yield f"{name} after", [None if memory is None else f"{memory.after:,.0f}" for memory in found]
+        memories = [load.memory.get(name) for load in loads]
+        yield f"{name} before", [None if memory is None else f"{memory.before:,.0f}" for memory in memories]
+        yield f"{name} peak", [None if memory is None else f"{memory.most:,.0f}" for memory in memories]
+        yield f"{name} after", [None if memory is None else f"{memory.after:,.0f}" for memory in memories]
 
 
 def _list_lags(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:
     for name in dict.fromkeys(name for load in loads for name in load.loop_lag):
-        found = [load.loop_lag.get(name) for load in loads]
-        yield f"{name} p50", [None if lag is None else f"{lag.p50:,.1f}" for lag in found]
-        yield f"{name} p99", [None if lag is None else f"{lag.p99:,.1f}" for lag in found]
-        yield f"{name} max", [None if lag is None else f"{lag.max:,.1f}" for lag in found]
+        lags = [load.loop_lag.get(name) for load in loads]
+        yield f"{name} p50", [None if lag is None else f"{lag.p50:,.1f}" for lag in lags]
+        yield f"{name} p99", [None if lag is None else f"{lag.p99:,.1f}" for lag in lags]
+        yield f"{name} max", [None if lag is None else f"{lag.max:,.1f}" for lag in lags]
 
 
 def _list_counts(loads: Sequence[LoadResult]) -> Iterator[tuple[str, list[str | None]]]:

@@ -46,7 +46,7 @@ async def sample_memory(stage: Stage) -> AsyncIterator[Memories]:
     """Sample the memory of each process of *stage*, including its child processes."""
     memories: Memories = {name: [] for name in stage.pids}
 
-    def look() -> None:
+    def take_samples() -> None:
         for name, used in _measure_processes(stage):
             memories[name].append(used.memory + used.children_memory)
 
@@ -54,16 +54,16 @@ async def sample_memory(stage: Stage) -> AsyncIterator[Memories]:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             # The system needs milliseconds for the proportional set size of a large process.
-            await asyncio.to_thread(look)
+            await asyncio.to_thread(take_samples)
 
-    look()
+    take_samples()
     watching = asyncio.ensure_future(watch())
     try:
         yield memories
     finally:
         watching.cancel()
         await asyncio.wait({watching})
-    look()
+    take_samples()
 
 
 def summarise_memory(samples: list[float]) -> Memory:

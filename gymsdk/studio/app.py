@@ -111,7 +111,6 @@ class StudioApi:
     """The endpoints below `/api`. Errors are `{"detail": …}`.
 
     Args:
-        library: The runs.
         player: Plays rollouts again.
         decode: Returns the text of a token id.
     """
@@ -291,15 +290,16 @@ class StudioApi:
         async def stream() -> AsyncIterator[bytes]:
             version, last = -1, known
             while not self._library.is_stopped:
+                # The id is a hash of the state, so that a page that connects again gets no state that it has.
                 state = await run_in_threadpool(_dump_state, run)
                 identifier = hashlib.blake2b(state, digest_size=8).hexdigest() if state else last
                 if identifier is not None and identifier != last:
                     last = identifier
                     yield b"event: state\nid: " + identifier.encode() + b"\ndata: " + state + b"\n\n"
                 else:
+                    # A comment: without it, neither side notices a lost connection.
                     yield b": still here\n\n"
-                waiting = asyncio.to_thread(self._library.wait, version, EVENT_SECONDS)
-                version = await waiting
+                version = await asyncio.to_thread(self._library.wait, version, EVENT_SECONDS)
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
@@ -384,10 +384,10 @@ def _list_accuracy(metrics: Row) -> Iterator[Row]:
     """Yield pass@k, majority@k and vote@k of an environment, for the most rollouts of a task."""
     values = metrics.get("agent_metrics") or {}
     for name in ("pass", "majority", "vote"):
-        ks = [int(found[1]) for key in values if (found := re.fullmatch(rf"{name}@(\d+)/accuracy", key))]
-        value = values[f"{name}@{max(ks)}/accuracy"] if ks and max(ks) > 1 else None
+        sizes = [int(match[1]) for key in values if (match := re.fullmatch(rf"{name}@(\d+)/accuracy", key))]
+        value = values[f"{name}@{max(sizes)}/accuracy"] if sizes and max(sizes) > 1 else None
         if jsonl.is_finite_number(value):
-            yield {"environment": metrics.get("environment"), "name": f"{name}@{max(ks)}", "value": value}
+            yield {"environment": metrics.get("environment"), "name": f"{name}@{max(sizes)}", "value": value}
 
 
 def _describe_in_list(run: OpenRun) -> Row:
@@ -411,9 +411,9 @@ def add_figures(queries: RunQueries, rows: list[Row], names: list[str]) -> None:
     """Add the figures *names* to *rows*, as `figures`."""
     if not names:
         return
-    found = queries.list_figure_values([row["id"] for row in rows], names)
+    values = queries.list_figure_values([row["id"] for row in rows], names)
     for row in rows:
-        row["figures"] = found.get(row["id"], {})
+        row["figures"] = values.get(row["id"], {})
 
 
 def describe_lenses(queries: RunQueries) -> Row:
@@ -432,7 +432,7 @@ def _is_cut(queries: RunQueries, chosen: Filter) -> bool:
 
 def _parse_filter(request: Request) -> Filter:
     conditions = _parse_json(request.query_params.get("where") or "[]", "where")
-    if not isinstance(conditions, list) or not all(isinstance(one, list | str) for one in conditions):
+    if not isinstance(conditions, list) or not all(isinstance(condition, list | str) for condition in conditions):
         raise UsageError(
             "`where` must be a list of conditions, each as text or as a list of a field, an operator and a value"
         )
@@ -498,6 +498,7 @@ async def _read_json(request: Request) -> Row:
     try:
         async for chunk in request.stream():
             body += chunk
+            # While reading: a client may announce no length, or a wrong one.
             if len(body) > MAX_BODY_BYTES:
                 raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
     except ClientDisconnect:

@@ -132,18 +132,18 @@ def _list_rows(run: OpenRun, choice: ExportChoice) -> Iterator[Row]:
     if choice.chosen.search:
         run.index.update_texts()
     with run.use() as queries:
-        found = {name: set(queries.list_ids(Filter((("lens", "=", name),)))) for name in LENSES}
+        ids_by_lens = {name: set(queries.list_ids(Filter((("lens", "=", name),)))) for name in LENSES}
         total = queries.count(choice.chosen)
         step = max(1.0, total / choice.sample) if choice.sample else 1.0
-        wanted, taken = 0.0, 0
+        next_number, count = 0.0, 0
         for number, row in enumerate(queries.iter_rows(choice.chosen)):
-            if number < wanted or (choice.sample is not None and taken >= choice.sample):
+            if number < next_number or (choice.sample is not None and count >= choice.sample):
                 continue
-            wanted += step
-            taken += 1
-            lenses = [name for name, ids in found.items() if row["id"] in ids]
-            own = {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
-            yield row | own | {"lenses": lenses}
+            next_number += step
+            count += 1
+            lenses = [name for name, ids in ids_by_lens.items() if row["id"] in ids]
+            details = {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
+            yield row | details | {"lenses": lenses}
 
 
 def _describe(run: OpenRun, count: int) -> Row:
@@ -171,9 +171,10 @@ def _write(target: Path, chunks: dict[str, Any], *, is_file: bool) -> None:
     first = ("runs", "grammar", "comparisons")
     if is_file:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f"{target.name}.part")
-        part.write_text(_build_page(list(scripts.values())), encoding="utf-8")
-        part.replace(target)
+        temporary = target.with_name(f"{target.name}.part")
+        temporary.write_text(_build_page(list(scripts.values())), encoding="utf-8")
+        # Renamed when complete: a page that was interrupted must not look like an export.
+        temporary.replace(target)
         return
     (target / "data").mkdir(parents=True)
     for name, script in scripts.items():
@@ -184,6 +185,7 @@ def _write(target: Path, chunks: dict[str, Any], *, is_file: bool) -> None:
 
 def _build_script(name: str, value: Any) -> str:
     """Return a classic script that adds a compressed part."""
+    # `mtime=0`: the same rollouts give the same file.
     packed = base64.b64encode(gzip.compress(jsonl.dump_portable_json(value), 6, mtime=0)).decode()
     return f'(window.gymsdkData ||= {{ chunks: {{}} }}).chunks["{name}"] = "{packed}";\n'
 
@@ -196,6 +198,7 @@ def _build_page(data: Sequence[str]) -> str:
     modules |= {f"gymsdk/vendor/{name}": "" for name in CLASSIC_SCRIPTS}
     imports = {name: f"data:text/javascript;base64,{_encode(text)}" for name, text in modules.items()}
     import_map = jsonl.dump_json({"imports": imports}).decode()
+    # These scripts set their globals before any module runs, so the modules that import them are empty.
     libraries = [(vendor / name).read_text("utf-8") for name in CLASSIC_SCRIPTS]
     style = (STATIC / "style.css").read_text("utf-8")
     icon = f"data:image/svg+xml;base64,{_encode((STATIC / 'icon.svg').read_text('utf-8'))}"
@@ -225,4 +228,4 @@ def _encode(text: str) -> str:
 
 def _escape_script(text: str) -> str:
     """Return a script that cannot end its own element."""
-    return re.sub(r"</(?=script)|<!--", lambda found: found[0].replace("<", "\\x3c"), text, flags=re.IGNORECASE)
+    return re.sub(r"</(?=script)|<!--", lambda match: match[0].replace("<", "\\x3c"), text, flags=re.IGNORECASE)

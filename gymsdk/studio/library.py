@@ -189,15 +189,16 @@ class Library:
         if self._folder is not None:
             sources += [source for _, source in zip(range(MAX_RUNS), find_runs(self._folder), strict=False)]
         with self._lock:
+            # By resolved path, so that a run that two paths name is listed once.
             known = {run.source.path.resolve(): run for run in self._runs.values()}
-            found = []
+            runs = []
             for source in sources:
                 run = known.get(source.path.resolve())
                 if run is None:
                     run = OpenRun(self._choose_key(source), source)
                     self._runs[run.key] = run
-                found.append(run)
-        return found
+                runs.append(run)
+        return runs
 
     def get(self, key: str) -> OpenRun | None:
         """Return the run with this key."""
@@ -261,6 +262,7 @@ class Library:
 
     def _work(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
+            # A copy: a request may add a run meanwhile.
             for run in [run for run in list(self._runs.values()) if run.is_watched]:
                 if self._follow(run):
                     with self._changed:

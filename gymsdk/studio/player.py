@@ -40,6 +40,7 @@ class Player:
             GymsdkError: The rollout cannot be replayed.
         """
 
+        # In a thread with its own event loop: replaying reads files and calls the hooks of an environment.
         def play() -> Row:
             with read(path) as run:
                 replayer = Replayer(run, force=force)

@@ -49,7 +49,6 @@ class SecurityHeaders:
     """ASGI middleware that adds the security headers to every response.
 
     Args:
-        app: The app.
         policy: The Content-Security-Policy.
     """
 
@@ -81,10 +80,6 @@ class ApiAccess:
     """ASGI middleware that admits requests with the token in the header `Authorization`, and writes only as JSON.
 
     A browser adds this header to no request by itself, as it adds cookies, which all ports of a host share.
-
-    Args:
-        app: The app.
-        token: The token.
     """
 
     def __init__(self, app: ASGIApp, token: SecretStr) -> None:
@@ -96,9 +91,10 @@ class ApiAccess:
         await (self._find_rejection(Request(scope)) or self._app)(scope, receive, send)
 
     def _find_rejection(self, request: Request) -> Response | None:
-        given = [value.encode("latin-1") for value in request.headers.getlist("authorization")]
-        if not is_valid_token(given, self._token):
+        credentials = [value.encode("latin-1") for value in request.headers.getlist("authorization")]
+        if not is_valid_token(credentials, self._token):
             return JSONResponse({"detail": NO_TOKEN}, UNAUTHORIZED, CHALLENGE_HEADERS)
+        # A page of another site can send a form, but not JSON, without asking the server first.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             return JSONResponse({"detail": NOT_JSON}, 415)

@@ -11,12 +11,7 @@ from gymsdk.studio.library import Library
 
 
 class ViewerServer(uvicorn.Server):
-    """Serves the viewer until a signal.
-
-    Args:
-        app: The viewer.
-        library: Its runs.
-    """
+    """Serves the viewer until a signal."""
 
     def __init__(self, app: Starlette, library: Library) -> None:
         super().__init__(
