@@ -137,20 +137,21 @@ def export_run(run: Run, exporter: Exporter, wait: Callable[[], bool] | None = N
         GymsdkError: The service cannot be reached, or refuses the run.
     """
     progress = Progress()
-    asked = run.source.count_inputs()
-    distance = max(1, math.ceil(asked / MAX_POINTS)) if asked else POINT_ROLLOUTS
+    expected = run.source.count_inputs()
+    interval = max(1, math.ceil(expected / MAX_POINTS)) if expected else POINT_ROLLOUTS
     last = 0
-    goes_on = True
-    while goes_on:
-        goes_on = wait() if wait else False
+    is_growing = True
+    while is_growing:
+        # Before the rows are read: the last round then sends what was written before the run ended.
+        is_growing = wait() if wait else False
         run.update()
         for row in run.iter_rows(after=last):
             last = row["id"]
             exporter.add(row)
             progress.add(row)
-            if progress.rollouts % distance == 0:
+            if progress.rollouts % interval == 0:
                 exporter.log(progress.compute_metrics(), progress.rollouts)
-    if progress.rollouts % distance:
+    if progress.rollouts % interval:
         exporter.log(progress.compute_metrics(), progress.rollouts)
     return progress.rollouts
 
@@ -184,15 +185,17 @@ def build_settings(run: Run) -> dict[str, Any]:
 def build_final_metrics(run: Run) -> dict[str, float]:
     """Return the metrics in `metrics.json`, those of several environments with their names; empty before the end."""
     metrics = run.metrics
-    found: dict[str, float] = {}
+    final_metrics: dict[str, float] = {}
     for metric in metrics:
         prefix = f"{metric.get('environment')}/" if len(metrics) > 1 else ""
         numbers = {
             **(metric.get("agent_metrics") or {}),
-            **{f"outcome/{k}": v for k, v in (metric.get("outcomes") or {}).items()},
+            **{f"outcome/{outcome}": count for outcome, count in (metric.get("outcomes") or {}).items()},
         }
-        found |= {f"{prefix}{name}": float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)}
-    return found
+        final_metrics |= {
+            f"{prefix}{name}": float(value) for name, value in numbers.items() if jsonl.is_finite_number(value)
+        }
+    return final_metrics
 
 
 def list_files(run: Run) -> list[Path]:
@@ -208,6 +211,7 @@ def _import(service: str) -> ModuleType:
     try:
         return import_module(f"gymsdk.exporters.{service}")
     except ImportError as error:
+        # A defect of gymsdk, and no missing extra.
         if (error.name or "").startswith("gymsdk"):
             raise
         raise UsageError(

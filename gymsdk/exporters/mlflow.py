@@ -51,7 +51,6 @@ class MlflowExporter:
     """Sends a run to a run of MLflow.
 
     Args:
-        run: The run.
         client: The client of the tracking server.
         target: The identifier of MLflow's run.
         options: How the run is exported.

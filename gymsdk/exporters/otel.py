@@ -85,7 +85,6 @@ class OtelExporter:
     """Sends the rollouts of a run as traces.
 
     Args:
-        run: The run.
         options: How the run is exported.
     """
 
@@ -164,7 +163,7 @@ class OtelExporter:
     ) -> Iterator[_Span]:
         """Yield the spans of a turn's tool calls; their durations are not recorded one by one."""
         calls = ((index, item) for index, item in enumerate(turn) if item.get("type") == "function_call")
-        for place, (index, call) in enumerate(calls):
+        for position, (index, call) in enumerate(calls):
             output = outputs.get(index)
             attributes = {
                 "gen_ai.operation.name": "execute_tool",
@@ -177,7 +176,7 @@ class OtelExporter:
                 attributes |= {} if output is None else {"gen_ai.tool.call.result": output}
             error = TOOL_ERROR if output is not None and is_tool_error(output) else None
             name = f"execute_tool {call.get('name')}"
-            yield _Span(f"execute_tool {number} {place}", name, interval, attributes, error=error)
+            yield _Span(f"execute_tool {number} {position}", name, interval, attributes, error=error)
 
     def _build_span(self, ids: tuple[str, ...], span: _Span, parent: SpanContext | None = None) -> ReadableSpan:
         return ReadableSpan(
@@ -194,13 +193,13 @@ class OtelExporter:
         )
 
     def _describe_rollout(self, stored: StoredRollout, row: Row, rollout: str) -> Attributes:
-        used = stored.policy_usage
+        usage = stored.policy_usage
         attributes: Attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": row["environment"],
             "gen_ai.conversation.id": f"{self._run.name}/{rollout}",
-            "gen_ai.usage.input_tokens": used.get("input_tokens"),
-            "gen_ai.usage.output_tokens": used.get("output_tokens"),
+            "gen_ai.usage.input_tokens": usage.get("input_tokens"),
+            "gen_ai.usage.output_tokens": usage.get("output_tokens"),
             "gymsdk.reward": row["reward"],
             "gymsdk.task": row["task"],
             "gymsdk.repeat": row["repeat"],
@@ -269,16 +268,19 @@ def _iter_turns(output: Sequence[Item]) -> Iterator[tuple[list[Item], dict[int, 
         yield list(output[span]), texts
 
 
-def _find_turn_intervals(stored: StoredRollout, number: int, whole: _Interval) -> tuple[_Interval, _Interval]:
+def _find_turn_intervals(
+    stored: StoredRollout, number: int, rollout_interval: _Interval
+) -> tuple[_Interval, _Interval]:
     """Return when the model was called in a turn and when the environment answered.
 
     A rollout without recorded turns gives intervals of no length at the end of the rollout.
     """
     turns = stored.timing.get("turns") or []
     if number >= len(turns):
-        return _Interval(whole.end, whole.end), _Interval(whole.end, whole.end)
+        at_end = _Interval(rollout_interval.end, rollout_interval.end)
+        return at_end, at_end
     start, model, step = (round(milliseconds * 1e6) for milliseconds in turns[number])
-    begin, middle = whole.start + start, whole.start + start + model
+    begin, middle = rollout_interval.start + start, rollout_interval.start + start + model
     return _Interval(begin, middle), _Interval(middle, middle + step)
 
 

@@ -59,7 +59,6 @@ class WandbExporter:
     """Sends a run to an open run of W&B.
 
     Args:
-        run: The run.
         target: The run of W&B.
         options: How the run is exported.
     """

@@ -85,8 +85,8 @@ class Codec(Protocol):
 def build_codec(name: str, tokenizer: PromptEncoder | Tokenizer | str | None = None) -> Codec:
     """Return a new codec by *name*; only `tokens` takes a *tokenizer*, or an encoder that its codecs share."""
     if name not in CODEC_NAMES:
-        near = format_suggestion(str(name), CODEC_NAMES, f"there are {', '.join(CODEC_NAMES)}")
-        raise UsageError(f"Unknown codec {name!r}{near}")
+        suggestion = format_suggestion(str(name), CODEC_NAMES, f"there are {', '.join(CODEC_NAMES)}")
+        raise UsageError(f"Unknown codec {name!r}{suggestion}")
     if tokenizer is not None and name != "tokens":
         raise UsageError(f"a tokenizer applies to codec='tokens' only; leave it out, or change codec={name!r}")
     if name == "chat":
@@ -116,6 +116,7 @@ class Chat:
 
     def encode_reply(self, items: Sequence[Item], *, over: bool = False) -> list[Item]:  # noqa: ARG002  # a list has no prompt
         """Return the new messages."""
+        # A copy: a policy may change its observation, but not the transcript.
         return deepcopy(chat.build_messages({"input": list(items)}))
 
 
@@ -190,11 +191,7 @@ MAX_PROMPTS = 64
 
 
 class RenderingCache:
-    """A tokenizer that keeps its last renderings: the episodes of a group often get the same tool outputs.
-
-    Args:
-        tokenizer: The tokenizer.
-    """
+    """A tokenizer that keeps its last renderings: the episodes of a group often get the same tool outputs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

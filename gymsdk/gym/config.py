@@ -81,9 +81,9 @@ class TaskSampler:
         self.tasks = None if tasks is None else [environment.read(row) for row in _read_rows(tasks)]
         if self.tasks == []:
             raise BadRow("tasks= holds no task; give at least one row")
-        self._whole: Sequence[Task] | None = self.tasks
+        self._known_tasks: Sequence[Task] | None = self.tasks
         self.split = GIVEN_SPLIT if self.tasks is not None else _check_split(environment, split)
-        self._others: dict[str, TaskSampler] = {}
+        self._other_samplers: dict[str, TaskSampler] = {}
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -115,9 +115,9 @@ class TaskSampler:
     def _sampler_for(self, split: str) -> TaskSampler:
         if split == self.split:
             return self
-        if split not in self._others:
-            self._others[split] = TaskSampler(self._environment, split=split, seconds=self._seconds)
-        return self._others[split]
+        if split not in self._other_samplers:
+            self._other_samplers[split] = TaskSampler(self._environment, split=split, seconds=self._seconds)
+        return self._other_samplers[split]
 
     def _draw_with_new_seed(self, rng: np.random.Generator) -> tuple[Task, str]:
         seed = int(rng.integers(SEED_BOUND))
@@ -135,7 +135,7 @@ class TaskSampler:
 
     @property
     def _all_tasks(self) -> Sequence[Task]:
-        return self._whole or self._read_all(self._environment.tasks(self.split))
+        return self._known_tasks or self._read_all(self._environment.tasks(self.split))
 
     def _read_all(self, tasks: Iterator[Task]) -> Sequence[Task]:
         """List the *tasks* of a split that does not depend on the seed, and keep the list."""
@@ -150,7 +150,7 @@ class TaskSampler:
                 MAX_LISTED_TASKS,
                 MAX_LISTED_TASKS,
             )
-        self._whole = listed_tasks
+        self._known_tasks = listed_tasks
         return listed_tasks
 
     @property
@@ -166,29 +166,29 @@ class TaskSampler:
                 f"{self.description}: the index {index} exceeds the largest that is searched,"
                 f" {self._max_searched_tasks - 1:,}; choose a smaller index, or give the row itself"
             )
-        if self._whole is not None:
-            found = self._whole[index : index + 1]
+        if self._known_tasks is not None:
+            matches = self._known_tasks[index : index + 1]
         else:
             tasks = self._environment.tasks(self.split, seed=seed)
-            found = [*islice(self._limit_time(tasks), index, index + 1)]
-        for task in found:
+            matches = [*islice(self._limit_time(tasks), index, index + 1)]
+        for task in matches:
             return task, f"{self.split}:{seed}:{index}"
         raise BadRow(f"{self.description} has no task {index}; indices start at 0")
 
     def _find_by_id(self, id: str, split: str) -> tuple[Task, str]:
-        drawn = TASK_ID_PATTERN.fullmatch(id)
-        if drawn and drawn[1] in {*self._environment.splits, self.split}:
-            return self._sampler_for(drawn[1]).get_by_index(int(drawn[3]), seed=int(drawn[2]))
+        match = TASK_ID_PATTERN.fullmatch(id)
+        if match and match[1] in {*self._environment.splits, self.split}:
+            return self._sampler_for(match[1]).get_by_index(int(match[3]), seed=int(match[2]))
         return self._sampler_for(split).get_by_id(id)
 
     def get_by_id(self, id: str) -> tuple[Task, str]:
         """Return the task whose row has the ID *id*; raises `BadRow`."""
-        sought: Iterable[Task] = self._whole or ()
-        if not sought:
+        candidates: Iterable[Task] = self._known_tasks or ()
+        if not candidates:
             tasks = self._limit_time(self._environment.tasks(self.split))
-            sought = islice(tasks, MAX_SEARCHED_TASKS) if self._depends_on_seed else self._read_all(tasks)
+            candidates = islice(tasks, MAX_SEARCHED_TASKS) if self._depends_on_seed else self._read_all(tasks)
         count = 0
-        for count, task in enumerate(sought, 1):
+        for count, task in enumerate(candidates, 1):
             if any(_value(task, key) == id for key in ID_FIELDS):
                 return task, f"{self.split}:0:{count - 1}"
         first = f" among its first {count:,}" if count in {MAX_SEARCHED_TASKS, MAX_LISTED_TASKS} else ""
@@ -305,9 +305,9 @@ def _is_seed(seed: object) -> bool:
     return seed is None or isinstance(seed, Integral)
 
 
-def _to_python_value(task: Any) -> Any:
+def _to_python_value(value: Any) -> Any:
     # The elements of an array are NumPy scalars.
-    return task.item() if isinstance(task, np.generic) else task
+    return value.item() if isinstance(value, np.generic) else value
 
 
 RESET_OPTIONS = ("task", "split")
@@ -335,9 +335,6 @@ class EnvConfig:
         settings: Settings of the environment, if it is given by name.
         split: The split that the tasks come from.
         tasks: The tasks to play instead of a split.
-        codec: The name of the codec.
-        tokenizer: The tokenizer of the codec `tokens`.
-        budget: The limits of an episode.
 
     Raises:
         UsageError: An argument is invalid.
@@ -373,11 +370,13 @@ class EnvConfig:
     ) -> EpisodeStart:
         """Return the task and the seed of the next episode: those in *options*, or drawn with *rng*."""
         wanted = _check_reset_options(check_options(options))
-        own = int(rng.integers(SEED_BOUND)) if seed is None else int(seed)
+        episode_seed = int(rng.integers(SEED_BOUND)) if seed is None else int(seed)
         task, split = wanted.get("task"), wanted.get("split")
         if task is not None:
-            return EpisodeStart(*self.sampler.find(task, split), own)
-        return EpisodeStart(*(self.sampler.draw(rng) if split is None else self.sampler.draw_from(split, rng)), own)
+            return EpisodeStart(*self.sampler.find(task, split), episode_seed)
+        return EpisodeStart(
+            *(self.sampler.draw(rng) if split is None else self.sampler.draw_from(split, rng)), episode_seed
+        )
 
     async def enter(self) -> None:
         """Enter the environment's lifespan, unless it is entered."""
@@ -441,8 +440,8 @@ def _load_environment(environment: str | Environment, settings: Mapping[str, Any
 def _check_reset_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in options:
         if key not in RESET_OPTIONS:
-            near = format_suggestion(str(key), RESET_OPTIONS, f"the options are {', '.join(RESET_OPTIONS)}")
-            raise UsageError(f"reset has no option {key!r}{near}")
+            suggestion = format_suggestion(str(key), RESET_OPTIONS, f"the options are {', '.join(RESET_OPTIONS)}")
+            raise UsageError(f"reset has no option {key!r}{suggestion}")
     if not isinstance(options.get("split"), (str, NoneType)):
         raise UsageError(f"options['split'] must be the name of a split, got {options['split']!r}")
     return options

@@ -89,11 +89,11 @@ class ExclusiveLock:
         self._process, self._lock = os.getpid(), threading.Lock()
 
     @contextmanager
-    def hold(self, anew: Callable[[], None]) -> Iterator[None]:
+    def hold(self, rebuild: Callable[[], None]) -> Iterator[None]:
         """Hold the lock inside the block.
 
         Args:
-            anew: Called first in a forked process, which must not use what its parent set up.
+            rebuild: Called first in a forked process, which must not use what its parent set up.
 
         Raises:
             UsageError: Another thread holds the lock.
@@ -101,7 +101,7 @@ class ExclusiveLock:
         if self._process != os.getpid():
             # The thread that held the lock in the parent does not exist in this process.
             self._begin()
-            anew()
+            rebuild()
         if not self._lock.acquire(blocking=False):
             raise UsageError("another thread is using this environment; create one environment per thread")
         try:
@@ -123,6 +123,7 @@ def close_on_finalize(owner: object, close: Callable[[*Ts], Coroutine[Any, Any, 
 
     def end() -> None:
         _finalizers.discard(finalizer)
+        # A forked process must not close what its parent still uses.
         if process == os.getpid():
             slot.run_detached(close(*arguments))
 
@@ -159,8 +160,8 @@ def is_last_step(env: gymnasium.Env[Any, Any]) -> bool:
 
 def _truncates_next_step(wrapper: TimeLimit[Any, Any]) -> bool:
     # Gymnasium has no public name for the count. It is `None` before the wrapper's first reset.
-    taken: int | None = getattr(wrapper, "_elapsed_steps", None)
-    return (taken or 0) + 1 >= wrapper._max_episode_steps  # noqa: SLF001
+    steps: int | None = getattr(wrapper, "_elapsed_steps", None)
+    return (steps or 0) + 1 >= wrapper._max_episode_steps  # noqa: SLF001
 
 
 class Env(gymnasium.Env[Any, Any]):
@@ -244,10 +245,10 @@ class Env(gymnasium.Env[Any, Any]):
         """
         with self._lock.hold(self._rebuild_after_fork):
             super().reset(seed=seed)
-            dealt = self._config.choose_episode(self.np_random, seed=seed, options=options)
-            seen, info = slot.run(_open_episode(self._slot, self._config, dealt))
+            start = self._config.choose_episode(self.np_random, seed=seed, options=options)
+            observation, info = slot.run(_open_episode(self._slot, self._config, start))
             self._show()
-            return seen, info
+            return observation, info
 
     def step(self, action: Any) -> StepResult:
         """Apply one turn of the policy.
@@ -265,9 +266,9 @@ class Env(gymnasium.Env[Any, Any]):
         """
         with self._lock.hold(self._rebuild_after_fork):
             items = self._slot.parse_action(action)
-            stepped = slot.run(self._slot.apply_action(items, last=is_last_step(self)))
+            result = slot.run(self._slot.apply_action(items, last=is_last_step(self)))
             self._show()
-            return stepped
+            return result
 
     def render(self) -> str | None:
         """Return the episode so far as text if `render_mode` is `ansi`; `human` prints it during the steps."""

@@ -84,17 +84,20 @@ class Policy:
     def _play_turns(self, observations: Sequence[Any], infos: Sequence[Info]) -> list[Turn]:
         new = len(infos) - len(self._conversations)
         self._conversations += [Conversation() for _ in range(new)]
-        shown = enumerate(zip(observations, infos, strict=True))
-        has_turns = [self._conversations[number].observe(observation, info) for number, (observation, info) in shown]
+        observed = enumerate(zip(observations, infos, strict=True))
+        has_turns = [self._conversations[number].observe(observation, info) for number, (observation, info) in observed]
         numbers = [number for number, has_turn in enumerate(has_turns) if has_turn]
         turns = slot.run(self._ask_models(numbers)) if numbers else {}
         return [turns[number] if number in turns else Turn() for number in range(len(has_turns))]
 
     async def _ask_models(self, numbers: Sequence[int]) -> dict[int, Turn]:
-        talks = self._conversations
-        episodes = [None] * len(talks) if self._env is None else _get_episodes(self._env)
+        conversations = self._conversations
+        episodes = [None] * len(conversations) if self._env is None else _get_episodes(self._env)
         async with asyncio.TaskGroup() as group:
-            tasks = {number: group.create_task(self._ask_model(talks[number], episodes[number])) for number in numbers}
+            tasks = {
+                number: group.create_task(self._ask_model(conversations[number], episodes[number]))
+                for number in numbers
+            }
         return {number: task.result() for number, task in tasks.items()}
 
     async def _ask_model(self, conversation: Conversation, episode: Episode | None) -> Turn:
@@ -107,8 +110,8 @@ class Policy:
         return Turn(response)
 
     def _build_parameters(self, episode: Episode | None) -> Item:
-        whole = build_request(episode, self._sampling) if episode else self._sampling
-        return {key: value for key, value in whole.items() if key not in {"input", "tools"}}
+        parameters = build_request(episode, self._sampling) if episode else self._sampling
+        return {key: value for key, value in parameters.items() if key not in {"input", "tools"}}
 
     async def _query(self, request: Item, episode: Episode | None) -> Item:
         try:
@@ -143,14 +146,14 @@ def rollout(
     Returns:
         The rollout. A failure in the episode does not raise: it is the rollout's `failure`.
     """
-    played = make_env(env) if isinstance(env, str) else env
+    env_to_play = make_env(env) if isinstance(env, str) else env
     try:
-        base = _get_base_env(played)
-        policy = Policy(model, played, sampling=sampling, timeout=timeout, **model_options)
-        _play(played, policy, *played.reset(seed=seed, options=options))
+        base = _get_base_env(env_to_play)
+        policy = Policy(model, env_to_play, sampling=sampling, timeout=timeout, **model_options)
+        _play(env_to_play, policy, *env_to_play.reset(seed=seed, options=options))
     finally:
-        if played is not env:
-            played.close()
+        if env_to_play is not env:
+            env_to_play.close()
     if base.rollout is None:
         raise UsageError(
             "a wrapper ended the episode before it was scored; limit it with the environment's turns= instead"
@@ -166,10 +169,10 @@ def _get_base_env(env: SingleEnv) -> Env:
 
 
 def _play(env: SingleEnv, policy: Policy, observation: Any, info: Info) -> None:
-    over = False
-    while not over:
+    is_over = False
+    while not is_over:
         observation, _, terminated, truncated, info = env.step(_ask_policy(policy, observation, info))
-        over = terminated or truncated
+        is_over = terminated or truncated
 
 
 def _ask_policy(policy: Policy, observation: Any, info: Info) -> Turn:

@@ -80,6 +80,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """
     loop = _get_loop()
     if _is_running_loop(loop):
+        # Otherwise Python warns that the coroutine was never awaited.
         coroutine.close()
         raise UsageError(
             "a Gymnasium environment cannot be used inside a hook or a model on its own event loop; use `gymsdk.play`"
@@ -156,11 +157,11 @@ def _get_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_serve, args=(_loop,), name="gymsdk-gym", daemon=True).start()
+            threading.Thread(target=_run_loop, args=(_loop,), name="gymsdk-gym", daemon=True).start()
         return _loop
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     while not loop.is_closed():
         try:
             loop.run_forever()
@@ -241,6 +242,7 @@ class Slot:
         if runner is not None and runner.episode is not None and runner.result is None:
             try:
                 tools = chat.build_body({"input": [], "tools": runner.episode.tools}).get("tools", [])
+                # A copy: the caller may change it, and the episode keeps the original.
                 info["tools"] = copy_json(tools)
             except EpisodeError as error:
                 observation = self._fail_open(runner, error)
@@ -324,6 +326,7 @@ class Slot:
 
     async def _apply(self, runner: EpisodeRunner, items: list[Item]) -> tuple[Any, float]:
         """Apply the turn; return the next observation and the turn's reward. After a failure the episode is over."""
+        # An episode that could not be opened ends at its first step.
         if runner.is_over:
             return self.codec.encode_reply([], over=True), nan
         runner.restart_deadline()
@@ -414,7 +417,7 @@ class Slots:
 
     def find_finished(self) -> list[int]:
         """Return the slots with an ended episode."""
-        return [index for index, seat in enumerate(self.slots) if seat.rollout]
+        return [index for index, slot in enumerate(self.slots) if slot.rollout]
 
     def parse_actions(self, actions: Mapping[int, Any]) -> dict[int, list[Item]]:
         """Parse the action of each slot before any is applied; raises `ResetNeeded`, and `UsageError` for a bad one."""
@@ -431,13 +434,14 @@ class Slots:
     async def play(
         self, outputs: Mapping[int, list[Item]], starts: Mapping[int, EpisodeStart]
     ) -> dict[int, StepResult]:
-        """Apply the turns *outputs* and open the episodes *dealt* concurrently; return the step result of each slot."""
+        """Apply the turns *outputs* and open the episodes *starts* concurrently; return the step result by slot."""
         await self.config.enter()
         turns = [self.slots[index].apply_action(items) for index, items in outputs.items()]
         resets = [_reset_slot(self.slots[index], start) for index, start in starts.items()]
         try:
             played = await _gather_all([*turns, *resets])
         finally:
+            # Also after an error in one slot: the other slots may have finished.
             for index in outputs:
                 self.finished[index] = self.slots[index].rollout or self.finished[index]
         return dict(zip([*outputs, *starts], played, strict=True))
@@ -445,7 +449,7 @@ class Slots:
     async def close(self) -> None:
         """Close every open episode and leave the environment."""
         try:
-            await _gather_all(seat.close() for seat in self.slots)
+            await _gather_all(slot.close() for slot in self.slots)
         finally:
             await self.config.leave()
 

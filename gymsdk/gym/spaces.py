@@ -92,6 +92,7 @@ def _parse_message(message: Item) -> list[Item]:
         raise UsageError(f"the action cannot be read as a chat message; {advice}: {message}") from error
     for number, call in enumerate(item for item in items if item["type"] == "function_call"):
         if number not in named:
+            # The parser has made up an id; a codec derives ids from the turn, so that a repeated turn has the same.
             del call["call_id"]
     return [_drop_id(_check_item(item)) for item in items]
 
@@ -227,8 +228,8 @@ MAX_SAMPLE_WORDS = 12
 """The exclusive upper bound of the words, or the token IDs, in a sample."""
 
 
-class _Own(Space[Any]):
-    """A space without a shape; equal to another of its class with the same traits."""
+class _ShapelessSpace(Space[Any]):
+    """A space without a shape; equal to another of its class with the same parameters."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
@@ -239,23 +240,23 @@ class _Own(Space[Any]):
         return False
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._traits() == other._traits()
+        return type(self) is type(other) and self._list_parameters() == other._list_parameters()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._traits()))
+        return hash((type(self), self._list_parameters()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self._traits()))})"
+        return f"{type(self).__name__}({', '.join(map(repr, self._list_parameters()))})"
 
-    def _traits(self) -> tuple[Any, ...]:
+    def _list_parameters(self) -> tuple[Any, ...]:
         return ()
 
-    def _prose(self) -> str:
+    def _sample_text(self) -> str:
         count = int(self.np_random.integers(1, MAX_SAMPLE_WORDS))
         return " ".join(SAMPLE_WORDS[index] for index in self.np_random.integers(len(SAMPLE_WORDS), size=count))
 
 
-class Prose(_Own):
+class Prose(_ShapelessSpace):
     """Any text."""
 
     def contains(self, x: Any) -> bool:
@@ -264,10 +265,10 @@ class Prose(_Own):
 
     def sample(self, mask: None = None, probability: None = None) -> str:  # noqa: ARG002  # Gymnasium's signature
         """Sample a text."""
-        return self._prose()
+        return self._sample_text()
 
 
-class Messages(_Own):
+class Messages(_ShapelessSpace):
     """Lists of chat messages as dicts: a role, and content or tool calls."""
 
     def contains(self, x: Any) -> bool:
@@ -276,10 +277,10 @@ class Messages(_Own):
 
     def sample(self, mask: None = None, probability: None = None) -> list[Item]:  # noqa: ARG002  # Gymnasium's signature
         """Sample one message of the user."""
-        return [{"role": "user", "content": self._prose()}]
+        return [{"role": "user", "content": self._sample_text()}]
 
 
-class Turns(_Own):
+class Turns(_ShapelessSpace):
     """The actions of the codec `chat`: a string, a chat message of the assistant, or a list of Responses items."""
 
     def contains(self, x: Any) -> bool:
@@ -292,11 +293,11 @@ class Turns(_Own):
 
     def sample(self, mask: None = None, probability: None = None) -> str | Item:  # noqa: ARG002  # Gymnasium's signature
         """Sample a reply, as a string or as a message."""
-        text = self._prose()
+        text = self._sample_text()
         return text if self.np_random.integers(2) else {"role": "assistant", "content": text}
 
 
-class Tokens(_Own):
+class Tokens(_ShapelessSpace):
     """Lists of token IDs from 0 to *size* - 1; *size* is `None` if the size of the vocabulary is unknown."""
 
     def __init__(self, size: int | None = None, seed: int | np.random.Generator | None = None) -> None:
@@ -332,7 +333,7 @@ class Tokens(_Own):
             return False
         return int(token) >= 0 and (self.size is None or int(token) < self.size)
 
-    def _traits(self) -> tuple[Any, ...]:
+    def _list_parameters(self) -> tuple[Any, ...]:
         return (self.size,)
 
 

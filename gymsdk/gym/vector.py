@@ -241,6 +241,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[ObjectArray, Any, Any]):
 
     def _reset_finished(self, results: dict[int, StepResult]) -> dict[int, StepResult]:
         """Open the next episode of each finished slot; return *results* with the new observations and infos."""
+        # Before the next episodes open: the last turns of the finished ones are still to be printed.
         self._print_new_turns()
         episodes = {index: self._slots.choose_episode(index) for index in self._slots.find_finished()}
         for index, (observation, *_, info) in slot.run(self._slots.play({}, episodes)).items():
@@ -281,8 +282,8 @@ def _limit_turns(turns: int, steps: object) -> int:
 
 
 def _parse_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    for word, known in AUTORESET_MODES.items():
-        if mode in {word, known, known.value}:
-            return known
+    for word, autoreset_mode in AUTORESET_MODES.items():
+        if mode in {word, autoreset_mode, autoreset_mode.value}:
+            return autoreset_mode
     suggestion = format_suggestion(mode, AUTORESET_MODES) if isinstance(mode, str) else ""
     raise UsageError(f"autoreset_mode must be one of {', '.join(AUTORESET_MODES)}, got {mode!r}{suggestion}")

@@ -274,8 +274,8 @@ def _format_time(record: logging.LogRecord) -> str:
 
 
 @lru_cache(maxsize=1)
-def _format_second(at: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+def _format_second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def _summarize_exception(record: logging.LogRecord) -> dict[str, str]:
@@ -290,7 +290,6 @@ class LogRelay(BackgroundHandler):
     """Relays lines of child processes to a text stream.
 
     Args:
-        out: The stream.
         max_lines: How many lines may wait; further lines are dropped and counted.
     """
 

@@ -252,6 +252,7 @@ class GpuMonitor:
     async def refresh(self) -> None:
         """Run `nvidia-smi` again if its last output is older than `GPU_REFRESH_SECONDS`."""
         if time.monotonic() - self._refreshed_at >= GPU_REFRESH_SECONDS:
+            # Set first: concurrent requests for the metrics must not run the program several times.
             self._refreshed_at = time.monotonic()
             self._samples = parse_utilization(await _run_nvidia_smi())
 

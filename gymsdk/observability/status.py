@@ -26,7 +26,7 @@ NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
 
 
 SLOW_SECONDS = 0.1
-"""Round round_trip in seconds above which a server counts as slow."""
+"""Round trip in seconds above which a server counts as slow."""
 
 IDLE_UTILIZATION = 0.5
 """GPU utilization below which a server is marked as idle."""
@@ -108,7 +108,7 @@ class ServerMonitor:
         ]
 
     def round_trips(self) -> list[Sample]:
-        """Return each instance's last round round_trip in seconds."""
+        """Return each instance's last round trip in seconds."""
         return [
             Sample(instance.round_trip, _instance_labels(instance))
             for instance in self._checked_instances()
@@ -144,7 +144,7 @@ class ServerStatus(BaseModel):
         sessions: The number of open sessions.
         in_flight: The number of running requests.
         waiting: The number of episodes and offloaded calls that wait.
-        round_trip: Seconds of a round round_trip to it.
+        round_trip: Seconds of a round trip to it.
         resource_waits: The work of the server that waits for resources of a cluster, such as gradings.
         gpus: The utilization of its machine's GPUs, from 0 to 1, by index.
         wrong: Its problems.
@@ -319,8 +319,8 @@ async def _get(head: str, path: str, headers: Headers) -> HttpResponse:
         answer = await client.get(head + path, headers=headers, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
     except Failed as error:
         sentence = f"no head answers at {redact_url(head)} ({error})"
-        cure = "start one with `gymsdk serve NAME`, or set another URL with --head"
-        raise Failed(f"{sentence}; {cure}", kind="server_unreachable", stage="host", retryable=True) from None
+        advice = "start one with `gymsdk serve NAME`, or set another URL with --head"
+        raise Failed(f"{sentence}; {advice}", kind="server_unreachable", stage="host", retryable=True) from None
     if answer.status == credentials.UNAUTHORIZED:
         raise credentials.build_unauthorized_error(answer.host, had_token=bool(headers))
     return answer
@@ -349,7 +349,7 @@ def _parse_instance(entry: Mapping[str, object]) -> dict[str, object]:
 
 
 class _ServerReply(BaseModel):
-    """A server's health, its metrics if it has any, and the round round_trip in seconds."""
+    """A server's health, its metrics if it has any, and the round trip in seconds."""
 
     model_config = ConfigDict(frozen=True)
 

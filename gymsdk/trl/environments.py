@@ -54,10 +54,7 @@ class ToolEpisode:
     """One episode after another, for one rollout of TRL. Subclasses have a method for each tool.
 
     Args:
-        environment: The environment.
         rows: The rows of the tasks.
-        budget: The limits of an episode.
-        seed: The seed of the episodes.
     """
 
     def __init__(self, environment: Environment, rows: Sequence[Row], budget: Budget, seed: int) -> None:
@@ -80,9 +77,10 @@ class ToolEpisode:
             runner.result = error
             return None
         runner.pause_deadline()
-        given = row["responses_create_params"]["input"]
-        further = episode.transcript.opening[1 if isinstance(given, str) else len(given) :]
-        text = "\n\n".join(str(item["content"]) for item in further if isinstance(item.get("content"), str))
+        prompt = row["responses_create_params"]["input"]
+        # TRL has shown the prompt of the row already.
+        new_messages = episode.transcript.opening[1 if isinstance(prompt, str) else len(prompt) :]
+        text = "\n\n".join(str(item["content"]) for item in new_messages if isinstance(item.get("content"), str))
         return f"\n\n{text}" if text else None
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -115,6 +113,7 @@ class ToolEpisode:
         runner = self._runner
         if runner is None or runner.episode is None:
             return None
+        # Otherwise the completion ends with a tool call or its output, and the episode is graded as it is.
         if reply is not None:
             await self._apply(responses.build_message(reply))
         if runner.result is None:
@@ -160,8 +159,8 @@ class Environments(dict[str, Callable[[], ToolEpisode]]):
             key = json.dumps(tools, sort_keys=True)
             if key not in toolsets:
                 toolsets[key] = environment.name if not toolsets else f"{environment.name}_{len(toolsets) + 1}"
-                made = build_class(environment.name, tools)
-                self[toolsets[key]] = partial(made, environment, rows, budget, seed)
+                episode_class = build_class(environment.name, tools)
+                self[toolsets[key]] = partial(episode_class, environment, rows, budget, seed)
             self._names.append(toolsets[key])
 
     @property
@@ -234,6 +233,7 @@ def environment(
     """
     loaded = load(environment, **(settings or {})) if isinstance(environment, str) else environment
     rows = read_rows(loaded, split=split, tasks=tasks, limit=limit)
+    # Each call is applied as a turn of its own, and the last reply is one more.
     budget = build_budget(turns=tools + 1, tools=tools, seconds=seconds)
     return Environments(loaded, slot.run(_complete_rows(loaded, rows, seed)), budget, seed)
 
@@ -278,8 +278,8 @@ def build_method(tool: Item) -> Callable[..., str]:
         )
         for key, annotation in annotations.items()
     ]
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    method.__signature__ = inspect.Signature([own, *parameters], return_annotation=str)  # type: ignore[attr-defined]
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = inspect.Signature([self_parameter, *parameters], return_annotation=str)  # type: ignore[attr-defined]
     method.__annotations__ = annotations | {"return": str}
     method.__name__, method.__qualname__ = name, f"ToolEpisode.{name}"
     lines = [f"    {key}: {' '.join(str(value.get('description', key)).split())}" for key, value in properties.items()]

@@ -223,12 +223,12 @@ def read_rows(
     if tasks is not None:
         if split is not None:
             raise UsageError(f"give either a split or tasks, not both; remove split={split!r} or tasks=")
-        given = (row for _, row in jsonl.read_rows(Path(tasks))) if isinstance(tasks, (str, Path)) else iter(tasks)
+        source = (row for _, row in jsonl.read_rows(Path(tasks))) if isinstance(tasks, (str, Path)) else iter(tasks)
     elif environment is None:
         raise UsageError("name the environment, or give its rows with tasks=FILE")
     else:
-        given = (task.row() for task in environment.tasks(split or "train"))
-    rows = list(islice(given, limit))
+        source = (task.row() for task in environment.tasks(split or "train"))
+    rows = list(islice(source, limit))
     if not rows:
         raise UsageError("there is no task; give at least one row")
     return rows
@@ -236,8 +236,8 @@ def read_rows(
 
 def build_prompt(row: Row, number: int) -> Messages:
     """Return the messages of a row for TRL's dataset; the first message has the *number* of the task."""
-    given: str | list[Item] = row["responses_create_params"]["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    prompt: str | list[Item] = row["responses_create_params"]["input"]
+    items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     # Few chat templates know the role `developer`, the newer name of `system`.
     messages = [
         {"role": item["role"].replace("developer", "system"), "content": _get_text(item)}
@@ -276,11 +276,8 @@ class LocalPlayer:
     """Plays episodes in this process with the trainer's policy, all in the same rhythm: one batch of turns at a time.
 
     Args:
-        environment: The environment.
         rows: The rows of the tasks.
-        budget: The limits of an episode.
         tokens: The largest number of tokens of an episode; `None` for the context of the model.
-        seed: The seed of the episodes.
     """
 
     def __init__(
@@ -339,6 +336,7 @@ class LocalPlayer:
         """Return at least *count* slots, which are reused by later batches."""
         if self._slots is None or len(self._slots.slots) < count:
             if self._slots is not None:
+                # Their finalizer would close them only when this object is dropped.
                 slot.run(self._slots.close())
             tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
             config = EnvConfig(
@@ -360,10 +358,8 @@ class ServerPlayer:
         head: The URL of the head server.
         environment: The name of the environment, for rows that name no agent.
         agent: The agent that plays the rows.
-        budget: The limits of an episode.
         concurrency: How many episodes run at the same time.
         update_weights: Copies the trainer's weights to the engine.
-        seed: The seed of the episodes.
     """
 
     def __init__(  # each is a setting of the rollouts
@@ -385,6 +381,7 @@ class ServerPlayer:
 
     def __call__(self, numbers: Sequence[int], trainer: GRPOTrainer) -> list[Sample]:
         """Play one episode of each task in *numbers*."""
+        # Once per step, although a step may play several batches.
         if self._update_weights is not None and trainer.state.global_step != self._updated_step:
             self._update_weights(trainer)
             self._updated_step = trainer.state.global_step
@@ -404,8 +401,8 @@ class ServerPlayer:
         row = self._rows[number]
         name = get_environment_name(row) or self._environment or ""
         agent = self._agent or get_agent_name(row)
-        sent = build_input_row(row, environment=name, task=number, repeat=repeat, sampling=sampling, agent=agent)
-        return Job(name, number, repeat, sent)
+        input_row = build_input_row(row, environment=name, task=number, repeat=repeat, sampling=sampling, agent=agent)
+        return Job(name, number, repeat, input_row)
 
     async def _play_all(self, jobs: Sequence[Job]) -> list[Sample]:
         servers = await fetch_servers(self._head)

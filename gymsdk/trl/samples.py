@@ -80,6 +80,7 @@ class Sample:
         self.completion_ids += ids
         self.env_mask += [mask] * len(ids)
         if logprobs is None:
+            # A turn without log-probabilities leaves the whole episode without: a trainer needs one per token.
             self.logprobs = None
         elif self.logprobs is not None:
             self.logprobs += logprobs
