@@ -163,8 +163,8 @@ def parse_request(body: Item) -> Item:
     if body.get("mcp_servers"):
         raise InvalidRequest("this server does not call 'mcp_servers'; send their tools as 'tools'", "mcp_servers")
     body = load_deferred_tools(body)
-    own = drop_foreign_keys(body, TRANSLATED_FIELDS, where="Messages")
-    kept = {key: value for key, value in own.items() if key not in TRANSLATED_FIELDS}
+    known_fields = drop_foreign_keys(body, TRANSLATED_FIELDS, where="Messages")
+    passed_fields = {key: value for key, value in known_fields.items() if key not in TRANSLATED_FIELDS}
     translated = {
         "instructions": parse_instructions(body.get("system")),
         "max_output_tokens": _parse_max_tokens(body),
@@ -174,17 +174,12 @@ def parse_request(body: Item) -> Item:
         "tools": parse_tools(body.get("tools")),
     }
     messages = {"input": _parse_messages(body.get("messages"))}
-    request = kept | translated | parse_tool_choice(body) | _parse_metadata(body) | messages
+    request = passed_fields | translated | parse_tool_choice(body) | _parse_metadata(body) | messages
     return {key: value for key, value in request.items() if value is not None}
 
 
 def build_answer(response: Item, body: Item) -> Item:
-    """Return the message for *response*.
-
-    Args:
-        response: The Response of the model.
-        body: The body of the request.
-    """
+    """Return the message for *response*."""
     engine_fields = {key: response[key] for key in ENGINE_ANSWER_FIELDS if response.get(key) is not None}
     return engine_fields | {
         "id": responses.generate_id("msg"),
@@ -207,10 +202,11 @@ def _select_output(output: list[Item], body: Item) -> list[Item]:
     """
     if (body.get("thinking") or {}).get("type") != "disabled":
         return output
-    kept = [dict(item) for item in output if item.get("type") != "reasoning"]
-    if kept:
-        kept[-1] |= get_carried_fields(output)
-    return kept
+    items = [dict(item) for item in output if item.get("type") != "reasoning"]
+    if items:
+        # A later request must carry the ids of the whole turn, of its reasoning, too.
+        items[-1] |= get_carried_fields(output)
+    return items
 
 
 def format_usage(response: Item) -> Item:
@@ -283,14 +279,17 @@ def parse_reasoning(body: Item) -> Item | None:
         return None
     if not isinstance(budget, int):
         raise api.build_invalid_field("thinking.budget_tokens", "an integer")
-    return {"effort": next((effort for least, effort in THINKING_BUDGET_EFFORTS if budget >= least), "low")}
+    return {"effort": next((effort for min_budget, effort in THINKING_BUDGET_EFFORTS if budget >= min_budget), "low")}
 
 
 def parse_text_format(body: Item) -> Item | None:
     """Return the `text` field for *body*, with the schema that the answer must follow; `None` if there is none."""
     config = api.get_object(body, "output_config")
-    newer, older = api.get_object(config, "format", "output_config"), api.get_object(body, "output_format")
-    text_format, where = newer or older, "output_config.format" if newer else "output_format"
+    current_format, old_format = (
+        api.get_object(config, "format", "output_config"),
+        api.get_object(body, "output_format"),
+    )
+    text_format, where = current_format or old_format, "output_config.format" if current_format else "output_format"
     if not text_format:
         return None
     schema = text_format.get("schema")

@@ -266,11 +266,11 @@ def _parse_signature(signature: Any) -> Item | None:
     return fields if isinstance(fields, dict) and isinstance(fields.get("id"), str) else None
 
 
-def _recover_arguments(given: Item, verbatim: object) -> str:
-    unparsed = given.get(UNPARSED_ARGUMENTS_KEY)
-    if len(given) == 1 and isinstance(unparsed, str):
+def _recover_arguments(arguments: Item, verbatim: object) -> str:
+    unparsed = arguments.get(UNPARSED_ARGUMENTS_KEY)
+    if len(arguments) == 1 and isinstance(unparsed, str):
         return unparsed
     # The client may have changed the input.
-    if isinstance(verbatim, str) and given in (parse_arguments(verbatim), parse_arguments(verbatim, float)):
+    if isinstance(verbatim, str) and arguments in (parse_arguments(verbatim), parse_arguments(verbatim, float)):
         return verbatim
-    return json.dumps(given, ensure_ascii=False)
+    return json.dumps(arguments, ensure_ascii=False)

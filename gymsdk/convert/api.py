@@ -183,6 +183,7 @@ def check_unparsed_calls(response: Item, request: Item, *, host: str) -> None:
     if any(item.get("type") == "function_call" for item in output):
         return
     text = "".join(extract_text(item.get("content")) for item in output if is_reply(item))
+    # Without code: a reply may quote a call.
     if TOOL_CALL_START in text and _has_only_valid_calls(_CODE.sub("", text), offered):
         raise Failed(
             f"{host} leaves tool calls in the text, as in {text[:120]!r}; start vLLM with {VLLM_TOOL_FLAGS},"

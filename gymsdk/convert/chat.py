@@ -60,11 +60,11 @@ def build_body(
     Raises:
         Failed: Chat Completions cannot express the request.
     """
-    others = {key: value for key, value in request.items() if key not in TRANSLATED_KEYS}
-    kept = select_keys(others, CHAT_KEYS, passes_unknown=passes_unknown)
-    if kept.get("top_logprobs") or _wants_logprobs(request):
+    fields = {key: value for key, value in request.items() if key not in TRANSLATED_KEYS}
+    passed_fields = select_keys(fields, CHAT_KEYS, passes_unknown=passes_unknown)
+    if passed_fields.get("top_logprobs") or _wants_logprobs(request):
         # Chat servers reject top_logprobs without logprobs.
-        kept = {"logprobs": True} | kept
+        passed_fields = {"logprobs": True} | passed_fields
     translated = (
         {limit: request.get("max_output_tokens"), "reasoning_effort": (request.get("reasoning") or {}).get("effort")}
         | _build_text_fields(request)
@@ -73,7 +73,7 @@ def build_body(
     messages = mend_messages(build_messages(request, thoughts=thoughts))
     return (
         parse_metadata_extras(request)
-        | kept
+        | passed_fields
         | {key: value for key, value in translated.items() if value is not None}
         | {"messages": token_fields.keep_last_ids(messages)}
     )
@@ -307,15 +307,17 @@ def _build_tool(tool: Item) -> Item:
 def _parse_message(message: Item) -> Iterator[Item]:
     """Yield the items of an assistant *message*: reasoning, text, refusal, calls; at least one item."""
     in_parts, content_text = parts.split_content(message.get("content"))
-    given = [message[key] for key in ("reasoning_content", "reasoning") if isinstance(message.get(key), (str, list))]
-    in_fields = [*map(read_text, given)]
+    reasoning_fields = [
+        message[key] for key in ("reasoning_content", "reasoning") if isinstance(message.get(key), (str, list))
+    ]
+    in_fields = [*map(read_text, reasoning_fields)]
     in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
     candidates = (*in_text, *in_parts, *in_fields)
     reasoning = list({stripped: candidate for candidate in candidates if (stripped := candidate.strip())}.values())
     if reasoning:
         yield responses.build_reasoning(*reasoning)
-    elif given:
+    elif reasoning_fields:
         # Some engines refuse a conversation in which the empty reasoning that they returned is missing.
         yield responses.build_reasoning("")
     calls = message.get("tool_calls") or []

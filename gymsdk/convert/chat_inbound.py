@@ -78,10 +78,12 @@ def parse_request(body: Item) -> Item:
     count_choices(body)
     if removed := [key for key in REMOVED_FIELDS if body.get(key)]:
         raise InvalidRequest(f"{removed[0]!r} is not supported; send 'tools' and 'tool_choice'", removed[0])
-    own = drop_foreign_keys(body, TRANSLATED_FIELDS | SHARED_FIELDS, where="Chat Completions")
-    kept = {key: value for key, value in own.items() if value is not None and key not in TRANSLATED_FIELDS}
+    known_fields = drop_foreign_keys(body, TRANSLATED_FIELDS | SHARED_FIELDS, where="Chat Completions")
+    passed_fields = {
+        key: value for key, value in known_fields.items() if value is not None and key not in TRANSLATED_FIELDS
+    }
     translated = {key: value for key, value in _translate_fields(body).items() if value is not None}
-    return kept | translated | {"input": [item for message in messages for item in parse_message(message)]}
+    return passed_fields | translated | {"input": [item for message in messages for item in parse_message(message)]}
 
 
 def count_choices(body: Item) -> int:
@@ -108,6 +110,7 @@ def join_completions(completions: list[Item]) -> Item:
 
 def _join_usage(usages: list[Item | None]) -> Item | None:
     known = [usage for usage in usages if usage]
+    # A sum without one of the answers would be too small.
     if len(known) < len(usages):
         return None
     details = [usage.get("completion_tokens_details") or {} for usage in known]
@@ -283,10 +286,10 @@ def _parse_items(message: Item) -> Iterator[Item]:
 
 
 def _parse_assistant_message(message: Item) -> Iterator[Item]:
-    given = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None]
-    reasoning = next(filter(None, given), "")
+    reasoning_fields = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None]
+    reasoning = next(filter(None, reasoning_fields), "")
     calls = message.get("tool_calls") or []
-    if given:
+    if reasoning_fields:
         if not isinstance(reasoning, str):
             raise TypeError("its reasoning is not a string")
         yield responses.build_reasoning(reasoning)

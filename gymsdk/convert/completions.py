@@ -50,8 +50,8 @@ def parse_request(body: Item) -> Item:
         if number is not None and number < 1:
             raise InvalidRequest(f"{key!r} must be at least 1, got {number}", key)
     api.get_object(body, "stream_options")
-    own = drop_foreign_keys(body, frozenset(), where="Completions")
-    return {key: value for key, value in own.items() if key not in STREAM_FIELDS}
+    known_fields = drop_foreign_keys(body, frozenset(), where="Completions")
+    return {key: value for key, value in known_fields.items() if key not in STREAM_FIELDS}
 
 
 def build_body(request: Item) -> Item:
@@ -62,10 +62,10 @@ def build_body(request: Item) -> Item:
     """
     # Only a pin has the limit under this name.
     limit = {"max_tokens": request["max_output_tokens"]} if request.get("max_output_tokens") is not None else {}
-    kept = {key: value for key, value in request.items() if key not in TRANSLATED_KEYS and value is not None}
-    for key in kept:
+    passed_fields = {key: value for key, value in request.items() if key not in TRANSLATED_KEYS and value is not None}
+    for key in passed_fields:
         check_configuration_key(key)
-    return {key: value for key, value in kept.items() if not _is_ignored(key)} | limit
+    return {key: value for key, value in passed_fields.items() if not _is_ignored(key)} | limit
 
 
 def parse_answer(answer: Any, _: Item, *, strict: bool = False) -> Item:  # noqa: ARG001 - the signature of all APIs

@@ -24,14 +24,14 @@ def load_deferred_tools(body: Item) -> Item:
     """
     tools = api.check_objects(body.get("tools") or [], "tools")
     forced = (body.get("tool_choice") or {}).get("name") if isinstance(body.get("tool_choice"), dict) else None
-    kept = [tool for tool in tools if not tool.get("defer_loading") or tool.get("name") == forced]
+    listed_tools = [tool for tool in tools if not tool.get("defer_loading") or tool.get("name") == forced]
     named = ((tool.get("name"), tool) for tool in tools)
     definitions = {name: _format_definition(tool) for name, tool in named if isinstance(name, str)}
     messages = [
         _replace_references(message, definitions, f"messages.{number}")
         for number, message in enumerate(api.check_objects(body.get("messages"), "messages"))
     ]
-    return body | {"messages": messages} | ({"tools": kept} if len(kept) < len(tools) else {})
+    return body | {"messages": messages} | ({"tools": listed_tools} if len(listed_tools) < len(tools) else {})
 
 
 def _replace_references(message: Item, definitions: dict[str, str], where: str) -> Item:

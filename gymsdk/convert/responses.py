@@ -368,12 +368,7 @@ def format_input_tokens(tokens: int) -> Item:
 
 
 def build_answer(response: Item, body: Item) -> Item:
-    """Return *response* with all fields that OpenAI's types require: ids, types, and counts.
-
-    Args:
-        response: The Response of the model.
-        body: The body of the request.
-    """
+    """Return *response* with all fields that OpenAI's types require: ids, types, and counts."""
     if not response.keys() >= REQUIRED_RESPONSE_FIELDS:
         response = responses.build_response([], model=str(body.get("model") or ""), request=body) | response
     return fill_usage_details(response | {"output": [_complete_item(item) for item in response["output"]]})

@@ -96,12 +96,7 @@ _NEEDS_ONE_MORE = re.compile(r"Requested token count exceeds", re.IGNORECASE)
 
 
 def find_limit_refusal(status: int, body: bytes) -> LimitRefusal | None:
-    """Return why a server refused a request, if it did because of the model's context; else `None`.
-
-    Args:
-        status: The status of the server's answer.
-        body: The body of the answer.
-    """
+    """Return why a server refused a request, if it did because of the model's context; else `None`."""
     if status < FIRST_ERROR_STATUS:
         return None
     error = _parse_error(body)
@@ -115,12 +110,7 @@ def find_limit_refusal(status: int, body: bytes) -> LimitRefusal | None:
 
 
 def is_context_overflow(status: int, body: bytes) -> bool:
-    """Return whether a server rejected a request because its prompt does not fit the model's context.
-
-    Args:
-        status: The status of the server's answer.
-        body: The body of the answer.
-    """
+    """Return whether a server rejected a request because its prompt does not fit the model's context."""
     refusal = find_limit_refusal(status, body)
     return refusal is not None and refusal.is_prompt
 

@@ -32,7 +32,7 @@ from gymsdk.servers.model import build_model_entry, build_model_list, find_model
 from gymsdk.sockets import Acceptor, raise_open_file_limit
 from gymsdk.testing import token_api
 from gymsdk.testing.engine import Engine, EngineKind, Reasoning, build_prompt
-from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Fate, Faults, draw_fates
+from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Faults, RequestFault, draw_faults
 from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
 from gymsdk.testing.token_api import TokenEndpoint
 from gymsdk.types import Item, Model
@@ -41,15 +41,15 @@ JSON, EVENTS = "application/json", "text/event-stream"
 
 
 async def send_answer(
-    request: web.Request, face: InboundApi, body: Item, answer: Item, fate: Fate
+    request: web.Request, api: InboundApi, body: Item, answer: Item, fault: RequestFault
 ) -> web.StreamResponse:
-    """Return the response with *answer*, as JSON or a stream as requested, and with the fault that *fate* names."""
+    """Return the response with *answer*, as JSON or a stream as requested, and with *fault*."""
     if not body.get("stream"):
-        return await _send(request, dump_json(answer), JSON, fate)
-    frames = [*face.stream_events(answer, body)]
+        return await _send(request, dump_json(answer), JSON, fault)
+    frames = [*api.stream_events(answer, body)]
     # The last event marks the end of the stream.
-    kept = frames[: (len(frames) - 1) // 2] if fate.truncated else frames
-    return await _send(request, b"".join(kept), EVENTS, fate)
+    sent_frames = frames[: (len(frames) - 1) // 2] if fault.truncated else frames
+    return await _send(request, b"".join(sent_frames), EVENTS, fault)
 
 
 def build_json_response(body: Item, status: int = 200) -> web.Response:
@@ -57,25 +57,25 @@ def build_json_response(body: Item, status: int = 200) -> web.Response:
     return web.Response(body=dump_json(body), status=status, content_type=JSON)
 
 
-def build_error_response(face: InboundApi, error: ApiError) -> web.Response:
-    """Return the error response in the format of the API *face*."""
-    answer = build_json_response(face.build_error(error), error.status)
+def build_error_response(api: InboundApi, error: ApiError) -> web.Response:
+    """Return the error response in the format of the API *api*."""
+    answer = build_json_response(api.build_error(error), error.status)
     if error.status == RATE_LIMITED_STATUS:
         answer.headers["Retry-After"] = "1"
     return answer
 
 
-async def _send(request: web.Request, whole: bytes, kind: str, fate: Fate) -> web.StreamResponse:
-    answer = web.Response(body=whole, content_type=kind)
-    if fate.cut is None:
+async def _send(request: web.Request, body: bytes, kind: str, fault: RequestFault) -> web.StreamResponse:
+    answer = web.Response(body=body, content_type=kind)
+    if fault.cut is None:
         return answer
     assert request.transport is not None
-    if fate.cut == "halfway":
-        half = web.StreamResponse(headers={"Content-Type": kind, "Content-Length": str(len(whole))})
-        await half.prepare(request)
-        await half.write(whole[: len(whole) // 2])
+    if fault.cut == "halfway":
+        partial_answer = web.StreamResponse(headers={"Content-Type": kind, "Content-Length": str(len(body))})
+        await partial_answer.prepare(request)
+        await partial_answer.write(body[: len(body) // 2])
         request.transport.abort()
-        return half
+        return partial_answer
     request.transport.abort()
     return answer
 
@@ -106,11 +106,11 @@ class RequestTracker:
         self.ending = True
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=grace)
-        late = set(self._tasks)
-        for task in late:
+        running = set(self._tasks)
+        for task in running:
             task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=CANCEL_SECONDS)
+        if running:
+            await asyncio.wait(running, timeout=CANCEL_SECONDS)
 
 
 REQUEST_TRACKER = web.AppKey("tracker", RequestTracker)
@@ -164,29 +164,29 @@ def build_app(
         raise UsageError(f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}")
     tokenizer = TemplateTokenizer(TEMPLATES[template], pairs)
     engine = Engine(model, name=name, faults=faults, reasoning=reasoning, kind=kind, tokenizer=tokenizer)
-    served = web.Application(
+    app = web.Application(
         client_max_size=MAX_BODY_BYTES, middlewares=[_count_requests(metrics), _track_requests, _convert_route_errors]
     )
-    served[REQUEST_TRACKER] = RequestTracker()
-    served.cleanup_ctx.append(_sample_loop_lag(metrics))
-    drawn = draw_fates(faults)
-    for face in INBOUND_APIS.values():
-        answer = partial(_handle, face=face, engine=engine, drawn=drawn)
-        served.router.add_post(f"/v1/{face.path}", partial(_count_running, answer, engine))
+    app[REQUEST_TRACKER] = RequestTracker()
+    app.cleanup_ctx.append(_sample_loop_lag(metrics))
+    request_faults = draw_faults(faults)
+    for api in INBOUND_APIS.values():
+        answer = partial(_handle, api=api, engine=engine, request_faults=request_faults)
+        app.router.add_post(f"/v1/{api.path}", partial(_count_running, answer, engine))
     for path, answer_tokens in token_api.build_endpoints(engine).items():
-        answer = partial(_handle_tokens, answer_tokens=answer_tokens, drawn=drawn)
+        answer = partial(_handle_tokens, answer_tokens=answer_tokens, request_faults=request_faults)
         generates = path in token_api.GENERATING_PATHS
-        served.router.add_post(path, partial(_count_running, answer, engine) if generates else answer)
+        app.router.add_post(path, partial(_count_running, answer, engine) if generates else answer)
     for counting in COUNTING_APIS:
-        served.router.add_post(f"/v1/{counting.inbound.path}", partial(_count_tokens, counting=counting, engine=engine))
+        app.router.add_post(f"/v1/{counting.inbound.path}", partial(_count_tokens, counting=counting, engine=engine))
     entry = build_model_entry(name) | {"root": name, "max_model_len": faults.context}
-    served.router.add_get("/v1/models", partial(_models, {name: entry}))
-    served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
-    served.router.add_get("/metrics", partial(_metrics, metrics, engine))
-    served.router.add_get("/version", _version)
-    served.router.add_get("/health", _health)
-    served.router.add_get("/", _root)
-    return served
+    app.router.add_get("/v1/models", partial(_models, {name: entry}))
+    app.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
+    app.router.add_get("/metrics", partial(_metrics, metrics, engine))
+    app.router.add_get("/version", _version)
+    app.router.add_get("/health", _health)
+    app.router.add_get("/", _root)
+    return app
 
 
 @asynccontextmanager
@@ -213,19 +213,21 @@ async def serve(
             " serve on 127.0.0.1, or allow it with --insecure (insecure=True in Python)"
         )
     raise_open_file_limit()
-    at = _bind(host, port)
+    sock = _bind(host, port)
     application.middlewares.insert(0, _check_pages(PageCheck(allowed_hosts(host))))
+    # With cancellation: a policy must not play on for a client that has gone.
     runner = web.AppRunner(application, access_log=None, logger=log, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None, "the runner has been set up"
-    acceptor = Acceptor(at, runner.server)
+    acceptor = Acceptor(sock, runner.server)
     try:
         acceptor.open()
-        named = f"[{host}]" if ":" in host else host
-        yield f"http://{named}:{at.getsockname()[1]}/v1"
+        url_host = f"[{host}]" if ":" in host else host
+        yield f"http://{url_host}:{sock.getsockname()[1]}/v1"
     finally:
+        # New connections first: the tracker waits only for the requests that it knows.
         acceptor.close()
-        at.close()
+        sock.close()
         if (tracker := application.get(REQUEST_TRACKER)) is not None:
             await tracker.end()
         await runner.cleanup()
@@ -284,6 +286,7 @@ async def _track_requests(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return _build_stopped_response(request) if tracker.ending else await handler(request)
     except asyncio.CancelledError:
+        # Cancelled by the client, which reads no answer any more.
         if not tracker.ending or request.transport is None or request.transport.is_closing():
             raise
         return _build_stopped_response(request)
@@ -322,43 +325,43 @@ async def _count_running(answer: Handler, engine: Engine, request: web.Request) 
 
 
 async def _handle(
-    request: web.Request, *, face: InboundApi, engine: Engine, drawn: Iterator[Fate]
+    request: web.Request, *, api: InboundApi, engine: Engine, request_faults: Iterator[RequestFault]
 ) -> web.StreamResponse:
-    fate = next(drawn)
-    if fate.delay:
-        await asyncio.sleep(fate.delay)
-    if fate.status:
-        return build_error_response(face, ApiError(fate.status, "this policy fails on purpose"))
+    fault = next(request_faults)
+    if fault.delay:
+        await asyncio.sleep(fault.delay)
+    if fault.status:
+        return build_error_response(api, ApiError(fault.status, "this policy fails on purpose"))
     try:
         body = await _read_object(request)
-        answer = await engine.answer(face, body, fate)
+        answer = await engine.answer(api, body, fault)
     except InvalidRequest as error:
-        return build_error_response(face, ApiError(400, str(error), param=error.param))
+        return build_error_response(api, ApiError(400, str(error), param=error.param))
     except Failed as error:
-        return build_error_response(face, ApiError(_get_status(error), str(error), code=error.kind))
-    return await send_answer(request, face, body, answer, fate)
+        return build_error_response(api, ApiError(_get_status(error), str(error), code=error.kind))
+    return await send_answer(request, api, body, answer, fault)
 
 
 async def _handle_tokens(
-    request: web.Request, *, answer_tokens: TokenEndpoint, drawn: Iterator[Fate]
+    request: web.Request, *, answer_tokens: TokenEndpoint, request_faults: Iterator[RequestFault]
 ) -> web.StreamResponse:
     """Answer a request to a token interface. Only generations have faults."""
     generates = request.path in token_api.GENERATING_PATHS
-    fate = next(drawn) if generates else Fate()
-    if fate.delay:
-        await asyncio.sleep(fate.delay)
-    if fate.status:
-        return build_error_response(chat_inbound.CHAT_API, ApiError(fate.status, "this policy fails on purpose"))
+    fault = next(request_faults) if generates else RequestFault()
+    if fault.delay:
+        await asyncio.sleep(fault.delay)
+    if fault.status:
+        return build_error_response(chat_inbound.CHAT_API, ApiError(fault.status, "this policy fails on purpose"))
     try:
         body = await _read_object(request)
-        answer = await answer_tokens(body, fate)
+        answer = await answer_tokens(body, fault)
     except InvalidRequest as error:
         return build_error_response(chat_inbound.CHAT_API, ApiError(400, str(error), param=error.param))
     except Failed as error:
         return build_error_response(chat_inbound.CHAT_API, ApiError(_get_status(error), str(error), code=error.kind))
-    if (face := token_api.STREAMED_APIS.get(request.path)) is not None:
-        return await send_answer(request, face, body, answer, fate)
-    return await _send(request, dump_json(answer), JSON, fate)
+    if (api := token_api.STREAMED_APIS.get(request.path)) is not None:
+        return await send_answer(request, api, body, answer, fault)
+    return await _send(request, dump_json(answer), JSON, fault)
 
 
 async def _count_tokens(request: web.Request, *, counting: CountingApi, engine: Engine) -> web.Response:
@@ -404,10 +407,10 @@ def _bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EPERM}:
-            why = f"port {port} of {host} is not available ({error.strerror}); choose another with --port"
+            reason = f"port {port} of {host} is not available ({error.strerror}); choose another with --port"
         else:
-            why = _describe_bind_error(host, error)
-        raise UsageError(f"the policy cannot listen: {why}") from None
+            reason = _describe_bind_error(host, error)
+        raise UsageError(f"the policy cannot listen: {reason}") from None
 
 
 def _check_host(host: str) -> None:

@@ -17,7 +17,7 @@ from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.tokens import TOKEN_ID_PREFIX, wants_tokens
 from gymsdk.errors import Failed, UsageError
 from gymsdk.responses import build_usage
-from gymsdk.testing.faults import Fate, Faults
+from gymsdk.testing.faults import Faults, RequestFault
 from gymsdk.testing.templates import FIRST_SPECIAL_ID, Marker, TemplateTokenizer
 from gymsdk.tokens import chatml
 from gymsdk.tokens.chatml import THINK_END, THINK_START, parse_output
@@ -50,6 +50,7 @@ class Prompt:
         """Return the number of tokens."""
         if self.token_ids is not None or self.tokenizer.pairs:
             return len(self.get_token_ids())
+        # Without pairs, each byte is a token: the ids need not be built only to count them.
         template = self.tokenizer.template
         pieces = template.render(self.messages, self.tools, add_generation_prompt=True)
         return sum(1 if isinstance(piece, Marker) else count_bytes(piece) for piece in pieces)
@@ -159,6 +160,7 @@ class Generation:
 
 def encode_generation(text: str, tokenizer: TemplateTokenizer) -> list[int]:
     """Return the token IDs of a generated *text*, which are the same each time."""
+    # Not `hash`, which differs between processes.
     return tokenizer.encode_generation(text, seed=zlib.crc32(text.encode("utf-8", "replace")))
 
 
@@ -182,15 +184,16 @@ def build_generation(
         tokenizer: The tokenizer.
     """
     text = render_output(output, thoughts=thoughts)
-    opened = tokenizer.template.opens_reasoning
-    if opened:
+    opens_reasoning = tokenizer.template.opens_reasoning
+    if opens_reasoning:
         # The prompt ends with the opening tag.
         text = text.removeprefix(f"{THINK_START}\n") if text.startswith(THINK_START) else f"{THINK_END}\n\n{text}"
+    # One more for the token that ends the turn.
     size = (len(encode_generation(text, tokenizer)) if tokenizer.pairs else count_bytes(text)) + 1
     if max_tokens is None or size <= max_tokens:
         return Generation(output, text, tokenizer, size=size)
     fitting = tokenizer.decode_bytes(encode_generation(text, tokenizer)[:max_tokens]).decode("utf-8", "ignore")
-    truncated = _drop_partial_marker(f"{THINK_START}\n{fitting}" if opened else fitting)
+    truncated = _drop_partial_marker(f"{THINK_START}\n{fitting}" if opens_reasoning else fitting)
     output = _parse_output(truncated, turn=turn, parsed=parsed)
     return Generation(output, text, tokenizer, is_complete=False, size=max_tokens)
 
@@ -229,9 +232,9 @@ def write_generation(
         rng=rng,
     )
     text = tokenizer.decode(ids, skip_special_tokens=True)
-    written = f"{THINK_START}\n{text}" if tokenizer.template.opens_reasoning else text
+    full_text = f"{THINK_START}\n{text}" if tokenizer.template.opens_reasoning else text
     is_complete = ids[-1] == tokenizer.eos_token_id
-    output = _parse_output(written, turn=turn, parsed=parsed)
+    output = _parse_output(full_text, turn=turn, parsed=parsed)
     return Generation(output, text, tokenizer, is_complete=is_complete, size=len(ids), ids=ids)
 
 
@@ -368,11 +371,11 @@ class Engine:
         # A scripted policy counts only text, without the markup of the conversation.
         self._computes_usage = str(getattr(model, "name", "")).startswith("scripted/")
 
-    async def answer(self, api: InboundApi, body: Item, fate: Fate) -> Item:
+    async def answer(self, api: InboundApi, body: Item, fault: RequestFault) -> Item:
         """Return the answer to *body* in the format *api*; raises `InvalidRequest` or `Failed`."""
-        return api.join_answers([await self._answer_once(api, body, fate) for _ in range(api.count_answers(body))])
+        return api.join_answers([await self._answer_once(api, body, fault) for _ in range(api.count_answers(body))])
 
-    async def _answer_once(self, api: InboundApi, body: Item, fate: Fate) -> Item:
+    async def _answer_once(self, api: InboundApi, body: Item, fault: RequestFault) -> Item:
         request = api.parse_request(body)
         options = body | self._reasoning_fields
         prompt, prompt_size = build_prompt(api, body, request, self.tokenizer)
@@ -383,13 +386,13 @@ class Engine:
             prompt_size = prompt.count_tokens()
         thoughts = api is not chat_inbound.CHAT_API or options.get("include_reasoning") is not False
         max_tokens = self.compute_max_tokens(get_max_tokens(body, LIMIT_FIELDS[api.path]), prompt_size)
-        response, generation = await self.generate(request, prompt, max_tokens, fate, thoughts=thoughts)
+        response, generation = await self.generate(request, prompt, max_tokens, fault, thoughts=thoughts)
         return self._build_answer(
             api, options, request, response | {"model": self.name}, prompt, generation, prompt_size
         )
 
     async def generate(
-        self, request: Item, prompt: Prompt, max_tokens: int | None, fate: Fate, *, thoughts: bool = True
+        self, request: Item, prompt: Prompt, max_tokens: int | None, fault: RequestFault, *, thoughts: bool = True
     ) -> tuple[Item, Generation]:
         """Return the model's Response to *request*, and what it generates after *prompt*."""
         try:
@@ -399,9 +402,9 @@ class Engine:
                 raise
             # Clients probe an engine with requests for few tokens. An oracle does not know these conversations.
             turn, parsed = prompt.count_turns(), not self.faults.unparsed
-            written = write_generation(prompt, max_tokens, request, self._rng, turn=turn, parsed=parsed)
-            return responses.build_response(written.output, model=self.name, usage=None), written
-        output = self._apply_limits(response["output"], request, fate)
+            generation = write_generation(prompt, max_tokens, request, self._rng, turn=turn, parsed=parsed)
+            return responses.build_response(generation.output, model=self.name, usage=None), generation
+        output = self._apply_limits(response["output"], request, fault)
         generation = build_generation(
             output,
             turn=prompt.count_turns(),
@@ -457,11 +460,11 @@ class Engine:
             choice["message"] |= _build_token_fields(prompt, generation)
         return answer
 
-    def _apply_limits(self, output: list[Item], request: Item, fate: Fate) -> list[Item]:
+    def _apply_limits(self, output: list[Item], request: Item, fault: RequestFault) -> list[Item]:
         """Return *output* with the request's limits and the simulated faults applied."""
         if request.get("parallel_tool_calls") is False:
             output = keep_first_call(output)
-        if fate.malformed:
+        if fault.malformed:
             output = truncate_call_arguments(output)
         return unparse_calls(output) if self.faults.unparsed else output
 
@@ -512,18 +515,20 @@ def _keep_generated_ids(prompt: Prompt) -> Prompt:
     That server renders the conversation, and replaces everything up to the end of this message by its ids. It finds the
     end by counting the tokens that end a generation.
     """
-    carriers = [number for number, message in enumerate(prompt.messages) if message.get(responses.TOKEN_FIELDS[1])]
-    if not carriers:
+    positions_with_ids = [
+        number for number, message in enumerate(prompt.messages) if message.get(responses.TOKEN_FIELDS[1])
+    ]
+    if not positions_with_ids:
         return prompt
-    last, tokenizer = carriers[-1], prompt.tokenizer
-    kept = [*prompt.messages[last][responses.TOKEN_FIELDS[0]], *prompt.messages[last][responses.TOKEN_FIELDS[1]]]
+    last, tokenizer = positions_with_ids[-1], prompt.tokenizer
+    known_ids = [*prompt.messages[last][responses.TOKEN_FIELDS[0]], *prompt.messages[last][responses.TOKEN_FIELDS[1]]]
     before = tokenizer.apply_chat_template(prompt.messages[: last + 1], tools=prompt.tools)
     rendered = prompt.get_token_ids()
     end = tokenizer.eos_token_id
     positions = [position for position, token in enumerate(rendered) if token == end]
-    cut = positions[before.count(end) - 1]
-    kept = kept[:-1] if kept[-1] == end else kept
-    return Prompt(prompt.messages, prompt.tools, tokenizer, [*kept, *rendered[cut:]])
+    position = positions[before.count(end) - 1]
+    known_ids = known_ids[:-1] if known_ids[-1] == end else known_ids
+    return Prompt(prompt.messages, prompt.tools, tokenizer, [*known_ids, *rendered[position:]])
 
 
 LIMIT_FIELDS = MappingProxyType(

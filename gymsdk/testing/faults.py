@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Draw: TypeAlias = Callable[[random.Random], float]
+Distribution: TypeAlias = Callable[[random.Random], float]
 
 
 def draw_latency(latency: float | str, rng: random.Random) -> float:
@@ -21,7 +21,7 @@ def draw_latency(latency: float | str, rng: random.Random) -> float:
 
 
 @lru_cache(maxsize=64)
-def _parse_distribution(latency: str) -> Draw:
+def _parse_distribution(latency: str) -> Distribution:
     kind, *parameters = latency.split(":")
     if kind == "exp":
         [mean] = _parse_numbers(latency, parameters, 1)
@@ -35,16 +35,16 @@ def _parse_distribution(latency: str) -> Draw:
         if low > high:
             raise ValueError(f"{latency!r} is no latency; the smaller number comes first, as in {high:g}-{low:g}")
         return lambda rng: rng.uniform(low, high)
-    [steady] = _parse_numbers(latency, [latency], 1)
-    return lambda _: steady
+    [seconds] = _parse_numbers(latency, [latency], 1)
+    return lambda _: seconds
 
 
-def _parse_numbers(latency: str, given: list[str], wanted: int) -> list[float]:
+def _parse_numbers(latency: str, words: list[str], count: int) -> list[float]:
     try:
-        seconds = [float(number) for number in given]
+        seconds = [float(number) for number in words]
     except ValueError:
         seconds = []
-    if len(seconds) != wanted or not all(math.isfinite(second) and second >= 0 for second in seconds):
+    if len(seconds) != count or not all(math.isfinite(second) and second >= 0 for second in seconds):
         raise ValueError(
             f"{latency!r} is no latency; write seconds as 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA"
         )
@@ -103,7 +103,7 @@ NO_FAULT = Faults()
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class RequestFault:
     """The fault of one request: an error *status* or a damaged answer, after *delay* seconds."""
 
     delay: float = 0.0
@@ -113,19 +113,22 @@ class Fate:
     truncated: bool = False
 
 
-def draw_fates(faults: Faults) -> Iterator[Fate]:
+def draw_faults(faults: Faults) -> Iterator[RequestFault]:
     """Yield the faults of the requests in order; they depend only on the seed and on the request's number."""
     if faults.model_dump(exclude={"context", "unparsed", "refuses_tools", "seed"}, exclude_defaults=True):
-        yield from (_draw_fate(faults, random.Random(f"{faults.seed}:{number}")) for number in count())
-    yield from repeat(Fate())
+        yield from (_draw_fault(faults, random.Random(f"{faults.seed}:{number}")) for number in count())
+    yield from repeat(RequestFault())
 
 
-def _draw_fate(faults: Faults, rng: random.Random) -> Fate:
-    drawn, broken, early = rng.random(), rng.choice(SERVER_ERROR_STATUSES), rng.random() < 0.5  # noqa: PLR2004 - a coin
+def _draw_fault(faults: Faults, rng: random.Random) -> RequestFault:
+    share, error_status, is_before_answer = rng.random(), rng.choice(SERVER_ERROR_STATUSES), rng.random() < 0.5  # noqa: PLR2004 - a coin
+    # All numbers are drawn for each request, so that one share does not move the other faults.
     malformed, truncated = rng.random() < faults.malformed, rng.random() < faults.truncated
     delay = draw_latency(faults.latency, rng)
     failing = faults.errors + faults.limited
-    if drawn < failing:
-        return Fate(delay, status=broken if drawn < faults.errors else RATE_LIMITED_STATUS)
-    cut: Literal["before", "halfway"] = "before" if early else "halfway"
-    return Fate(delay, cut=cut if drawn < failing + faults.cuts else None, malformed=malformed, truncated=truncated)
+    if share < failing:
+        return RequestFault(delay, status=error_status if share < faults.errors else RATE_LIMITED_STATUS)
+    cut: Literal["before", "halfway"] = "before" if is_before_answer else "halfway"
+    return RequestFault(
+        delay, cut=cut if share < failing + faults.cuts else None, malformed=malformed, truncated=truncated
+    )

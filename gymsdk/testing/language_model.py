@@ -48,8 +48,9 @@ class SymbolModel:
             return [allowed[0]] * limit
         while len(ids) < limit and ids[-1:] != [self._end]:
             probabilities = self._compute([*prompt, *ids][-1])
-            cooled = [value ** (1 / max(temperature, 0.01)) for value in probabilities.values()]
-            ids += rng.choices([*probabilities], cooled)
+            # A temperature of 0 means the most probable token; the exponent must stay finite.
+            weights = [value ** (1 / max(temperature, 0.01)) for value in probabilities.values()]
+            ids += rng.choices([*probabilities], weights)
         return ids
 
     def _compute_logprob(self, token: int, previous: int) -> float:

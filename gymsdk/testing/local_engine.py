@@ -35,7 +35,6 @@ class LocalModel:
     """A model that plays *policy* with the ids of *tokenizer*.
 
     Args:
-        policy: The policy.
         tokenizer: The tokenizer with the chat template.
         seed: Determines which tokens are split.
     """
@@ -109,6 +108,7 @@ class _LocalEngine:
         output: list[Item] = response["output"]
         request_id = responses.generate_id("chatcmpl")
         self._outputs[request_id] = output
+        # Scripted policies have no probabilities; clients require a number for each token.
         ids = self._encode_turn(request, output)
         logprobs = [{"token_id": token, "logprob": -0.5} for token in ids]
         choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "logprobs": {"content": logprobs}}
@@ -121,9 +121,9 @@ class _LocalEngine:
 
     def _render_ids(self, body: Item) -> list[int]:
         messages = [parse_call_arguments(message) for message in body["messages"]]
-        prompted = body.get("add_generation_prompt") is not False
+        add_generation_prompt = body.get("add_generation_prompt") is not False
         return render_messages(
-            self._tokenizer, messages, tools=body.get("tools") or None, add_generation_prompt=prompted
+            self._tokenizer, messages, tools=body.get("tools") or None, add_generation_prompt=add_generation_prompt
         )
 
     def _encode_turn(self, request: Item, output: list[Item]) -> list[int]:
@@ -131,10 +131,16 @@ class _LocalEngine:
         body = chat.build_body(request)
         turn = chat.build_messages({"input": output})
         prompt = self._render_ids(body)
-        whole = self._render_ids(body | {"messages": [*body["messages"], *turn], "add_generation_prompt": False})
+        conversation_ids = self._render_ids(
+            body | {"messages": [*body["messages"], *turn], "add_generation_prompt": False}
+        )
         terminator = self._find_terminator(body.get("tools") or ())
-        if terminator is not None and whole[: len(prompt)] == prompt and terminator in whole[len(prompt) :]:
-            ids = whole[len(prompt) :]
+        if (
+            terminator is not None
+            and conversation_ids[: len(prompt)] == prompt
+            and terminator in conversation_ids[len(prompt) :]
+        ):
+            ids = conversation_ids[len(prompt) :]
             ids = ids[: len(ids) - ids[::-1].index(terminator) - 1]
         else:
             ids = list(self._tokenizer.encode(render_output(output), add_special_tokens=False))
@@ -154,8 +160,11 @@ class _LocalEngine:
             if token in special or len(text) < 2 or self._rng.random() > SPLIT_SHARE:  # noqa: PLR2004  # two letters
                 result.append(token)
                 continue
-            cut = self._rng.randrange(1, len(text))
-            parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in (text[:cut], text[cut:])]
-            split = [part for tokens in parts for part in tokens]
-            result += split if self._tokenizer.decode(split) == text else [token]
+            position = self._rng.randrange(1, len(text))
+            parts = [
+                self._tokenizer.encode(part, add_special_tokens=False) for part in (text[:position], text[position:])
+            ]
+            shorter_ids = [part for tokens in parts for part in tokens]
+            # A token may hold part of a character: its halves then decode to another text.
+            result += shorter_ids if self._tokenizer.decode(shorter_ids) == text else [token]
         return result

@@ -185,6 +185,7 @@ class ChatTemplate:
     def _identify(self, start: str, text: str) -> tuple[str, str]:
         """Return the role and the text of a turn that begins with the special token *start*."""
         forms = [(role, form) for role, form in self.turns.items() if form.start == start]
+        # The longest header first: an empty one would match every turn.
         for role, form in sorted(forms, key=lambda role_form: -len(role_form[1].header)):
             if text.startswith(form.header):
                 return role, text[len(form.header) :]
@@ -218,13 +219,13 @@ def _extract_tools(messages: list[Item]) -> list[Item]:
     if not messages or messages[0]["role"] != "system":
         return []
     before, title, after = messages[0]["content"].rpartition("# Tools\n\n")
-    listed = re.search(r"<tools>\n(.*)\n</tools>", after, re.DOTALL)
-    if not title or not listed:
+    tools_text = re.search(r"<tools>\n(.*)\n</tools>", after, re.DOTALL)
+    if not title or not tools_text:
         return []
     messages[0]["content"] = before.rstrip("\n")
     if not messages[0]["content"]:
         messages.pop(0)
-    return [json.loads(line) for line in listed[1].splitlines()]
+    return [json.loads(line) for line in tools_text[1].splitlines()]
 
 
 def _number_calls(messages: list[Item]) -> None:

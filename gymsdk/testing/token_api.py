@@ -28,11 +28,11 @@ from gymsdk.testing.engine import (
     build_prompt,
     get_max_tokens,
 )
-from gymsdk.testing.faults import Fate
+from gymsdk.testing.faults import RequestFault
 from gymsdk.tokens.chatml import THINK_START, parse_output
 from gymsdk.types import Item
 
-TokenEndpoint: TypeAlias = Callable[[Item, Fate], Awaitable[Item]]
+TokenEndpoint: TypeAlias = Callable[[Item, RequestFault], Awaitable[Item]]
 """Answers a request body. Raises `InvalidRequest` or `Failed`."""
 
 DEFAULT_CONTEXT = 131_072
@@ -71,24 +71,24 @@ def build_endpoints(engine: Engine) -> dict[str, TokenEndpoint]:
     return by_kind[engine.kind]
 
 
-async def _tokenize(engine: Engine, body: Item, _: Fate) -> Item:
+async def _tokenize(engine: Engine, body: Item, _: RequestFault) -> Item:
     """Return the token ids of the `prompt` or the `messages` in *body*."""
     ids = _encode_prompt(engine, body)
-    spelled = [engine.tokenizer.decode([token]) for token in ids] if body.get("return_token_strs") else None
+    token_texts = [engine.tokenizer.decode([token]) for token in ids] if body.get("return_token_strs") else None
     return {
         "count": len(ids),
         "max_model_len": engine.faults.context or DEFAULT_CONTEXT,
         "tokens": ids,
-        "token_strs": spelled,
+        "token_strs": token_texts,
     }
 
 
-async def _detokenize(engine: Engine, body: Item, _: Fate) -> Item:
+async def _detokenize(engine: Engine, body: Item, _: RequestFault) -> Item:
     """Return the text of the `tokens` in *body*."""
     return {"prompt": _decode(engine, _check_ids(body.get("tokens"), "tokens"))}
 
 
-async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
+async def _complete(engine: Engine, body: Item, fault: RequestFault) -> Item:
     """Return the completion of a prompt, or of several: texts, or lists of token ids."""
     completions.parse_request(body)
     if body.get("suffix"):
@@ -100,7 +100,7 @@ async def _complete(engine: Engine, body: Item, fate: Fate) -> Item:
         ids = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         prompt_tokens += len(ids)
         for _ in range(body.get("n") or 1):
-            generated = await _continue_prompt(engine, ids, limit, fate, body)
+            generated = await _continue_prompt(engine, ids, limit, fault, body)
             completion_tokens += len(generated.get_token_ids())
             choices.append({"index": len(choices), **_build_choice(engine, prompt, ids, generated, body)})
     return {
@@ -147,21 +147,21 @@ def _build_choice(engine: Engine, prompt: str | list[int], ids: list[int], gener
 
 def _build_logprobs(engine: Engine, ids: list[int], token_ids: list[int], body: Item) -> Item:
     """Return the log-probabilities of *token_ids* after the prompt *ids*, with `echo` also those of the prompt."""
-    shown, logprobs = token_ids, [*_compute_logprobs(engine, ids, token_ids)]
+    token_sequence, logprobs = token_ids, [*_compute_logprobs(engine, ids, token_ids)]
     values: list[float | None] = [*logprobs]
     if body.get("echo"):
-        shown, values = [*ids, *token_ids], [None, *_compute_logprobs(engine, ids[:1], ids[1:]), *logprobs]
-    texts = [engine.tokenizer.decode([token]) for token in shown]
-    spelled = [f"{TOKEN_ID_PREFIX}{token}" for token in shown] if body.get("return_tokens_as_token_ids") else texts
+        token_sequence, values = [*ids, *token_ids], [None, *_compute_logprobs(engine, ids[:1], ids[1:]), *logprobs]
+    texts = [engine.tokenizer.decode([token]) for token in token_sequence]
+    names = (
+        [f"{TOKEN_ID_PREFIX}{token}" for token in token_sequence] if body.get("return_tokens_as_token_ids") else texts
+    )
     has_top = bool(body["logprobs"])
-    top = [
-        {name: value} if has_top and value is not None else None for name, value in zip(spelled, values, strict=True)
-    ]
+    top = [{name: value} if has_top and value is not None else None for name, value in zip(names, values, strict=True)]
     offsets = [*accumulate(map(len, texts), initial=0)][:-1]
-    return {"tokens": spelled, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+    return {"tokens": names, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
 
-async def _score(engine: Engine, body: Item, _: Fate) -> Item:
+async def _score(engine: Engine, body: Item, _: RequestFault) -> Item:
     """Return the log-probabilities of `input_ids`, as SGLang's own interface does."""
     ids = _check_ids(body.get("input_ids"), "input_ids")
     logprobs = [None, *_compute_logprobs(engine, ids[:1], ids[1:])]
@@ -169,7 +169,7 @@ async def _score(engine: Engine, body: Item, _: Fate) -> Item:
     return {"text": "", "meta_info": {"input_token_logprobs": entries if body.get("return_logprob") else []}}
 
 
-async def _render(engine: Engine, body: Item, _: Fate) -> Item:
+async def _render(engine: Engine, body: Item, _: RequestFault) -> Item:
     """Return the generate request of a chat request."""
     request = chat_inbound.CHAT_API.parse_request(body)
     _check_arguments(body["messages"])
@@ -190,12 +190,12 @@ async def _render(engine: Engine, body: Item, _: Fate) -> Item:
     }
 
 
-async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
+async def _generate(engine: Engine, body: Item, fault: RequestFault) -> Item:
     """Return the ids that the policy generates after the ids of the prompt."""
     ids = _check_ids(body.get("token_ids"), "token_ids")
     parameters = api.get_object(body, "sampling_params")
     limit = get_max_tokens(parameters, LIMIT_FIELDS["completions"], "sampling_params")
-    generated = await _continue_prompt(engine, ids, limit, fate, parameters)
+    generated = await _continue_prompt(engine, ids, limit, fault, parameters)
     token_ids = generated.get_token_ids()
     choice: Item = {
         "index": 0,
@@ -218,7 +218,7 @@ async def _generate(engine: Engine, body: Item, fate: Fate) -> Item:
     }
 
 
-async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
+async def _derender(engine: Engine, body: Item, _: RequestFault) -> Item:
     """Return the chat completion of generated ids, with tool calls and reasoning parsed.
 
     As vLLM with a parser, it keeps the texts of special tokens, and refuses an empty list of ids.
@@ -233,12 +233,12 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
         raise InvalidRequest("choice 0 has empty or null token_ids", "generate_response")
     text = _decode(engine, ids)
     prompt_ids = _check_ids(body.get("prompt_token_ids") or [], "prompt_token_ids")
-    opened = _decode(engine, prompt_ids).rstrip().endswith(THINK_START)
-    parsed = parse_output(text, thinking=opened)
+    opens_reasoning = _decode(engine, prompt_ids).rstrip().endswith(THINK_START)
+    parsed = parse_output(text, thinking=opens_reasoning)
     written, reasoning = parsed.text, parsed.reasoning
     if not request.get("tools"):
         # Without tools, vLLM parses no calls: they remain in the text.
-        reasoning, written = content.split_think_blocks(f"{THINK_START}{text}" if opened else text)
+        reasoning, written = content.split_think_blocks(f"{THINK_START}{text}" if opens_reasoning else text)
     message: Item = {"role": "assistant", "content": written or None, "reasoning": "\n".join(reasoning)}
     finish_reason = choice.get("finish_reason")
     if parsed.calls and request.get("tools"):
@@ -260,7 +260,9 @@ async def _derender(engine: Engine, body: Item, _: Fate) -> Item:
     }
 
 
-async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fate: Fate, settings: Item) -> Generation:
+async def _continue_prompt(
+    engine: Engine, ids: list[int], limit: int | None, fault: RequestFault, settings: Item
+) -> Generation:
     """Return what the policy generates after the prompt *ids*, which are parsed back into a conversation."""
     max_tokens = engine.compute_max_tokens(limit, len(ids))
     try:
@@ -273,7 +275,7 @@ async def _continue_prompt(engine: Engine, ids: list[int], limit: int | None, fa
     request = chat_inbound.CHAT_API.parse_request({"model": engine.name, "messages": messages, "tools": tools})
     request |= {key: settings[key] for key in ("temperature", "allowed_token_ids") if settings.get(key) is not None}
     prompt = Prompt(messages, tools, engine.tokenizer, ids)
-    _, generation = await engine.generate(request, prompt, max_tokens, fate)
+    _, generation = await engine.generate(request, prompt, max_tokens, fault)
     return generation
 
 
@@ -285,14 +287,14 @@ def _encode_prompt(engine: Engine, body: Item) -> list[int]:
     # Parsed like a chat request, so that both refuse the same malformed messages.
     chat_inbound.parse_request({"messages": body["messages"], "tools": body.get("tools")})
     _check_arguments(body["messages"])
-    open_ended = bool(body.get("continue_final_message"))
-    prompted = not open_ended and body.get("add_generation_prompt") is not False
+    continues_message = bool(body.get("continue_final_message"))
+    add_generation_prompt = not continues_message and body.get("add_generation_prompt") is not False
     try:
-        ids = build_chat_prompt(body, engine.tokenizer).get_token_ids(add_generation_prompt=prompted)
+        ids = build_chat_prompt(body, engine.tokenizer).get_token_ids(add_generation_prompt=add_generation_prompt)
     except UsageError as error:
         raise InvalidRequest(str(error), "messages") from error
     # Without the end-of-turn marker and the text after it, the policy continues the last message.
-    return ids[: engine.tokenizer.find_open_end(ids)] if open_ended else ids
+    return ids[: engine.tokenizer.find_open_end(ids)] if continues_message else ids
 
 
 def _check_arguments(messages: list[Item]) -> None:

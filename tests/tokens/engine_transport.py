@@ -12,7 +12,7 @@ from gymsdk.models.options import ModelOptions
 from gymsdk.responses import TokenInterface
 from gymsdk.router import IsFinalAnswer
 from gymsdk.testing.engine import Engine, EngineKind
-from gymsdk.testing.faults import NO_FAULT, Fate, Faults
+from gymsdk.testing.faults import NO_FAULT, Faults, RequestFault
 from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
 from gymsdk.testing.token_api import build_endpoints
 from gymsdk.types import Item, Model
@@ -64,9 +64,9 @@ class EngineTransport:
         rooted = path if path.startswith("/") else f"/v1/{path}"
         try:
             if rooted == "/v1/chat/completions":
-                answer = await self._engine.answer(chat_inbound.CHAT_API, body, Fate())
+                answer = await self._engine.answer(chat_inbound.CHAT_API, body, RequestFault())
             elif rooted in self._endpoints:
-                answer = await self._endpoints[rooted](body, Fate())
+                answer = await self._endpoints[rooted](body, RequestFault())
             else:
                 return HttpResponse("engine", 404, b'{"error": {"message": "Not Found"}}')
         except InvalidRequest as error:
