@@ -137,7 +137,7 @@ class ServerBuilder:
             for name, block in self._local_servers.items()
         ]
 
-    def build_supplied(
+    def build_missing(
         self,
         services: Sequence[Service],
         expected: Collection[str],
@@ -145,10 +145,10 @@ class ServerBuilder:
     ) -> list[ServerSpec]:
         """Return the agents and environment servers to start because *services* and *expected* lack them."""
         blocks = plan.find_missing_servers(services, expected)
-        specs = (self._build_supplied(block, [*blocks, *self._blocks.values()], get_socket) for block in blocks)
+        specs = (self._build_missing_server(block, [*blocks, *self._blocks.values()], get_socket) for block in blocks)
         return [spec for spec in specs if spec is not None]
 
-    def _build_supplied(
+    def _build_missing_server(
         self, block: ServerConfig, blocks: Iterable[ServerConfig], get_socket: SocketFinder
     ) -> ServerSpec | None:
         """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""

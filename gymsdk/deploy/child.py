@@ -32,6 +32,7 @@ def read_deployment(file: int) -> Deployment:
         GymsdkError: Standard input does not hold a deployment.
     """
     if not _is_channel(file):
+        # Only checked here: the server opens it again by its number.
         open_socket(file).detach()
     try:
         return Deployment.model_validate(json.loads(read_config_line()))
@@ -71,6 +72,7 @@ def read_config_line(file: int = 0, *, seconds: float = CONFIG_WAIT_SECONDS) -> 
 def _is_channel(file: int) -> bool:
     """Return whether *file* is the channel of a worker, and keep the children of this process from inheriting it."""
     try:
+        # A copy of the descriptor, because the context closes it.
         with socket.socket(fileno=os.dup(file)) as sock:
             is_channel = sock.family == socket.AF_UNIX
     except OSError:

@@ -205,6 +205,7 @@ class ConnectionDistributor:
         first = next(idle, None)
         by_load = [first] if first else sorted(rotated, key=WorkerChannel.count_unreceived_bytes)
         if any(worker.send(number, connection) for worker in by_load):
+            # The worker has a descriptor of its own by now.
             connection.close()
             return True
         if workers:

@@ -145,6 +145,7 @@ class NodeClient:
 
     async def leave(self) -> None:
         """Leave the head at once; a head that does not answer removes the node when its lease expires."""
+        # A heartbeat in progress must not register the node again under a new ID.
         self._leaving = True
         try:
             await client.delete(self._url, headers=self._headers(), timeout=LEAVE_SECONDS, retry=client.NO_RETRY)

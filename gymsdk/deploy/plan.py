@@ -249,9 +249,9 @@ def choose_host(deployment: Deployment, sockets: Mapping[str, socket.socket] = M
     This is `default_host` if it is set. Otherwise it is the host of the head if the head runs on this machine: clients
     that reach the head must reach the servers that it lists.
     """
-    at = sockets.get(HEAD_SERVER)
-    host = deployment.head_host if at is None else str(at.getsockname()[0])
-    if deployment.names_host or host is None or (at is None and not is_local_host(host)):
+    sock = sockets.get(HEAD_SERVER)
+    host = deployment.head_host if sock is None else str(sock.getsockname()[0])
+    if deployment.names_host or host is None or (sock is None and not is_local_host(host)):
         return deployment
     return deployment.model_copy(update={"host": host})
 
@@ -281,6 +281,7 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
     except BadConfig as error:
         problems.add_error(error)
     for block in chosen:
+        # Before the messages about this block, which may quote its settings.
         problems.secrets |= _find_secrets(block)
         for key_path, message in _find_errors(block, environments, model_servers):
             setting = format_key_path((block.name, block.kind, block.implementation, *key_path))

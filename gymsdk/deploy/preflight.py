@@ -39,6 +39,7 @@ def check_deployment(deployment: Deployment, *, bound: Collection[str] = ()) -> 
     local_servers = select_servers_here(blocks, served, security)
     _check_workers(blocks, served)
     _check_ports(local_servers, served, bound)
+    # Only for its checks: it loads the environments and the models, and resolves their references.
     ServerBuilder(
         blocks,
         local_servers,

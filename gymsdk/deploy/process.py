@@ -313,8 +313,8 @@ def _build_runner(
         loads=builder.get_loads,
         expected=expected,
         sock=sockets.get(HEAD_SERVER),
-        supplied=partial(
-            builder.build_supplied,
+        build_missing=partial(
+            builder.build_missing,
             get_socket=partial(find_socket, deployment=deployment, sockets=sockets),
         ),
         path=deployment.root_path,

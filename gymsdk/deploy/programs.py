@@ -250,6 +250,7 @@ class RunningProgram:
             await self._wait_until_ready(running)
             self.supervisor.mark_ready(self.service.name)
             registered = asyncio.ensure_future(node.run(up, over))
+            # A program that cannot be restarted leaves the head.
             running.add_done_callback(lambda _: over.set())
             await asyncio.wait({asyncio.ensure_future(up.wait()), registered}, return_when="FIRST_COMPLETED")
             if registered.done():
@@ -382,6 +383,7 @@ def _install(program: Program, requirements: Path) -> Path:
     # Another command may install the same environment at the same time.
     with (cache / f"{folder.name}.lock").open("ab") as lock, hold_lock(lock):
         if not done.exists():
+            # What an interrupted installation left behind.
             shutil.rmtree(folder, ignore_errors=True)
             requirements_file = cache / f"{folder.name}.txt"
             requirements_file.write_text(text, encoding="utf-8")

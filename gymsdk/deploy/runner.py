@@ -304,7 +304,7 @@ class HeadConnection:
         lease: Seconds after its last heartbeat at which a head removes a node.
         expected: The names of the servers that must exist; by default those of the runner.
         sock: A bound socket for the head.
-        supplied: Returns the servers to start because no node has them; see `AutoStarter`.
+        build_missing: Returns the servers to start because no node has them; see `AutoStarter`.
         path: The path under which a proxy shows the head, and beneath it each server by its name.
         supervisor: The ID that the nodes of one supervisor have in common.
         receive: Receives connections from the supervisor, for the servers with the given names.
@@ -316,7 +316,7 @@ class HeadConnection:
     lease: float = LEASE_SECONDS
     expected: Sequence[str] = ()
     sock: socket.socket | None = None
-    supplied: Callable[[Sequence[Service], Collection[str]], Sequence[ServerSpec]] = lambda _, __: ()
+    build_missing: Callable[[Sequence[Service], Collection[str]], Sequence[ServerSpec]] = lambda _, __: ()
     path: str = ""
     supervisor: str = ""
     receive: Callable[[Mapping[str, Adopt]], Work] | None = None
@@ -359,7 +359,7 @@ class ServerRunner:
         self._tasks: list[list[BackgroundTask]] = []
         self._listeners: dict[str, Listener] = {}
         self.services: list[Service] = []
-        self.supplied: list[Service] = []
+        self.fallback_services: list[Service] = []
         self._registry = NodeRegistry(self.services, taken=extra_config, lease=self._connection.lease)
         self.head_url = ""
         self.node: NodeClient | None = None
@@ -456,7 +456,7 @@ class ServerRunner:
         if head_socket is not None:
             times = {"starting": self._times.starting, "stop_seconds": self._times.grace + CANCEL_GRACE_SECONDS}
             auto_starter = AutoStarter(
-                self.services, self._registry, self._connection.supplied, self._start_supplied, **times
+                self.services, self._registry, self._connection.build_missing, self._start_missing_server, **times
             )
             await self._wait_until_up([BackgroundTask("the start of missing servers", auto_starter.run)])
         else:
@@ -481,7 +481,7 @@ class ServerRunner:
             work = self._connection.receive({name: listener.adopt for name, listener in self._listeners.items()})
             await self._wait_until_up([BackgroundTask("the connections of clients", work)])
 
-    def _start_supplied(self, spec: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
+    def _start_missing_server(self, spec: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
         """Start a server while others run; return its task, and a function that announces the server."""
         # After its start, the listener closes the socket; before, a failure must free the port.
         with ExitStack() as stack:
@@ -491,9 +491,9 @@ class ServerRunner:
         return task, partial(self._announce, spec, sock)
 
     def _announce(self, spec: ServerSpec, sock: socket.socket) -> None:
-        self.supplied.append(self._locate(spec, sock))
+        self.fallback_services.append(self._locate(spec, sock))
         self._specs.append(spec)
-        self.services.append(self.supplied[-1])
+        self.services.append(self.fallback_services[-1])
 
     def _urls(self) -> dict[str, str]:
         return {HEAD_SERVER: self.head_url} | {
@@ -508,7 +508,7 @@ class ServerRunner:
             extra_config=self._extra_config,
             ready=self._up.is_set,
             registry=self._registry,
-            fallback_services=self.supplied,
+            fallback_services=self.fallback_services,
             loads=self._connection.loads,
             expected=[*(self._connection.expected or (spec.service.name for spec in self._specs))],
         )

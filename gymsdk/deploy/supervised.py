@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from gymsdk import credentials
-from gymsdk.config.model import AGENTS, ENVIRONMENTS, Deployment, ServerConfig, Times
+from gymsdk.config.model import AGENTS, ENVIRONMENTS, Deployment, ServerConfig
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import ConnectionDistributor
 from gymsdk.deploy.node import NodeClient
@@ -103,7 +103,8 @@ async def supervise(
 
     supervisor = Supervisor(
         specs,
-        seconds=_compute_stop_seconds(deployment.times),
+        # The sum of the time limits of the stages in which a server stops.
+        seconds=deployment.times.grace + 2 * deployment.times.ending + 3.0,
         # Until their episodes end, agents need the resources servers and the models.
         first={block.name for block in blocks if block.kind in {AGENTS, ENVIRONMENTS}},
         last=HEAD_NODE_ID,
@@ -260,8 +261,3 @@ async def _wait_until_all_ready(
     finally:
         for task in waiting:
             task.cancel()
-
-
-def _compute_stop_seconds(times: Times) -> float:
-    """Return the seconds that a server may take to stop: the sum of the time limits of its stages."""
-    return times.grace + 2 * times.ending + 3.0

@@ -174,6 +174,7 @@ async def launch_vllm(launch: Launch, *, out: TextIO | None = None) -> AsyncIter
     try:
         engine = await _start(launch, path, LogTail(out))
     except PortTaken:
+        # Another process took the free port before vLLM bound it; the second attempt searches again.
         engine = await _start(launch, path, LogTail(out))
     try:
         yield engine
