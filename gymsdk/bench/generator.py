@@ -178,7 +178,10 @@ class _Measurements:
 
 async def run_load(stage: Stage, recording: Recording, plan: LoadPlan) -> LoadResult:
     """Send the jobs of *recording* to the servers of *stage* and return the result."""
-    tally = Tally(None if recording.rewards is None else _index_rewards(recording))
+    expected: dict[int, float] | None = None
+    if recording.rewards is not None:
+        expected = {job.task: reward for job, reward in zip(recording.jobs, recording.rewards, strict=True)}
+    tally = Tally(expected)
     headers_for = stage.served.client.build_headers_for
     sender = RowSender(
         AgentClient(stage.served.client, once=stage.served.is_idempotent), recording, attempts=plan.attempts
@@ -201,10 +204,6 @@ async def run_load(stage: Stage, recording: Recording, plan: LoadPlan) -> LoadRe
         seconds, used, memories, MetricsDifference(before, after), _summarise_samples(sampler), arrivals
     )
     return _build_result(stage, recording, plan, tally, measured)
-
-
-def _index_rewards(recording: Recording) -> dict[int, float]:
-    return {job.task: reward for job, reward in zip(recording.jobs, recording.rewards or (), strict=True)}
 
 
 async def _send_jobs(sender: RowSender, recording: Recording, plan: LoadPlan, tally: Tally) -> ArrivalLog | None:

@@ -242,7 +242,7 @@ async def run_attacks(
     subject: Subject, environment: Environment, attacks: Sequence[Attack], views: Sequence[TaskView]
 ) -> list[Attempt]:
     """Play every attack on every task of *views*. Equal turns on the same task are played once."""
-    max_tasks = await subject.count_affordable(environment, len(views), each=len(attacks) / CONCURRENCY)
+    max_tasks = await subject.count_affordable(environment, len(views), episodes=len(attacks) / CONCURRENCY)
     planned = [
         (attack, view, attack.script(view))
         for attack in attacks

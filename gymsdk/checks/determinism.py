@@ -233,7 +233,7 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
 
 
 async def _check_plays(subject: Subject, environment: Environment, other: Environment) -> list[Finding]:
-    tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
+    tasks = await subject.count_affordable(environment, MAX_TASKS, episodes=8)
     findings = [
         await _compare_replay(environment, other, script)
         for script in await build_scripts(subject, environment, tasks=tasks)
@@ -252,7 +252,7 @@ async def _compare_replay(environment: Environment, other: Environment, script: 
 
 async def _check_replay(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment, subject.enter_environment() as other:
-        tasks = await subject.count_affordable(environment, MAX_TASKS, each=6)
+        tasks = await subject.count_affordable(environment, MAX_TASKS, episodes=6)
         scripts = await build_scripts(subject, environment, tasks=tasks)
         changes = [(script.title, await _find_difference(environment, other, script)) for script in scripts]
     return [Finding(problem=f"{title}, replayed in a new environment: {change}") for title, change in changes if change]
@@ -306,14 +306,17 @@ async def _check_verifier(subject: Subject) -> list[Finding]:
     # Draw new tasks: a verifier that changes its task may have changed these in an earlier check.
     redrawn = replace(subject)
     async with subject.enter_environment() as environment, subject.enter_environment() as other:
-        tasks = sample_tasks(redrawn.tasks, await subject.count_affordable(environment, MAX_REVERIFIED_TASKS, each=4))
+        tasks = sample_tasks(
+            redrawn.tasks, await subject.count_affordable(environment, MAX_REVERIFIED_TASKS, episodes=4)
+        )
         if not tasks:
             raise NotApplicable("the environment has no tasks")
         plays = [play for task in tasks for play in await _play_right_and_wrong(subject, environment, task)]
         if not plays:
             raise NotApplicable("no play of a task was scored, so there is no verdict to compare")
         findings = [await _judge_repeatedly(subject, environment, other, *play) for play in plays]
-    return _deduplicate_findings([finding for finding in findings if finding])
+    # The first finding of each kind, which has a fix of its own.
+    return list({finding.fix: finding for finding in reversed(findings) if finding}.values())
 
 
 async def _play_right_and_wrong(
@@ -397,11 +400,6 @@ def _dump_episode(episode: Episode) -> Plain:
         "task": to_plain(episode.task),
         "row": to_plain(episode.row),
     }
-
-
-def _deduplicate_findings(findings: list[Finding]) -> list[Finding]:
-    """Return the first finding of each kind."""
-    return list({finding.fix: finding for finding in reversed(findings)}.values())
 
 
 CHECKS: tuple[Check, ...] = (

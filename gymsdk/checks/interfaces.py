@@ -66,7 +66,7 @@ PlayScripts: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list
 
 async def _check_interfaces(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        tasks = await subject.count_affordable(environment, MAX_TASKS, each=12)
+        tasks = await subject.count_affordable(environment, MAX_TASKS, episodes=12)
         played_scripts = await build_scripts(subject, environment, tasks=tasks)
         in_process = [await _perform(environment, script) for script in played_scripts]
     with restore_process_state():

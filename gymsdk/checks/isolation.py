@@ -58,11 +58,11 @@ class _Comparison:
 
 async def _check_isolation(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
+        tasks = await subject.count_affordable(environment, MAX_TASKS, episodes=8)
         scripts = await build_scripts(subject, environment, tasks=tasks)
         # The first task twice: two episodes of one task may share the key of a cache.
         scripts = [*scripts, *scripts[:1]]
-        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(scripts), least=2)
+        examples = await subject.count_affordable(environment, MAX_EXAMPLES, episodes=len(scripts), least=2)
         sequential = [await Performance(script, environment).play_all() for script in scripts]
         comparison = _Comparison(environment, scripts, sequential, time.monotonic() + TIME_SHARE * subject.seconds_left)
         return await _check_concurrent(comparison) or await _check_interleaved(comparison, examples)

@@ -87,6 +87,7 @@ def list_secrets(task: Task, turns: Turns, prompt: str) -> set[str]:
     answers = {answer for text in texts for answer in [*find_in_boxes(text), *find_after_words(text), text.strip()]}
     for call in iter_tool_calls(item for turn in turns for item in turn):
         answers.update(_iter_named_values(call.parsed(), named=True))
+    # The policy sees the request, so that nothing in it is a secret.
     row = {key: value for key, value in task.row().items() if key != "responses_create_params"}
     candidates = answers.union(_iter_named_values(row, named=False))
     return {

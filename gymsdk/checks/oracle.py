@@ -39,7 +39,9 @@ async def play_oracle(
     subject: Subject, environment: Environment, max_tasks: int = MAX_TASKS
 ) -> list[tuple[Task, Claims, Play]]:
     """Play the sampled tasks with the oracle. Raises `NotApplicable` if it can solve none."""
-    tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, max_tasks, each=2 / CONCURRENCY))
+    tasks = sample_tasks(
+        subject.tasks, await subject.count_affordable(environment, max_tasks, episodes=2 / CONCURRENCY)
+    )
     plays = await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
     solved = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
     if not solved:
@@ -48,6 +50,7 @@ async def play_oracle(
 
 
 def _is_unsolved(rollout: Rollout) -> bool:
+    # A `solve` that gives up after its first turn is a defect of the environment, and not a missing hook.
     return rollout.failure is not None and rollout.failure.kind == "no_solution" and rollout.turns == 0
 
 
@@ -145,7 +148,7 @@ def _find_refused_variant(task: Task, claims: Claims, variant: str, rollout: Rol
 async def _check_range(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = sample_tasks(
-            subject.tasks, await subject.count_affordable(environment, MAX_TASKS // 2, each=3 / CONCURRENCY)
+            subject.tasks, await subject.count_affordable(environment, MAX_TASKS // 2, episodes=3 / CONCURRENCY)
         )
         findings = [finding for task in tasks for finding in _find_claims_error(task, await environment.claims(task))]
         for name in ("oracle", "null", "random"):

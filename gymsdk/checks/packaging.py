@@ -275,7 +275,7 @@ async def _check_metadata(subject: Subject) -> list[Finding]:
     findings = [
         Finding(problem=f"it lacks {words}")
         for field, words in required_fields.items()
-        if not _has_field(metadata, field)
+        if metadata.get(field, "").strip() in {"", "UNKNOWN"}
     ]
     required = {
         re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
@@ -284,10 +284,6 @@ async def _check_metadata(subject: Subject) -> list[Finding]:
     if "gymsdk" not in required:
         findings.append(Finding(problem="it does not depend on `gymsdk`", fix='add `dependencies = ["gymsdk"]`'))
     return findings
-
-
-def _has_field(metadata: Message, field: str) -> bool:
-    return metadata.get(field, "").strip() not in {"", "UNKNOWN"}
 
 
 async def _check_readme_and_licence(subject: Subject) -> list[Finding]:

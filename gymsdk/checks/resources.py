@@ -127,7 +127,7 @@ async def _count_windows(subject: Subject) -> tuple[int, list[Counter[str]]]:
     """Return the number of episodes per window, and the counts after each of three windows."""
     counts = []
     async with subject.enter_environment() as environment:
-        window = await subject.count_affordable(environment, WINDOW_EPISODES, each=3.5, least=MIN_EPISODES)
+        window = await subject.count_affordable(environment, WINDOW_EPISODES, episodes=3.5, least=MIN_EPISODES)
         scripts = await build_scripts(subject, environment, tasks=MAX_TASKS)
         for _ in range(3):
             await _play_episodes(environment, scripts, window)
@@ -171,13 +171,14 @@ async def _check_process_state(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         # The first episodes import modules and warm caches. A change that is not part of this happens again.
         scripts = await build_scripts(
-            subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=5)
+            subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, episodes=5)
         )
     with perturb_generators(), _capture_output() as printed:
         generators = read_generator_states()
         async with subject.enter_environment() as environment:
             before = read_process_state()
-            _draw_first_tasks(subject, environment)
+            for split in subject.splits if subject.file_tasks is None else ():
+                draw_tasks(environment, split, subject.seed, MAX_DRAWN_TASKS)
             await _play_episodes(environment, scripts, len(scripts))
             after = read_process_state()
     # `lifespan` may change the process, but not a generator that others use.
@@ -191,11 +192,6 @@ async def _check_process_state(subject: Subject) -> list[Finding]:
         )
         findings.append(Finding(problem=f"playing {len(scripts)} episodes printed {text[:80]!r}", fix=fix))
     return findings
-
-
-def _draw_first_tasks(subject: Subject, environment: Environment) -> None:
-    for split in subject.splits if subject.file_tasks is None else ():
-        draw_tasks(environment, split, subject.seed, MAX_DRAWN_TASKS)
 
 
 @contextmanager
@@ -324,7 +320,7 @@ ENDINGS: dict[str, Ending] = {
 async def _check_closing(subject: Subject) -> list[Finding]:
     findings = []
     async with subject.enter_environment() as environment:
-        tasks = await subject.count_affordable(environment, MAX_TASKS, each=len(ENDINGS))
+        tasks = await subject.count_affordable(environment, MAX_TASKS, episodes=len(ENDINGS))
         for task in sample_tasks(subject.tasks, tasks):
             for description, ending in ENDINGS.items():
                 counting = _CountingEnvironment(environment)
@@ -363,7 +359,7 @@ async def _check_blocking(subject: Subject) -> list[Finding]:
     handler, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
     async with subject.enter_environment() as environment:
         scripts = await build_scripts(
-            subject, environment, tasks=await subject.count_affordable(environment, MAX_BLOCKING_TASKS, each=6)
+            subject, environment, tasks=await subject.count_affordable(environment, MAX_BLOCKING_TASKS, episodes=6)
         )
         # Only now: the first episodes import modules and warm caches.
         log.addHandler(handler)

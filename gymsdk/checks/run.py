@@ -112,12 +112,12 @@ def _match_checks(names: str | Iterable[str], checks: Iterable[Selectable]) -> s
     ids = [check.id for check in checks]
     matched: set[str] = set()
     for name in [names] if isinstance(names, str) else names:
-        meant = {check_id for check_id in ids if check_id == name or check_id.startswith(f"{name}.")}
-        if not meant:
+        matching = {check_id for check_id in ids if check_id == name or check_id.startswith(f"{name}.")}
+        if not matching:
             raise UsageError(
                 f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
             )
-        matched |= meant
+        matched |= matching
     return matched
 
 
@@ -138,19 +138,19 @@ class CheckRun:
         self._grace = grace
         self._load = load
         self._threads = ThreadPool()
-        self._held: str | None = None
+        self._skip_reason: str | None = None
         self._warned: set[str] = set()
 
     async def run_check(self, check: Check) -> Result:
         """Run *check* and return its result."""
         if self._threads.hung:
             return _build_skipped(check, "an earlier check never returned; fix what that check reports first")
-        if check.loads and check.id != self._load.id and self._held is None:
+        if check.loads and check.id != self._load.id and self._skip_reason is None:
             loaded = await self._run_guarded(self._load)
             if loaded.status == "failed":
                 return _build_result(check, loaded.findings, since=time.perf_counter())
-        if check.loads and self._held:
-            return _build_skipped(check, self._held)
+        if check.loads and self._skip_reason:
+            return _build_skipped(check, self._skip_reason)
         if reason := _describe_missing_package(check):
             return _build_skipped(check, reason)
         return await self._run_guarded(check)
@@ -173,7 +173,7 @@ class CheckRun:
             fix = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
             result = _build_result(check, [Finding(problem=text, fix=fix)], since=time.perf_counter() - check.seconds)
         if check.id == self._load.id:
-            self._held = "it does not load" if result.status == "failed" else ""
+            self._skip_reason = "it does not load" if result.status == "failed" else ""
         return self._drop_repeated_warnings(result)
 
     def _drop_repeated_warnings(self, result: Result) -> Result:
@@ -205,15 +205,11 @@ async def run_check(check: Check, subject: Subject) -> Result:
             return _build_skipped(check, str(error))
         except Exception as error:  # noqa: BLE001  # an error of one check must not stop the others
             first = _unwrap_group(error)
-            if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and _is_slow(subject)):
+            is_slow = (subject.episode_seconds or 0.0) > SLOW_EPISODE_SECONDS
+            if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and is_slow):
                 return _build_skipped(check, str(first) or _build_timeout_finding(check, subject))
             findings = [_build_error_finding(first, check, subject)]
     return _build_result(check, findings, since=started, warnings=warnings)
-
-
-def _is_slow(subject: Subject) -> bool:
-    """Return whether an episode takes so long that a check may exceed its time limit for this reason alone."""
-    return (subject.episode_seconds or 0.0) > SLOW_EPISODE_SECONDS
 
 
 def _build_timeout_finding(check: Check, subject: Subject) -> str:

@@ -160,22 +160,22 @@ class Subject:
         """The seconds that the running check has left."""
         return self.deadline - time.monotonic()
 
-    async def count_affordable(self, environment: Environment, wanted: int, *, each: float, least: int = 1) -> int:
-        """Return how many of *wanted* rounds of *each* episodes fit into the time of the check.
+    async def count_affordable(self, environment: Environment, rounds: int, *, episodes: float, least: int = 1) -> int:
+        """Return how many of *rounds* rounds of so many *episodes* fit into the time of the check.
 
         Raises:
             TooSlow: Not even *least* rounds fit.
         """
         if self.episode_seconds is None:
             self.episode_seconds = await self._measure_episode(environment)
-        cost = max(self.episode_seconds * each, 1e-9)
-        least = min(least, wanted)
+        cost = max(self.episode_seconds * episodes, 1e-9)
+        least = min(least, rounds)
         if cost * least > TIME_SHARE * self.seconds_left:
             raise TooSlow(
-                f"an episode takes {self.episode_seconds:.1f} s, so the required {math.ceil(each * least)} episodes"
+                f"an episode takes {self.episode_seconds:.1f} s, so the required {math.ceil(episodes * least)} episodes"
                 f" take about {cost * least:.0f} s; the check had {max(self.seconds_left, 0):.0f} s"
             )
-        return min(wanted, max(least, int(self.check_seconds / cost)))
+        return min(rounds, max(least, int(self.check_seconds / cost)))
 
     async def _measure_episode(self, environment: Environment) -> float:
         """Return the duration of an episode in seconds: the longer of one without a reply and one of the oracle."""

@@ -194,17 +194,13 @@ def _get_logprobs(choice: Item) -> list[Item]:
     return (choice.get("logprobs") or {}).get("content") or []
 
 
-def _has_ids_as_text(tokens: Sequence[object]) -> bool:
-    return bool(tokens) and str(tokens[0]).startswith(TOKEN_ID_PREFIX)
-
-
 def parse_ids_as_text(tokens: Sequence[Any]) -> list[int] | None:
     """Return the ids that an engine wrote in place of the texts of *tokens*, `None` if it wrote texts.
 
     Raises:
         Failed: Some of them are ids and some are texts.
     """
-    if not _has_ids_as_text(tokens):
+    if not tokens or not str(tokens[0]).startswith(TOKEN_ID_PREFIX):
         return None
     # Parsing all ids as one JSON list is much faster than parsing each id separately.
     joined = "".join(map(str, tokens))

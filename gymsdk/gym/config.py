@@ -189,7 +189,7 @@ class TaskSampler:
             candidates = islice(tasks, MAX_SEARCHED_TASKS) if self._depends_on_seed else self._read_all(tasks)
         count = 0
         for count, task in enumerate(candidates, 1):
-            if any(_value(task, key) == id for key in ID_FIELDS):
+            if any(getattr(task, key, None) == id for key in ID_FIELDS):
                 return task, f"{self.split}:0:{count - 1}"
         first = f" among its first {count:,}" if count in {MAX_SEARCHED_TASKS, MAX_LISTED_TASKS} else ""
         raise BadRow(f"{self.description} has no task with the ID {id!r}{first}; give an index or the row itself")
@@ -211,10 +211,6 @@ class TaskSampler:
                     f"{self.description}: the selected task was not found within {self._seconds:g} s"
                     f" ({count:,} tasks read); give the row itself, or a larger `seconds`"
                 )
-
-
-def _value(task: Task, key: str) -> Any:
-    return getattr(task, key, None)
 
 
 def _read_rows(tasks: str | Path | Iterable[Row | Task]) -> Iterable[Row | Task]:
@@ -411,17 +407,14 @@ def build_budget(*, turns: int, tools: int, seconds: float) -> Budget:
 
 def merge_settings(settings: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the settings given as a dict and by keyword; raises `BadConfig` if one setting is given twice."""
-    if settings is not None and not _has_string_keys(settings):
+    is_mapping = isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)
+    if settings is not None and not is_mapping:
         raise BadConfig(
             f"`settings` must be a dict of the environment's settings by name, got {describe_value(settings)}"
         )
     if twice := sorted((settings or {}).keys() & config.keys()):
         raise BadConfig(f"the setting {twice[0]!r} is given twice; give it in `settings` or as an argument, not both")
     return {**(settings or {}), **config}
-
-
-def _has_string_keys(settings: object) -> bool:
-    return isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)
 
 
 def _load_environment(environment: str | Environment, settings: Mapping[str, Any]) -> Environment:

@@ -207,7 +207,10 @@ def keep_first_call(output: list[Item]) -> list[Item]:
 def truncate_call_arguments(output: list[Item]) -> list[Item]:
     """Return *output* with the arguments of the first call cut in half."""
     first = next((item for item in output if item.get("type") == "function_call"), None)
-    return [item | {"arguments": _truncate_arguments(item["arguments"])} if item is first else item for item in output]
+    return [
+        item | {"arguments": item["arguments"][: (len(item["arguments"]) + 1) // 2]} if item is first else item
+        for item in output
+    ]
 
 
 def unparse_calls(output: list[Item]) -> list[Item]:
@@ -301,10 +304,6 @@ def _drop_partial_marker(text: str) -> str:
         return text
     partial_size = next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)
     return text[: len(text) - partial_size]
-
-
-def _truncate_arguments(arguments: str) -> str:
-    return arguments[: (len(arguments) + 1) // 2]
 
 
 EngineKind: TypeAlias = Literal["vllm", "vllm-completions", "nemo-rl", "sglang", "plain"]

@@ -90,7 +90,7 @@ async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subjec
 
     async def check(subject):
         async with subject.enter_environment() as environment:
-            await subject.count_affordable(environment, 9, each=8)
+            await subject.count_affordable(environment, 9, episodes=8)
         return [Finding(problem="it went on")]
 
     result = await CheckRun(sums).run_check(build_check(check))
@@ -118,7 +118,7 @@ async def test_fewer_slow_episodes_are_played(subject):
     sums = subject(SUMS)
     sums.episode_seconds = 3.0
     async with sums.enter_environment() as environment:
-        assert await sums.count_affordable(environment, 100, each=2) == sums.check_seconds // 6
+        assert await sums.count_affordable(environment, 100, episodes=2) == sums.check_seconds // 6
 
 
 async def test_code_that_blocks_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
