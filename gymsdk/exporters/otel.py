@@ -224,6 +224,7 @@ class OtelExporter:
             record = LogRecord(
                 timestamp=root.end_time,
                 observed_timestamp=root.end_time,
+                # By its context, the event belongs to the span of the rollout.
                 context=trace.set_span_in_context(trace.NonRecordingSpan(context)),
                 severity_number=SeverityNumber.INFO,
                 event_name="gen_ai.evaluation.result",

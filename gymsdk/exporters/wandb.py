@@ -48,6 +48,7 @@ def create(run: Run, options: ExportOptions) -> WandbExporter:
             config=build_settings(run),
             job_type="rollout",
             tags=sorted(run.settings.get("environments") or {})[:10] or None,
+            # W&B would also send the console, the Git state, the code and the load of this process, not of the run.
             settings=wandb.Settings(console="off", disable_git=True, disable_code=True, x_disable_stats=True),
         )
     except wandb.errors.Error as error:
@@ -85,6 +86,7 @@ class WandbExporter:
         if self._options.content:
             artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", self._run.name), type="run")
             for path in list_files(self._run):
+                # W&B need not copy the file before it uploads it: a finished run does not change.
                 artifact.add_file(str(path), policy="immutable")
             self._target.log_artifact(artifact)
         # The folder of the run's files is `files` in the folder that `wandb sync` uploads.

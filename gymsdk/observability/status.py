@@ -386,6 +386,7 @@ def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerRepl
     round_trip = instance.round_trip if by_head else reply.seconds
     health, waits = instance.status or reply.health, _list_waits(reply)
     fields = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_metric_fields(reply)}
+    # Servers without metrics, such as NeMo Gym's, have only the time of their start.
     if fields.get("uptime") is None and instance.started:
         fields["uptime"] = max(0.0, time.time() - instance.started)
     return ServerStatus(

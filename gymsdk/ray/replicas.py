@@ -313,8 +313,8 @@ async def _wait_until_up(actors: Sequence[Any], demand: Demand) -> None:
 
 async def _report_pending(count: int, seconds: float, demand: Demand) -> None:
     """Report that *count* replicas wait for resources, unless the cluster has them: then the replicas are starting."""
-    lacks = count and not await asyncio.to_thread(has_free_room, demand._replace(replicas=1, has_gradings=False))
-    if lacks:
+    is_short = count and not await asyncio.to_thread(has_free_room, demand._replace(replicas=1, has_gradings=False))
+    if is_short:
         resource_waits.report(REPLICAS, count, seconds, await asyncio.to_thread(_describe_shortage, demand))
     else:
         resource_waits.clear(REPLICAS)

@@ -83,6 +83,7 @@ def create_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         library.start()
         yield
+        # It waits for the background thread.
         await run_in_threadpool(library.stop)
 
     async def show_page(_: Request) -> Response:
@@ -99,6 +100,7 @@ def create_app(
         Mount("/api", routes=endpoints, middleware=[Middleware(ApiAccess, token)]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
+    # The outermost first: rejected requests get the security headers, too.
     middleware = [
         Middleware(SecurityHeaders, build_policy(find_inline_scripts(page))),
         Middleware(HostCheck, LOOPBACK_NAMES),

@@ -120,6 +120,7 @@ def _build_chunks(runs: Sequence[OpenRun], choice: ExportChoice, max_bytes: int 
         described.append(_describe(run, len(rows)) | {"rows_chunk": f"rows-{number}", "chunks": names})
     yield "runs", described
     yield "grammar", describe_grammar()
+    # In both orders: a page may compare either run with the other.
     comparisons = {
         jsonl.dump_json([first.key, second.key]).decode(): to_json(compare(first.index, second.index))
         for first, second in permutations(runs, 2)

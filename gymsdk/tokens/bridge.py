@@ -153,17 +153,17 @@ class TemplateBridge:
                 start a new one from the rendered conversation.
         """
         *earlier, turn = conversation or build_short_conversation(calls)
-        whole = [*earlier, turn, *messages]
-        real: list[int] = yield Rendering(whole, add_generation_prompt)
-        last_read = yield from self._find_read(parts, real, whole)
+        new_conversation = [*earlier, turn, *messages]
+        rendered: list[int] = yield Rendering(new_conversation, add_generation_prompt)
+        last_read = yield from self._find_read(parts, rendered, new_conversation)
         if parts and messages and last_read and generated and generated[-1] in self._marks:
-            suffix = find_after_turn(parts[-1], generated, real, last_read)
+            suffix = find_after_turn(parts[-1], generated, rendered, last_read)
             if suffix is not None and all(is_own_turn(gap, self._marks) for gap in last_read.gaps):
                 return suffix
         words, ending = yield from self._choose_words(turn, messages, earlier)
         first: list[int] = yield Rendering([*earlier, place_word(turn, words[0]), *messages], add_generation_prompt)
-        found = find_following(first, real, ending)
-        if found is None:
+        match = find_following(first, rendered, ending)
+        if match is None:
             second: list[int] = yield Rendering(
                 [*earlier, place_word(turn, words[1]), *messages], add_generation_prompt
             )
@@ -177,7 +177,7 @@ class TemplateBridge:
                 following, generated, turn, words, ending, role=role, is_short=not conversation
             )
         else:
-            following, end = found
+            following, end = match
         if generated and generated[-1] in self._marks and generated[-1] in following[:end]:
             # Some templates write more than one token that ends a turn.
             end = following.index(generated[-1])
@@ -187,9 +187,9 @@ class TemplateBridge:
             end, is_complete = end + 1, True
         # A turn that was cut off lacks what follows its text. The end of a call is a part of what the policy writes.
         following = following[end if is_complete or turn.get("tool_calls") else 0 :]
-        if real[len(real) - len(following) :] != following:
+        if rendered[len(rendered) - len(following) :] != following:
             raise BridgeError(OTHER_MESSAGES)
-        self._check_read(last_read, generated, real, len(real) - len(following))
+        self._check_read(last_read, generated, rendered, len(rendered) - len(following))
         return drop_generated(generated, following)
 
     def find_generation_prompt_text(self) -> TokenizerSteps[str]:
@@ -222,20 +222,23 @@ class TemplateBridge:
             BridgeError: The template does not determine these ids.
         """
         before = yield Rendering([*messages], add_generation_prompt=False)
-        whole = yield Rendering([*messages, *new_messages], add_generation_prompt=True)
+        rendered = yield Rendering([*messages, *new_messages], add_generation_prompt=True)
         index = yield from self._find_terminator_index(before, generated)
         terminator, after = before[index], before[index + 1 :]
         turns = before.count(terminator)
-        positions = [position for position, token in enumerate(whole) if token == terminator]
+        positions = [position for position, token in enumerate(rendered) if token == terminator]
         if len(positions) < turns:
             raise BridgeError("the chat template drops turns if messages follow them")
-        cut = positions[turns - 1] + 1
+        turn_end = positions[turns - 1] + 1
         last_turn = before[find_last(before[:index], terminator) + 1 : index + 1]
-        if whole[cut - len(last_turn) : cut] != last_turn or whole[cut : cut + len(after)] != after:
+        if (
+            rendered[turn_end - len(last_turn) : turn_end] != last_turn
+            or rendered[turn_end : turn_end + len(after)] != after
+        ):
             raise BridgeError("the chat template writes an assistant turn in another way if messages follow it")
-        last_read = yield from self._find_read(parts, whole, [*messages, *new_messages])
-        self._check_read(last_read, generated, whole, cut - 1)
-        return drop_generated(generated, whole[cut - 1 :])
+        last_read = yield from self._find_read(parts, rendered, [*messages, *new_messages])
+        self._check_read(last_read, generated, rendered, turn_end - 1)
+        return drop_generated(generated, rendered[turn_end - 1 :])
 
     def _find_terminator_index(self, ids: list[int], generated: Sequence[int]) -> TokenizerSteps[int]:
         """Return the index of the id that ends the last turn in *ids*."""
@@ -357,12 +360,14 @@ class TemplateBridge:
         texts = [get_turn_text(message) for message in messages]
         # The new messages must not contain a placeholder, which shows where they begin.
         pairs = sorted(self._pairs, key=lambda pair: any(word in text for word in pair for text in texts))
-        for one, other in chain(pairs, self._find_known_pairs([turn, *earlier, *messages])):
+        for first_word, second_word in chain(pairs, self._find_known_pairs([turn, *earlier, *messages])):
             # A placeholder that ends like the real turn hides where the turn ends.
-            pair = (other, one) if get_turn_text(turn).endswith(one[-1]) else (one, other)
+            pair = (
+                (second_word, first_word) if get_turn_text(turn).endswith(first_word[-1]) else (first_word, second_word)
+            )
             ending = yield from self._get_ending(turn, pair, earlier)
             if ending is not None:
-                self._pairs += [] if (one, other) in self._pairs else [(one, other)]
+                self._pairs += [] if (first_word, second_word) in self._pairs else [(first_word, second_word)]
                 return pair, ending
         without: list[int] = yield Rendering([*earlier], add_generation_prompt=False)
         placed: list[int] = yield Rendering([*earlier, place_word(turn, pair[0])], add_generation_prompt=False)
@@ -522,8 +527,10 @@ def answer_from_tokenizer(
     if isinstance(request, Decoding):
         return tokenizer.decode(request.ids)
     messages = [parse_call_arguments(message) for message in request.messages]
-    prompted = request.add_generation_prompt
-    return render_messages(tokenizer, messages, tools=tools, add_generation_prompt=prompted, variables=variables)
+    add_generation_prompt = request.add_generation_prompt
+    return render_messages(
+        tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+    )
 
 
 def parse_call_arguments(message: Item) -> Item:

@@ -59,21 +59,21 @@ def build_outputs(calls: Sequence[Item]) -> list[Item]:
     return [{"role": "tool", "tool_call_id": call.get("id"), "content": "output"} for call in calls]
 
 
-def find_following(first: list[int], real: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:
-    """Find the ids after the text of a turn, in which the renderings *first* and *real* agree.
+def find_following(first: list[int], rendered: list[int], ending: TurnEnding) -> tuple[list[int], int] | None:
+    """Find the ids after the text of a turn, in which the renderings *first* and *rendered* agree.
 
     Returns:
         The ids, and the index of the terminator in them; `None` if the renderings do not show where the ids begin.
     """
     if ending.terminator is None:
         return None
-    common = get_common_ending(first, real)
+    common = get_common_ending(first, rendered)
     # The real turn may share only a part of what precedes the terminator, such as the end of its arguments.
     for missing in range(ending.terminator + 1):
         head = ending.final[missing : ending.terminator + 1]
         if common[: len(head)] == head:
-            whole = [*ending.final[:missing], *common]
-            return (common, len(head) - 1) if follows_placeholder(first, whole, ending.placeholder) else None
+            whole_ending = [*ending.final[:missing], *common]
+            return (common, len(head) - 1) if follows_placeholder(first, whole_ending, ending.placeholder) else None
     return None
 
 
@@ -101,14 +101,14 @@ def get_turn_text(message: Item) -> str:
 def pair_words(words: Iterable[str]) -> list[tuple[str, str]]:
     """Return pairs of *words* that begin and end in different letters."""
     pairs: list[tuple[str, str]] = []
-    left: list[str] = []
+    unpaired: list[str] = []
     for word in dict.fromkeys(words):
-        partner = next((other for other in left if other[0] != word[0] and other[-1] != word[-1]), None)
-        if partner is None:
-            left.append(word)
+        other_word = next((other for other in unpaired if other[0] != word[0] and other[-1] != word[-1]), None)
+        if other_word is None:
+            unpaired.append(word)
         else:
-            left.remove(partner)
-            pairs.append((partner, word))
+            unpaired.remove(other_word)
+            pairs.append((other_word, word))
         if len(pairs) == MAX_WORD_PAIRS:
             break
     return pairs

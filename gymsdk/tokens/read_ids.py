@@ -63,26 +63,26 @@ def find_read(parts: Sequence[Sequence[int]], ids: list[int], prompts: list[list
         Where the last part is; `None` if the rendering does not contain a part, or does not begin with the first.
     """
     packed, gaps = array("q", ids).tobytes(), []
-    found = end = 0
+    position = end = 0
     # The ids since the last part that was found.
     own: list[int] | None = []
     for number, part in enumerate(parts):
         size = 0 if number % 2 else find_prompt_start(part, prompts)
         if size < MIN_PART:
             own = [*own, *part] if part and own is not None else None
-            found = end
+            position = end
             continue
-        kept = array("q", part[:size]).tobytes()
-        found = _find_part(packed, kept, end, own, is_first=number == 0)
-        if found < 0:
+        packed_part = array("q", part[:size]).tobytes()
+        position = _find_part(packed, packed_part, end, own, is_first=number == 0)
+        if position < 0:
             return None
-        if own is not None and packed[end:found] != array("q", own).tobytes():
-            gaps.append(Gap(ids[end // ID_BYTES : found // ID_BYTES], own, part[:size]))
+        if own is not None and packed[end:position] != array("q", own).tobytes():
+            gaps.append(Gap(ids[end // ID_BYTES : position // ID_BYTES], own, part[:size]))
         # After ids that are not known, the same text may be that of another message.
-        is_unique = own is not None or find_aligned(packed, kept, found + ID_BYTES) < 0
-        end, own = found + len(kept), [*part[size:]] if is_unique else None
-    repeated = find_aligned(packed, packed[found:end], found + ID_BYTES) if found < end else -1
-    return LastRead(found // ID_BYTES, end // ID_BYTES, repeated // ID_BYTES, gaps, own)
+        is_unique = own is not None or find_aligned(packed, packed_part, position + ID_BYTES) < 0
+        end, own = position + len(packed_part), [*part[size:]] if is_unique else None
+    repeated = find_aligned(packed, packed[position:end], position + ID_BYTES) if position < end else -1
+    return LastRead(position // ID_BYTES, end // ID_BYTES, repeated // ID_BYTES, gaps, own)
 
 
 def _find_part(packed: bytes, part: bytes, end: int, own: list[int] | None, *, is_first: bool) -> int:
