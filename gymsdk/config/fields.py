@@ -2,57 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 
-from gymsdk.config.model import MODELS, SERVER_KINDS
+from gymsdk.config.model import MODELS, SERVER_KINDS, AgentServerConfig, Deployment, PolicyConfig
 from gymsdk.config.yaml import KeyPath, Node, Problems, format_key_path, to_plain
 from gymsdk.errors import list_setting_errors
+from gymsdk.models.options import INTERNAL_OPTIONS, ModelOptions
 
 TOKEN_CAPTURE_KEY = "token_id_capture"  # noqa: S105 - the name of a setting, not a secret
 """NeMo Gym's key for the capture of token ids, at the top of a configuration and of an agent."""
 
-RAY_ADDRESS_KEY = "ray_head_node_address"
-"""NeMo Gym's key for the address of the Ray cluster."""
-
 RAY_DASHBOARD_KEY = "ray_dashboard_url"
 """The key of the head's configuration with the URL of the cluster's dashboard."""
 
-POLICY_KEYS = ("policy_base_url", "policy_api_key", "policy_model_name")
 
-TOP_LEVEL_KEYS = frozenset(
-    {
-        *POLICY_KEYS,
-        "head_server",
-        "default_host",
-        "advertise_host",
-        "use_absolute_ip",
-        "token_file",
-        "insecure",
-        "tls_certificate",
-        "tls_key",
-        "port_range_low",
-        "port_range_high",
-        "disallowed_ports",
-        RAY_ADDRESS_KEY,
-        "log_level",
-        "model_call_capture_dir",
-        TOKEN_CAPTURE_KEY,
-        "observability_enabled",
-        "log_format",
-        "log_dir",
-        "nemo_gym_log_dir",
-        "profile_dir",
-        "workers",
-        "profiling_enabled",
-        "profiling_results_dirpath",
-        "model_endpoint_readiness_timeout_seconds",
-    }
-)
+def list_fields(model: type[BaseModel], path: KeyPath = ()) -> dict[KeyPath, FieldInfo]:
+    """Return each field of *model*, and of the models in it, that a key sets, by its path."""
+    found: dict[KeyPath, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        kind = _list_types(field)[0]
+        if field.validation_alias is not None:
+            found[*path, name] = field
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not model:
+            found |= list_fields(kind, (*path, name))
+    return found
+
+
+def get_keys(field: FieldInfo) -> tuple[str, ...]:
+    """Return the keys that set *field*, the usual one first; none if no key does."""
+    alias = field.validation_alias
+    if isinstance(alias, AliasChoices):
+        return tuple(map(str, alias.choices))
+    return (alias,) if isinstance(alias, str) else ()
+
+
+def is_path(field: FieldInfo) -> bool:
+    """Whether the value of *field* is a path."""
+    return any(kind is Path or get_args(kind)[:1] == (Path,) for kind in _list_types(field))
+
+
+def _list_types(field: FieldInfo) -> list[Any]:
+    """Return the types that the annotation of *field* allows, without `None`."""
+    annotation = field.annotation
+    kinds = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
+    return [kind for kind in kinds if kind is not NoneType]
+
+
+def _is_text_field(field: FieldInfo) -> bool:
+    kinds = _list_types(field)
+    is_text = any(kind in (str, SecretStr, tuple[str, ...]) or get_origin(kind) is Literal for kind in kinds)
+    return is_text or is_path(field)
+
+
+class Switches(BaseModel):
+    """Further keys at the top of a configuration, which decide about fields of the deployment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    use_absolute_ip: bool = False
+    profiling_enabled: bool = False
+    profiling_results_dirpath: str = "profiles"
+    observability_enabled: bool = False
+
+
+HEAD_SERVER_KEY = "head_server"
+
+_TOP_LEVEL_FIELDS = {key: field for field in list_fields(Deployment).values() for key in get_keys(field)}
+
+POLICY_KEYS = tuple(key for field in list_fields(PolicyConfig).values() for key in get_keys(field))
+
+TOP_LEVEL_KEYS = frozenset({*_TOP_LEVEL_FIELDS, *Switches.model_fields, HEAD_SERVER_KEY, TOKEN_CAPTURE_KEY})
 """The keys at the top of a configuration that gymsdk uses, its own and NeMo Gym's."""
 
 IGNORED_TOP_LEVEL_KEYS = frozenset(
@@ -110,29 +137,13 @@ IGNORED_SERVER_KEYS = frozenset(
 OVERFLOW_KEY = "propagate_context_overflow_errors"
 """The key of every model server for errors where a prompt does not fit the context."""
 
-GYMSDK_MODEL_KEYS = frozenset(
-    {
-        "base_url",
-        "api_key",
-        "model",
-        "api",
-        "timeout",
-        "retries",
-        "max_answer",
-        "thoughts",
-        "pinned",
-        "extra_body",
-        "chat_template_kwargs",
-        "headers",
-        "tokens",
-        "token_interface",
-        "tokenizer",
-        OVERFLOW_KEY,
-    }
-)
+GYMSDK_MODEL_KEYS = frozenset({"model", *ModelOptions.model_fields} - INTERNAL_OPTIONS)
 """The keys of the implementation `gymsdk_model`."""
 
-BUDGET_KEYS = frozenset({"turns", "max_steps", "max_turns", "tool_calls", "deadline"})
+EPISODE_TIMEOUT_KEY = "default_episode_timeout_seconds"
+
+_AGENT_KEYS = {key for field in list_fields(AgentServerConfig).values() for key in get_keys(field)}
+BUDGET_KEYS = frozenset(_AGENT_KEYS - {EPISODE_TIMEOUT_KEY})
 
 IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
     "gymsdk_model": GYMSDK_MODEL_KEYS,
@@ -174,9 +185,9 @@ IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
     ),
     "simple_agent": BUDGET_KEYS,
     "gymnasium_agent": BUDGET_KEYS,
-    "single_agent_turn": frozenset({"default_episode_timeout_seconds"}),
-    "single_agent_turn_legacy": frozenset({"default_episode_timeout_seconds"}),
-    "legacy_agent": frozenset({"default_episode_timeout_seconds"}),
+    "single_agent_turn": frozenset({EPISODE_TIMEOUT_KEY}),
+    "single_agent_turn_legacy": frozenset({EPISODE_TIMEOUT_KEY}),
+    "legacy_agent": frozenset({EPISODE_TIMEOUT_KEY}),
 }
 """The keys of each implementation that gymsdk uses. The keys of an environment are its settings."""
 
@@ -214,22 +225,7 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
 """NeMo Gym's keys of each implementation that gymsdk ignores."""
 
 TEXT_KEYS = frozenset(
-    {
-        *POLICY_KEYS,
-        "advertise_host",
-        "default_host",
-        "log_dir",
-        "log_format",
-        "log_level",
-        "model_call_capture_dir",
-        "nemo_gym_log_dir",
-        "profile_dir",
-        "profiling_results_dirpath",
-        RAY_ADDRESS_KEY,
-        "tls_certificate",
-        "tls_key",
-        "token_file",
-    }
+    {key for key, field in _TOP_LEVEL_FIELDS.items() if _is_text_field(field)} | {"profiling_results_dirpath"}
 )
 """The keys at the top of a configuration with values that are names, paths, addresses and keys: text."""
 
@@ -323,27 +319,35 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate_fields(
-    model: type[M], values: dict[str, Any], *, keys: dict[str, str], root: Node, path: KeyPath, problems: Problems
+    model: type[M], values: dict[str, Any], *, root: Node, path: KeyPath, problems: Problems
 ) -> M | None:
     """Return *values* as an instance of *model*, `None` if they are invalid.
 
     Args:
         model: The pydantic model.
         values: The values by field.
-        keys: The key of each field in the configuration, where it differs from the field.
         root: The whole configuration, for the places of errors.
-        path: The path of the mapping that has the keys.
+        path: The path of the mapping that has the keys of the fields.
         problems: Receives the errors.
     """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         for location, message in list_setting_errors(error):
-            field, *deeper = location or ("",)
-            full_path = (*path, *keys.get(field, field).split("."), *deeper)
+            full_path = (*path, *_find_key(model, location, root.get(*path)))
             place = root.place_of(full_path)
             problems.add(place, f"{format_key_path(full_path)}: {message[:1].lower()}{message[1:]}")
         return None
+
+
+def _find_key(model: type[BaseModel], location: KeyPath, node: Node | None) -> KeyPath:
+    """Return the key in *node* that sets the field at *location*, with the rest of the location."""
+    for path, field in list_fields(model).items():
+        if location[: len(path)] == path:
+            keys = get_keys(field)
+            present = next((key for key in keys if node is not None and is_set(node.get(key))), keys[0])
+            return (present, *location[len(path) :])
+    return location
 
 
 def is_set(node: Node | None) -> bool:
@@ -351,7 +355,11 @@ def is_set(node: Node | None) -> bool:
     return node is not None and node.value is not None
 
 
-def read_fields(node: Node, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of *node* by field, given the *keys* of the fields; null values are left out."""
-    children = {field: node.children[key] for field, key in keys.items() if key in node.children}
-    return {field: to_plain(each) for field, each in children.items() if each.value is not None}
+def read_fields(node: Node, model: type[BaseModel], *, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of *node* by field of *model*, *without* some keys; null values are left out."""
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        found = (node.get(key) for key in get_keys(field) if key not in without)
+        if child := next((child for child in found if child is not None and child.value is not None), None):
+            values[name] = to_plain(child)
+    return values

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,7 +22,7 @@ from pydantic import (
 
 from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place
 from gymsdk.errors import UsageError
-from gymsdk.http.tls import Tls
+from gymsdk.http.tls import TextPath, Tls
 from gymsdk.settings import LIMITS, LOGGING, NETWORK, RAY, RUN, SECURITY, Flag
 from gymsdk.types import Budget
 
@@ -40,6 +41,9 @@ POLICY_SERVER = "policy_model"
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HEAD_PORT = 11000
+
+RAY_ADDRESS_KEY = "ray_head_node_address"
+"""NeMo Gym's key for the address of the Ray cluster."""
 
 DEFAULT_TTL_SECONDS = 3600.0
 """Seconds after its last use at which a session is closed."""
@@ -154,20 +158,30 @@ SecretSettings = Annotated[Mapping[str, Any], PlainSerializer(_serialize_secrets
 class FrozenModel(BaseModel):
     """The base of all parts of a deployment. Errors do not quote their input, which may contain secrets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, ser_json_inf_nan="constants", populate_by_name=True
+    )
+
+
+def _to_lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 class LogConfig(FrozenModel):
     """The logs of a process; *server* is the server named in lines that belong to no request."""
 
-    level: Annotated[LogLevel, Flag(LOGGING, names=("--log-level",), layered=True)] = Field(
-        "warning", description="Log messages from this level on; info adds a line per request."
+    level: Annotated[LogLevel, BeforeValidator(_to_lower), Flag(LOGGING, names=("--log-level",), layered=True)] = Field(
+        "warning",
+        validation_alias="log_level",
+        description="Log messages from this level on; info adds a line per request.",
     )
     format: Annotated[LogFormat, Flag(LOGGING, names=("--log-format",), layered=True)] = Field(
-        "text", description="Choose the format of log lines."
+        "text", validation_alias="log_format", description="Choose the format of log lines."
     )
     directory: Annotated[Path | None, Flag(LOGGING, "DIR", ("--log-dir",))] = Field(
-        None, description="Log to a file per server in this folder instead of standard error."
+        None,
+        validation_alias=AliasChoices("log_dir", "nemo_gym_log_dir"),
+        description="Log to a file per server in this folder instead of standard error.",
     )
     server: str = "gymsdk"
 
@@ -201,9 +215,9 @@ class TokenCaptureConfig(FrozenModel):
 class PortRange(FrozenModel):
     """The range of ports for servers without a port; without a range they use any free port."""
 
-    low: Port | None = None
-    high: Port | None = None
-    disallowed: tuple[Port, ...] = ()
+    low: Port | None = Field(None, validation_alias="port_range_low")
+    high: Port | None = Field(None, validation_alias="port_range_high")
+    disallowed: tuple[Port, ...] = Field((), validation_alias="disallowed_ports")
 
 
 class Limits(FrozenModel):
@@ -237,29 +251,36 @@ class Times(FrozenModel):
     ending: float = Field(3.0, gt=0)
 
 
+def _to_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
 class PolicyConfig(FrozenModel):
     """The endpoint for model servers that do not name one."""
 
-    base_urls: tuple[str, ...] = ()
-    model_name: str | None = None
-    api_key: SecretStr | None = None
+    base_urls: Annotated[tuple[str, ...], BeforeValidator(_to_tuple)] = Field((), validation_alias="policy_base_url")
+    model_name: str | None = Field(None, validation_alias="policy_model_name")
+    api_key: SecretStr | None = Field(None, validation_alias="policy_api_key")
 
 
 class DatasetConfig(FrozenModel):
     """A dataset for rollouts: its name, its file of rows, and the number of rollouts of each row."""
 
-    name: str
-    path: Path
-    type: str | None = None
-    repeats: int = Field(1, ge=1)
+    name: str = Field(validation_alias="name")
+    path: Path = Field(validation_alias="jsonl_fpath")
+    type: str | None = Field(None, validation_alias="type")
+    repeats: int = Field(1, ge=1, validation_alias="num_repeats")
     place: Place = DEFAULT_PLACE
+
+
+MCP_KEY = "expose_tools_over_mcp"
 
 
 class ResourcesServerConfig(FrozenModel):
     """The environment of a resources server, and whether the server also offers its tools over MCP."""
 
     environment: str
-    mcp: bool = False
+    mcp: bool = Field(False, validation_alias=MCP_KEY)
 
 
 class ModelServerConfig(FrozenModel):
@@ -272,9 +293,9 @@ class ModelServerConfig(FrozenModel):
 class AgentServerConfig(FrozenModel):
     """The limits of an episode for an agent or an environment server; `None` leaves a limit to the host."""
 
-    turns: int | None = Field(None, ge=1)
-    tool_calls: int | None = Field(None, ge=0)
-    seconds: Seconds | None = None
+    turns: int | None = Field(None, ge=1, validation_alias=AliasChoices("turns", "max_steps", "max_turns"))
+    tool_calls: int | None = Field(None, ge=0, validation_alias="tool_calls")
+    seconds: Seconds | None = Field(None, validation_alias=AliasChoices("deadline", "default_episode_timeout_seconds"))
 
 
 class ServerConfig(FrozenModel):
@@ -303,10 +324,10 @@ class ServerConfig(FrozenModel):
     kind: ServerKind
     implementation: str
     part: ResourcesServerConfig | ModelServerConfig | AgentServerConfig
-    host: str | None = None
-    port: AnyPort | None = None
-    advertise_host: str | None = None
-    domain: str | None = None
+    host: str | None = Field(None, validation_alias="host")
+    port: AnyPort | None = Field(None, validation_alias="port")
+    advertise_host: str | None = Field(None, validation_alias="advertise_host")
+    domain: str | None = Field(None, validation_alias="domain")
     settings: SecretSettings = {}
     refers: Mapping[str, str] = {}
     models: Mapping[str, str] = {}
@@ -378,7 +399,9 @@ class Placement(FrozenModel):
     """The Ray cluster of a run or a deployment, and what runs there."""
 
     ray_address: Annotated[str | None, Flag(RAY, "HOST:PORT|auto|local|none", shown="RAY_ADDRESS")] = Field(
-        None, description="Use this Ray cluster, the one of this machine, a new one, or none."
+        None,
+        validation_alias=RAY_ADDRESS_KEY,
+        description="Use this Ray cluster, the one of this machine, a new one, or none.",
     )
     offload: Annotated[str | None, AfterValidator(_check_executor), Flag(RAY, "NAME", shown="ray with a cluster")] = (
         Field(
@@ -436,10 +459,14 @@ class Deployment(Placement):
         DEFAULT_MAX_SESSIONS, ge=1, description="Limit the open sessions of an environment."
     )
     host: Annotated[str, Flag(NETWORK, "HOST", layered=True)] = Field(
-        DEFAULT_HOST, description="Listen on this host; a non-loopback host needs a token."
+        DEFAULT_HOST,
+        validation_alias="default_host",
+        description="Listen on this host; a non-loopback host needs a token.",
     )
     advertise_host: Annotated[str | None, Flag(NETWORK, "HOST", shown="the host")] = Field(
-        None, description="Announce this host to other nodes as the address of the servers."
+        None,
+        validation_alias="advertise_host",
+        description="Announce this host to other nodes as the address of the servers.",
     )
     port: Annotated[AnyPort, Flag(NETWORK, "N", shown=str(DEFAULT_HEAD_PORT), layered=True)] = Field(
         0, description="Let the head listen on this port; 0 takes any free port."
@@ -454,15 +481,18 @@ class Deployment(Placement):
     )
     mcp: Annotated[bool, Flag(NETWORK)] = Field(False, description="Also serve the tools at /mcp.")
     token_file: Annotated[Path | None, Flag(SECURITY, "FILE", shown="GYMSDK_TOKEN_FILE")] = Field(
-        None, description="Require the token in this file from every client."
+        None, validation_alias="token_file", description="Require the token in this file from every client."
     )
     insecure: Annotated[bool, Flag(SECURITY, layered=True)] = Field(
-        False, description="Allow everyone who reaches the host to use the servers."
+        False,
+        validation_alias="insecure",
+        description="Allow everyone who reaches the host to use the servers.",
     )
     workers: Annotated[int | None, Flag(RUN, "N", shown=False)] = Field(
         None,
         ge=1,
         le=MAX_WORKERS,
+        validation_alias="workers",
         description="Run N supervised processes behind the same ports, each with all servers.",
     )
     role: Annotated[Role | None, Flag(RUN, takes=Literal["head", "resources", "agent", "model"] | None)] = Field(
@@ -475,13 +505,19 @@ class Deployment(Placement):
     only: str | None = None
     supervisor: str = ""
     times: Times = Times()
-    readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
-    logs: LogConfig = LogConfig()
-    profile: Annotated[Path | None, Flag(LOGGING, "DIR")] = Field(
-        None, description="Record CPU time per hook and route; write it to DIR on exit and serve it at /stats."
+    readiness: float = Field(
+        600.0, ge=0, allow_inf_nan=False, validation_alias="model_endpoint_readiness_timeout_seconds"
     )
-    capture: Annotated[Path | None, Flag(LOGGING, "DIR", ("--capture-dir",))] = Field(
-        None, description="Write the model calls of each rollout to this folder, as NeMo Gym does."
+    logs: LogConfig = LogConfig()
+    profile: Annotated[TextPath | None, Flag(LOGGING, "DIR")] = Field(
+        None,
+        validation_alias="profile_dir",
+        description="Record CPU time per hook and route; write it to DIR on exit and serve it at /stats.",
+    )
+    capture: Annotated[TextPath | None, Flag(LOGGING, "DIR", ("--capture-dir",))] = Field(
+        None,
+        validation_alias="model_call_capture_dir",
+        description="Write the model calls of each rollout to this folder, as NeMo Gym does.",
     )
     token_capture: TokenCaptureConfig | None = None
     ray_dashboard: str | None = None

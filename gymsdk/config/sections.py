@@ -6,18 +6,29 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gymsdk.config import fields, resolve, servers
-from gymsdk.config.fields import RAY_ADDRESS_KEY, TOKEN_CAPTURE_KEY, is_set, read_fields, validate_fields
+from gymsdk.config.fields import (
+    HEAD_SERVER_KEY,
+    TOKEN_CAPTURE_KEY,
+    Switches,
+    get_keys,
+    is_path,
+    is_set,
+    list_fields,
+    read_fields,
+    validate_fields,
+)
 from gymsdk.config.model import (
     ALIAS_SETTINGS,
     DEFAULT_HEAD_PORT,
     DEFAULT_HOST,
     ENVIRONMENTS,
     IMPLEMENTATIONS,
+    MCP_KEY,
     MODELS,
     RESOURCES,
     SERVER_KINDS,
@@ -26,10 +37,8 @@ from gymsdk.config.model import (
     AnyPort,
     DatasetConfig,
     Deployment,
-    LogConfig,
     ModelServerConfig,
     PolicyConfig,
-    Port,
     PortRange,
     ResourcesServerConfig,
     ServerConfig,
@@ -42,30 +51,12 @@ from gymsdk.config.yaml import KeyPath, Node, Place, Problems, format_key_path, 
 from gymsdk.errors import format_suggestion
 from gymsdk.http.tls import Tls
 
-HEAD_SERVER_KEY = "head_server"
 HEAD_SERVER_FIELDS = ("host", "port")
+
+M = TypeVar("M", bound=BaseModel)
 
 MIN_PORT, MAX_PORT = 1024, 65535
 """The default ends of the range of ports."""
-
-DEPLOYMENT_FIELDS = {
-    "host": "default_host",
-    "advertise_host": "advertise_host",
-    "token_file": "token_file",
-    "insecure": "insecure",
-    "readiness": "model_endpoint_readiness_timeout_seconds",
-    "ray_address": RAY_ADDRESS_KEY,
-    "workers": "workers",
-}
-"""The fields of a deployment with the value of a key."""
-
-MCP_KEY = "expose_tools_over_mcp"
-LISTEN_KEYS = ("host", "port", "advertise_host", "domain")
-BUDGET_FIELDS = {"turns": "turns", "tool_calls": "tool_calls", "seconds": "deadline"}
-TURN_KEYS = ("turns", "max_steps", "max_turns")
-EPISODE_TIMEOUT_KEY = "default_episode_timeout_seconds"
-DATASET_FIELDS = {"name": "name", "path": "jsonl_fpath", "type": "type", "repeats": "num_repeats"}
-
 
 TOKEN_CAPTURE_IGNORED = frozenset(
     {
@@ -79,26 +70,6 @@ TOKEN_CAPTURE_IGNORED = frozenset(
     }
 )
 """The keys of NeMo Gym's `token_id_capture` that gymsdk ignores."""
-
-
-def _to_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-class _Switches(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True)
-
-    use_absolute_ip: bool = False
-    profiling_enabled: bool = False
-    policy_api_key: SecretStr | None = None
-    policy_model_name: str | None = None
-    policy_base_url: Annotated[tuple[str, ...], BeforeValidator(_to_tuple)] = ()
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    profile_dir: str | None = None
-    profiling_results_dirpath: str | None = None
-    observability_enabled: bool = False
-    model_call_capture_dir: str | None = None
 
 
 class _TokenCapture(BaseModel):
@@ -123,14 +94,10 @@ def _check_host(host: str) -> str:
 
 
 class _Head(BaseModel):
-    host: Annotated[str, AfterValidator(_check_host)]
-    port: AnyPort
+    model_config = ConfigDict(populate_by_name=True)
 
-
-class _Range(BaseModel):
-    port_range_low: Port | None = None
-    port_range_high: Port | None = None
-    disallowed_ports: tuple[Port, ...] = ()
+    host: Annotated[str, AfterValidator(_check_host)] = Field(validation_alias="host")
+    port: AnyPort = Field(validation_alias="port")
 
 
 def read_deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
@@ -156,31 +123,42 @@ class _DeploymentReader:
         }
 
     def read(self) -> Deployment:
-        switches = self._validate(_Switches, self._values, {}) or _Switches()
-        values = {field: self._values[key] for field, key in DEPLOYMENT_FIELDS.items() if key in self._values}
-        if switches.use_absolute_ip and "host" not in values:
-            values["host"] = _get_own_address()
-        values |= self._read_path("token_file")
-        values |= {"profile": self._read_profile(switches), "capture": self._read_capture(switches)}
-        values |= {"token_capture": self._read_token_capture(switches)}
-        deployment = self._validate(Deployment, values, DEPLOYMENT_FIELDS) or Deployment()
+        switches = self._validate(Switches, self._values) or Switches()
+        values = self._read_values()
+        if switches.use_absolute_ip:
+            values.setdefault("host", _get_own_address())
+        if switches.profiling_enabled:
+            values.setdefault("profile", self._folder / switches.profiling_results_dirpath)
+        self._check_tls(values)
+        capture = values.get("capture")
+        values["token_capture"] = self._read_token_capture(capture if isinstance(capture, Path) else None)
+        deployment = self._validate(Deployment, values) or Deployment()
         head_host, port = self._read_head(deployment.host)
+        base_urls = normalize_base_urls(deployment.policy.base_urls)
         parts = {
             "head_host": head_host,
             "port": port,
-            "tls": self._read_tls(),
-            "port_range": self._read_port_range(),
-            "logs": self._read_logs(),
-            "policy": PolicyConfig(
-                base_urls=normalize_base_urls(switches.policy_base_url),
-                model_name=switches.policy_model_name,
-                api_key=switches.policy_api_key,
-            ),
+            "capture": self._check_capture(switches, deployment.capture),
+            "port_range": self._complete_port_range(deployment.port_range),
+            "policy": deployment.policy.model_copy(update={"base_urls": base_urls}),
         }
         return deployment.model_copy(update=parts)
 
-    def _validate(self, model: type[Any], values: dict[str, Any], keys: dict[str, str]) -> Any:
-        return validate_fields(model, values, keys=keys, root=self._root, path=(), problems=self._problems)
+    def _read_values(self) -> dict[str, Any]:
+        """Return the values of the fields of a deployment, nested like the models."""
+        values: dict[str, Any] = {}
+        for path, field in list_fields(Deployment).items():
+            key = next((key for key in get_keys(field) if key in self._values), None)
+            if key is None:
+                continue
+            value, tree = self._values[key], values
+            for name in path[:-1]:
+                tree = tree.setdefault(name, {})
+            tree[path[-1]] = self._folder / value if is_path(field) and isinstance(value, str) else value
+        return values
+
+    def _validate(self, model: type[Any], values: dict[str, Any], *path: str) -> Any:
+        return validate_fields(model, values, root=self._root, path=path, problems=self._problems)
 
     def _read_head(self, default_host: str) -> tuple[str | None, int]:
         """Return the host of the head, `None` if no file names a head, and its port."""
@@ -194,65 +172,46 @@ class _DeploymentReader:
             if key not in {*HEAD_SERVER_FIELDS, "num_workers"}:
                 hint = format_suggestion(key, HEAD_SERVER_FIELDS, "it has host and port")
                 self._problems.add(child.place, f"head_server has no setting {key!r}{hint}")
-        values = read_fields(node, {key: key for key in HEAD_SERVER_FIELDS})
-        keys = {key: f"{HEAD_SERVER_KEY}.{key}" for key in HEAD_SERVER_FIELDS}
-        head = self._validate(_Head, {"host": default_host, "port": DEFAULT_HEAD_PORT} | values, keys)
+        values = {"host": default_host, "port": DEFAULT_HEAD_PORT} | read_fields(node, _Head)
+        head = self._validate(_Head, values, HEAD_SERVER_KEY)
         return (head.host, head.port) if head else (None, DEFAULT_HEAD_PORT)
 
-    def _read_tls(self) -> Tls | None:
-        keys = {"certificate": "tls_certificate", "key": "tls_key"}
-        paths = {field: self._folder / str(self._values[key]) for field, key in keys.items() if key in self._values}
-        if len(paths) == 1:
-            [present] = (keys[field] for field in paths)
+    def _check_tls(self, values: dict[str, Any]) -> None:
+        """Report a certificate without its key, or a key without its certificate, and remove it."""
+        keys = {path[-1]: get_keys(field)[0] for path, field in list_fields(Tls).items()}
+        given = values.get("tls", {})
+        if len(given) == 1:
+            [present] = (keys[field] for field in given)
             [missing] = (key for key in keys.values() if key != present)
             place = self._root.place_of((present,))
             self._problems.add(place, f"{present} is given without {missing}; TLS needs both, give {missing} too")
-        return Tls(**paths) if len(paths) == len(keys) else None
+            del values["tls"]
 
-    def _read_port_range(self) -> PortRange:
-        ports = self._validate(_Range, self._values, {}) or _Range()
-        low, high = ports.port_range_low, ports.port_range_high
+    def _complete_port_range(self, ports: PortRange) -> PortRange:
+        low, high = ports.low, ports.high
         if low is not None and high is not None and low > high:
             place = self._root.place_of(("port_range_low",))
             self._problems.add(place, f"port_range_low {low} is above port_range_high {high}; swap them")
         # A missing end is set to the first or last port for normal users; disallowed ports need a range, too.
-        if (low, high) != (None, None) or ports.disallowed_ports:
+        if (low, high) != (None, None) or ports.disallowed:
             low, high = MIN_PORT if low is None else low, MAX_PORT if high is None else high
-        return PortRange(low=low, high=high, disallowed=ports.disallowed_ports)
+        return PortRange(low=low, high=high, disallowed=ports.disallowed)
 
-    def _read_logs(self) -> LogConfig:
-        folder_key = "log_dir" if "log_dir" in self._values else "nemo_gym_log_dir"
-        keys = {"level": "log_level", "format": "log_format", "directory": folder_key}
-        values = {field: self._values[key] for field, key in keys.items() if key in self._values}
-        values |= {"level": str(values["level"]).lower()} if "level" in values else {}
-        logs: LogConfig | None = self._validate(LogConfig, values | self._read_path(folder_key, "directory"), keys)
-        return logs or LogConfig()
-
-    def _read_profile(self, switches: _Switches) -> Path | None:
-        folder = self._values.get("profile_dir")
-        if not folder and switches.profiling_enabled:
-            folder = self._values.get("profiling_results_dirpath", "profiles")
-        return self._folder / str(folder) if folder else None
-
-    def _read_capture(self, switches: _Switches) -> Path | None:
-        if not switches.observability_enabled:
-            return None
-        if switches.model_call_capture_dir is None:
+    def _check_capture(self, switches: Switches, folder: Path | None) -> Path | None:
+        """Return the *folder* for model calls if they are captured."""
+        if switches.observability_enabled and folder is None:
             place = self._root.place_of(("observability_enabled",))
             self._problems.add(place, "observability_enabled needs model_call_capture_dir; set it to a folder")
-            return None
-        return self._folder / switches.model_call_capture_dir
+        return folder if switches.observability_enabled else None
 
-    def _read_token_capture(self, switches: _Switches) -> TokenCaptureConfig | None:
+    def _read_token_capture(self, default: Path | None) -> TokenCaptureConfig | None:
         values = self._values.get(TOKEN_CAPTURE_KEY) or {}
         if not isinstance(values, dict):
             place = self._root.place_of((TOKEN_CAPTURE_KEY,))
             self._problems.add(place, "token_id_capture must hold enabled and dir, as in {enabled: true, dir: /tokens}")
             return None
         values = {key: value for key, value in values.items() if key not in TOKEN_CAPTURE_IGNORED}
-        capture: _TokenCapture | None = validate_fields(
-            _TokenCapture, values, keys={}, root=self._root, path=(TOKEN_CAPTURE_KEY,), problems=self._problems
-        )
+        capture: _TokenCapture | None = self._validate(_TokenCapture, values, TOKEN_CAPTURE_KEY)
         if capture is None or not capture.enabled:
             return None
         place = self._root.place_of((TOKEN_CAPTURE_KEY, "enabled"))
@@ -260,16 +219,12 @@ class _DeploymentReader:
             problem = "token_id_capture.sink and external_staging are not supported: gymsdk writes files; remove them"
             self._problems.add(place, problem)
             return None
-        folder = capture.dir or switches.model_call_capture_dir
+        folder = self._folder / capture.dir if capture.dir else default
         if folder is None:
             self._problems.add(place, "token_id_capture needs dir; set it to a folder")
             return None
         settings = capture.model_dump(exclude={"enabled", "dir", "sink", "external_staging"})
-        return TokenCaptureConfig(folder=self._folder / folder, **settings)
-
-    def _read_path(self, key: str, field: str | None = None) -> dict[str, Path]:
-        value = self._values.get(key)
-        return {field or key: self._folder / value} if isinstance(value, str) else {}
+        return TokenCaptureConfig(folder=folder, **settings)
 
 
 def _get_own_address() -> str:
@@ -359,8 +314,8 @@ class ServerReader:
             "place": body.place,
             "places": dict(settings.places()),
             **(_read_program(body) if kind == RESOURCES else {}),
-        } | read_fields(body, {key: key for key in LISTEN_KEYS})
-        return validate_fields(ServerConfig, values, keys={}, root=self._root, path=path, problems=self._problems)
+        }
+        return self._validate(ServerConfig, values | read_fields(body, ServerConfig), path)
 
     def _get_kind(self, name: str, node: Node) -> ServerKind | None:
         kinds = [kind for kind in SERVER_KINDS if kind in node.children]
@@ -417,16 +372,12 @@ class ServerReader:
             mcp = settings.get(MCP_KEY)
             values: dict[str, Any] = {"environment": resolve_environment_name(path[2])}
             values |= {"mcp": mcp.value} if mcp else {}
-            keys = {"mcp": MCP_KEY}
-            return validate_fields(
-                ResourcesServerConfig, values, keys=keys, root=self._root, path=path, problems=self._problems
-            )
-        turns_key = next((key for key in TURN_KEYS if is_set(settings.get(key))), TURN_KEYS[0])
-        keys = BUDGET_FIELDS | {"turns": turns_key} | ({"seconds": EPISODE_TIMEOUT_KEY} if kind == ENVIRONMENTS else {})
-        values = read_fields(settings, keys)
-        return validate_fields(
-            AgentServerConfig, values, keys=keys, root=self._root, path=path, problems=self._problems
-        )
+            return self._validate(ResourcesServerConfig, values, path)
+        other = "deadline" if kind == ENVIRONMENTS else fields.EPISODE_TIMEOUT_KEY
+        return self._validate(AgentServerConfig, read_fields(settings, AgentServerConfig, without={other}), path)
+
+    def _validate(self, model: type[M], values: dict[str, Any], path: KeyPath) -> M | None:
+        return validate_fields(model, values, root=self._root, path=path, problems=self._problems)
 
     def _read_datasets(self, path: KeyPath, body: Node) -> Iterator[DatasetConfig]:
         node = body.get("datasets")
@@ -436,18 +387,11 @@ class ServerReader:
             self._problems.add(node.place, f"{format_key_path(path)}.datasets must be a list of name and jsonl_fpath")
             return
         for index, each in enumerate(node.value):
-            values = read_fields(each, DATASET_FIELDS)
+            values = read_fields(each, DatasetConfig)
             if isinstance(file := values.get("path"), str):
                 values["path"] = self._folder / file
             values["place"] = each.place
-            dataset = validate_fields(
-                DatasetConfig,
-                values,
-                keys=DATASET_FIELDS,
-                root=self._root,
-                path=(*path, "datasets", str(index)),
-                problems=self._problems,
-            )
+            dataset = self._validate(DatasetConfig, values, (*path, "datasets", str(index)))
             if dataset is not None:
                 yield dataset
 

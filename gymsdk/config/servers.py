@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from gymsdk.config.fields import OVERFLOW_KEY
+from gymsdk.config.fields import GYMSDK_MODEL_KEYS, OVERFLOW_KEY
 from gymsdk.config.model import ModelServerConfig, PolicyConfig
 from gymsdk.config.yaml import KeyPath, Node, Place, Problems, Scalar, format_key_path, to_plain
 from gymsdk.errors import BadModelOption, describe_value, format_suggestion
@@ -23,21 +23,7 @@ from gymsdk.plugins import registry
 from gymsdk.responses import ReasoningFormat
 
 OPENAI_URL_PREFIX = "https://api.openai.com/"
-UNCHANGED_OPTIONS = (
-    "api",
-    "timeout",
-    "retries",
-    "max_answer",
-    "thoughts",
-    "pinned",
-    "extra_body",
-    "chat_template_kwargs",
-    "headers",
-    "tokens",
-    "token_interface",
-    OVERFLOW_KEY,
-    "tokenizer",
-)
+UNCHANGED_OPTIONS = GYMSDK_MODEL_KEYS - {"base_url", "api_key", "model"}
 """The keys that are options of `gymsdk.model` under the same name."""
 
 RENAMED_OPTIONS = {

@@ -16,8 +16,15 @@ from typing import Any
 
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
-from gymsdk.config.fields import RAY_ADDRESS_KEY, RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
-from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
+from gymsdk.config.fields import RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
+from gymsdk.config.model import (
+    MODELS,
+    POLICY_SERVER,
+    RAY_ADDRESS_KEY,
+    Deployment,
+    ModelServerConfig,
+    ServerConfig,
+)
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gymsdk.errors import Failed, UsageError
 from gymsdk.settings import SECURITY, Flag
@@ -164,16 +164,25 @@ def _convert_read_errors(file: Path) -> Iterator[None]:
         raise UsageError(f"the certificates in {file} cannot be read ({reason}); give a PEM file") from None
 
 
+def _check_text(value: object) -> object:
+    if not isinstance(value, (str, Path)):
+        raise ValueError("Input should be a valid string")  # noqa: TRY004  # pydantic collects ValueErrors
+    return value
+
+
+TextPath = Annotated[Path, BeforeValidator(_check_text)]
+
+
 class Tls(BaseModel):
     """The PEM files for TLS; that of the certificate contains its chain."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    certificate: Annotated[Path, Flag(SECURITY, "FILE", ("--tls-cert",), layered=True)] = Field(
-        description="Use TLS with this certificate."
+    certificate: Annotated[TextPath, Flag(SECURITY, "FILE", ("--tls-cert",), layered=True)] = Field(
+        validation_alias="tls_certificate", description="Use TLS with this certificate."
     )
-    key: Annotated[Path, Flag(SECURITY, "FILE", ("--tls-key",), layered=True)] = Field(
-        description="Use this key of the certificate."
+    key: Annotated[TextPath, Flag(SECURITY, "FILE", ("--tls-key",), layered=True)] = Field(
+        validation_alias="tls_key", description="Use this key of the certificate."
     )
 
     def create_ssl_context(self) -> ssl.SSLContext:

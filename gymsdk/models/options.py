@@ -158,6 +158,10 @@ class ModelOptions(BaseModel):
         return hash((self.base_url, self.api_key, self.api, self.timeout, self.retries))
 
 
+INTERNAL_OPTIONS = frozenset({"apart", "wait"})
+"""The options that no configuration sets."""
+
+
 class PolicySettings(BaseModel):
     """The policy's endpoint from environment variables or the working folder; base URLs are separated by commas."""
 

@@ -12,7 +12,8 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from gymsdk.config.fields import RAY_ADDRESS_KEY, RAY_DASHBOARD_KEY
+from gymsdk.config.fields import RAY_DASHBOARD_KEY
+from gymsdk.config.model import RAY_ADDRESS_KEY
 from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.observability.status import add_server_metrics
