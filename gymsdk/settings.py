@@ -1,7 +1,9 @@
-"""How users see a field of a model: as an option of the commands that take the model."""
+"""How users set values: fields of models as options of commands, and the environment variables of gymsdk."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,3 +39,29 @@ class Flag:
     takes: Any = None
     least: float | None = None
     layered: bool = False
+
+
+VARIABLES = frozenset(
+    {
+        "GYMSDK_API_KEY",
+        "GYMSDK_BASE_URL",
+        "GYMSDK_CA_FILE",
+        "GYMSDK_DISABLE",
+        "GYMSDK_EVENT_LOOP",
+        "GYMSDK_INSECURE",
+        "GYMSDK_MODEL",
+        "GYMSDK_NO_AUTOREGISTER",
+        "GYMSDK_TOKEN_FILE",
+        "GYMSDK_WORKERS",
+    }
+)
+"""The environment variables that gymsdk reads."""
+
+KUBERNETES_PATTERN = re.compile(r"GYMSDK_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
+"""The variables that Kubernetes sets for services whose names begin with gymsdk."""
+
+
+def list_unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return those of *names* that begin like a variable of gymsdk, and that gymsdk does not read."""
+    ours = {name for name in names if name.startswith("GYMSDK_")}
+    return sorted(name for name in ours - VARIABLES if not KUBERNETES_PATTERN.fullmatch(name))

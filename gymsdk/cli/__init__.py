@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,7 +15,8 @@ from gymsdk.cli import output, process
 from gymsdk.cli.group import CommandGroup, LazyCommand, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import limit_exit_time
-from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.errors import GymsdkError, UsageError, format_suggestion
+from gymsdk.settings import VARIABLES, list_unknown_variables
 from gymsdk.working_folder import find_working_folder
 
 ENVIRONMENTS, EPISODES, RUNS, SERVERS = "Environments", "Episodes", "Runs", "Servers"
@@ -77,6 +79,14 @@ def _options(
     """Play, grade and serve LLM environments."""
 
 
+def _warn_of_unknown_variables() -> None:
+    # The commands that another command starts have the same variables.
+    if not {"--fd", "--with-parent"} & set(sys.argv):
+        for name in list_unknown_variables(os.environ):
+            hint = format_suggestion(name, VARIABLES)
+            typer.echo(f"{name} is not a variable of gymsdk and is ignored{hint}", err=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit the process.
 
@@ -91,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.open_standard_files()
         console.replace_unencodable_characters()
         output.reserve_until_exit()
+        _warn_of_unknown_variables()
     try:
         app(arguments, prog_name="gymsdk")
     except GymsdkError as error:
