@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk.config.model import MODELS, SERVER_KINDS, AgentServerConfig, Deployment, PolicyConfig
@@ -67,19 +67,36 @@ class Switches(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    use_absolute_ip: bool = False
-    profiling_enabled: bool = False
-    profiling_results_dirpath: str = "profiles"
-    observability_enabled: bool = False
+    use_absolute_ip: bool = Field(
+        False, validation_alias="use_absolute_ip", description="Listen on the IP address of this machine."
+    )
+    profiling_enabled: bool = Field(
+        False,
+        validation_alias="profiling_enabled",
+        description="Record CPU time in `profiling_results_dirpath`, if `profile_dir` names no folder.",
+    )
+    profiling_results_dirpath: str = Field(
+        "profiles",
+        validation_alias="profiling_results_dirpath",
+        description="Write the profiles of `profiling_enabled` to this folder.",
+    )
+    observability_enabled: bool = Field(
+        False,
+        validation_alias="observability_enabled",
+        description="Write the model calls of each rollout to `model_call_capture_dir`.",
+    )
 
 
 HEAD_SERVER_KEY = "head_server"
 
-_TOP_LEVEL_FIELDS = {key: field for field in list_fields(Deployment).values() for key in get_keys(field)}
+TOP_LEVEL_FIELDS = {
+    key: field for model in (Deployment, Switches) for field in list_fields(model).values() for key in get_keys(field)
+}
+"""The field that each key at the top of a configuration sets, for keys without further keys below them."""
 
 POLICY_KEYS = tuple(key for field in list_fields(PolicyConfig).values() for key in get_keys(field))
 
-TOP_LEVEL_KEYS = frozenset({*_TOP_LEVEL_FIELDS, *Switches.model_fields, HEAD_SERVER_KEY, TOKEN_CAPTURE_KEY})
+TOP_LEVEL_KEYS = frozenset({*TOP_LEVEL_FIELDS, HEAD_SERVER_KEY, TOKEN_CAPTURE_KEY})
 """The keys at the top of a configuration that gymsdk uses, its own and NeMo Gym's."""
 
 IGNORED_TOP_LEVEL_KEYS = frozenset(
@@ -224,9 +241,7 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
 }
 """NeMo Gym's keys of each implementation that gymsdk ignores."""
 
-TEXT_KEYS = frozenset(
-    {key for key, field in _TOP_LEVEL_FIELDS.items() if _is_text_field(field)} | {"profiling_results_dirpath"}
-)
+TEXT_KEYS = frozenset(key for key, field in TOP_LEVEL_FIELDS.items() if _is_text_field(field))
 """The keys at the top of a configuration with values that are names, paths, addresses and keys: text."""
 
 SERVER_TEXT_KEYS = frozenset({"advertise_host", "domain", "entrypoint", "host"})

@@ -215,9 +215,15 @@ class TokenCaptureConfig(FrozenModel):
 class PortRange(FrozenModel):
     """The range of ports for servers without a port; without a range they use any free port."""
 
-    low: Port | None = Field(None, validation_alias="port_range_low")
-    high: Port | None = Field(None, validation_alias="port_range_high")
-    disallowed: tuple[Port, ...] = Field((), validation_alias="disallowed_ports")
+    low: Port | None = Field(
+        None, validation_alias="port_range_low", description="Give servers without a port a port from this one on."
+    )
+    high: Port | None = Field(
+        None, validation_alias="port_range_high", description="Give servers without a port a port up to this one."
+    )
+    disallowed: tuple[Port, ...] = Field(
+        (), validation_alias="disallowed_ports", description="Give no server one of these ports."
+    )
 
 
 class Limits(FrozenModel):
@@ -258,9 +264,17 @@ def _to_tuple(value: object) -> object:
 class PolicyConfig(FrozenModel):
     """The endpoint for model servers that do not name one."""
 
-    base_urls: Annotated[tuple[str, ...], BeforeValidator(_to_tuple)] = Field((), validation_alias="policy_base_url")
-    model_name: str | None = Field(None, validation_alias="policy_model_name")
-    api_key: SecretStr | None = Field(None, validation_alias="policy_api_key")
+    base_urls: Annotated[tuple[str, ...], BeforeValidator(_to_tuple)] = Field(
+        (),
+        validation_alias="policy_base_url",
+        description="Call models without an address at this one; several are replicas of one model.",
+    )
+    model_name: str | None = Field(
+        None, validation_alias="policy_model_name", description="Use this model where a model server names none."
+    )
+    api_key: SecretStr | None = Field(
+        None, validation_alias="policy_api_key", description="Send this key to `policy_base_url`."
+    )
 
 
 class DatasetConfig(FrozenModel):
@@ -436,7 +450,6 @@ class Deployment(Placement):
         supervisor: The ID by which the servers of one supervisor recognise each other.
         tls: The certificate and the key of the servers.
         times: The time limits for start and stop.
-        readiness: The seconds to wait for the endpoints of models.
         token_capture: The capture of token ids for trainers.
         ray_dashboard: The URL of the dashboard of the Ray cluster.
         worker: The worker that this process is; `None` for every other process.
@@ -506,7 +519,11 @@ class Deployment(Placement):
     supervisor: str = ""
     times: Times = Times()
     readiness: float = Field(
-        600.0, ge=0, allow_inf_nan=False, validation_alias="model_endpoint_readiness_timeout_seconds"
+        600.0,
+        ge=0,
+        allow_inf_nan=False,
+        validation_alias="model_endpoint_readiness_timeout_seconds",
+        description="Wait this many seconds for the vLLM that `--launch-vllm` starts.",
     )
     logs: LogConfig = LogConfig()
     profile: Annotated[TextPath | None, Flag(LOGGING, "DIR")] = Field(
