@@ -16,7 +16,21 @@ from typer.core import TyperCommand, TyperGroup
 from gymsdk import console
 from gymsdk.cli.output import reserve_stdout
 from gymsdk.errors import format_suggestion
-from gymsdk.settings import LIMITS, LOGGING, MODEL, NETWORK, OUTPUT, RAY, RUN, SAMPLING, SECURITY, SETTINGS, TASKS
+from gymsdk.settings import (
+    FAULTS,
+    FORMAT,
+    LIMITS,
+    LOGGING,
+    MODEL,
+    NETWORK,
+    OUTPUT,
+    RAY,
+    RUN,
+    SAMPLING,
+    SECURITY,
+    SETTINGS,
+    TASKS,
+)
 from gymsdk.working_folder import keep_working_folder, resolve_path
 
 CHOICE_ERROR = re.compile(r"(?P<value>'[^']*') is not one of (?P<known>.*?)\.?", re.DOTALL)
@@ -30,7 +44,7 @@ START = (
 
 PANELS = (
     *("Branch", "Viewer", "Package", MODEL, TASKS, SETTINGS, SAMPLING, LIMITS, RUN, "Open loop", RAY),
-    *(NETWORK, SECURITY, "Format", "Faults", LOGGING, "Export", "Selection", "Service", OUTPUT),
+    *(NETWORK, SECURITY, FORMAT, FAULTS, LOGGING, "Export", "Selection", "Service", OUTPUT),
 )
 """The panels of options in the order in which the help of a command shows them."""
 

@@ -10,98 +10,50 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
-from gymsdk.cli.fields import Changed, Only, take_models
+from gymsdk.cli.fields import Changed, Given, Only, take_models
 from gymsdk.cli.group import Command, create_group
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows
-from gymsdk.settings import NETWORK, SECURITY, TASKS
+from gymsdk.settings import FORMAT, NETWORK, SECURITY, TASKS, Flag
+from gymsdk.testing.faults import Faults
 
 if TYPE_CHECKING:
-    from gymsdk.testing.faults import Faults
     from gymsdk.types import Model
 
-FAULTS, FORMAT = "Faults", "Format"
-"""The panels of the endpoint's own options."""
-
-Reasoning = Annotated[
-    Literal["field", "tags", "none"],
-    typer.Option(help="Return reasoning in a field, in tags of the text, or not at all.", rich_help_panel=FORMAT),
-]
-
-EngineKind = Annotated[
-    Literal["vllm", "vllm-completions", "nemo-rl", "sglang", "plain"],
-    typer.Option(
-        "--engine",
-        help="Take and return token ids as this inference engine does. plain returns none.",
-        rich_help_panel=FORMAT,
-    ),
-]
-
-ChatTemplate = Annotated[
-    Literal["chatml", "qwen", "strip", "drop-empty", "gemma", "mistral", "eos-only"],
-    typer.Option("--chat-template", help="Render prompts in this style.", rich_help_panel=FORMAT),
-]
-
-Pairs = Annotated[
-    bool,
-    typer.Option(
-        "--pairs",
-        help="Give pairs of letters tokens of their own, and split some of them, as real policies do.",
-        rich_help_panel=FORMAT,
-    ),
-]
-
-Latency = Annotated[
-    str,
-    typer.Option(
-        metavar="SECONDS",
-        help="Delay each response by 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA seconds.",
-        rich_help_panel=FAULTS,
-    ),
-]
-
-ContextLength = Annotated[
-    int | None,
-    typer.Option(min=2, metavar="N", help="Limit prompt and response to N tokens together.", rich_help_panel=FAULTS),
-]
-
-Unparsed = Annotated[
-    bool,
-    typer.Option(
-        "--unparsed",
-        help="Leave tool calls in the text, as an engine with the wrong tool parser does.",
-        rich_help_panel=FAULTS,
-    ),
-]
-
-RefuseTools = Annotated[
-    bool,
-    typer.Option(
-        "--refuse-tools",
-        help="Reject tools, as an engine without a tool parser does.",
-        rich_help_panel=FAULTS,
-    ),
-]
 app = create_group()
 POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
-def _share_option(text: str) -> Any:
-    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.check_finite, help=text, rich_help_panel=FAULTS)
+class EndpointOptions(BaseModel):
+    """The endpoint of the policy."""
 
-
-Errors = Annotated[float, _share_option("Answer this share of requests with 500, 502 or 503.")]
-
-RateLimited = Annotated[float, _share_option("Answer this share of requests with 429.")]
-
-Disconnects = Annotated[float, _share_option("Cut this share of connections before or during the response.")]
-
-Malformed = Annotated[float, _share_option("Cut the arguments of the first tool call in this share of responses.")]
-
-Truncated = Annotated[float, _share_option("End this share of streams too early.")]
+    host: Annotated[str, Flag(NETWORK, "HOST")] = Field(
+        "127.0.0.1", description="Listen on this host; a non-loopback host needs --insecure."
+    )
+    port: Annotated[int, Flag(NETWORK, "N")] = Field(
+        8000, ge=0, le=65535, description="Listen on this port; 0 takes any free port."
+    )
+    name: Annotated[str, Flag(NETWORK, "NAME")] = Field("policy", description="Serve the model under this name.")
+    insecure: Annotated[bool, Flag(SECURITY)] = Field(
+        False, description="Allow everyone who reaches the host to use the endpoint."
+    )
+    reasoning: Annotated[Literal["field", "tags", "none"], Flag(FORMAT)] = Field(
+        "field", description="Return reasoning in a field, in tags of the text, or not at all."
+    )
+    kind: Annotated[
+        Literal["vllm", "vllm-completions", "nemo-rl", "sglang", "plain"], Flag(FORMAT, names=("--engine",))
+    ] = Field("vllm", description="Take and return token ids as this inference engine does. plain returns none.")
+    template: Annotated[
+        Literal["chatml", "qwen", "strip", "drop-empty", "gemma", "mistral", "eos-only"],
+        Flag(FORMAT, names=("--chat-template",)),
+    ] = Field("chatml", description="Render prompts in this style.")
+    pairs: Annotated[bool, Flag(FORMAT)] = Field(
+        False, description="Give pairs of letters tokens of their own, and split some of them, as real policies do."
+    )
 
 
 def build_faults(**fields: Any) -> Faults:
@@ -109,7 +61,6 @@ def build_faults(**fields: Any) -> Faults:
     from pydantic import ValidationError
 
     from gymsdk.errors import format_error_detail, format_error_location
-    from gymsdk.testing.faults import Faults
 
     try:
         return Faults(**fields)
@@ -156,7 +107,7 @@ class _PolicyOptions:
 
 @app.command(cls=Command)
 @take_models
-def serve(  # noqa: PLR0913  # each is an option of the command
+def serve(  # each is an option of the command
     kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Choose the policy.", show_default=False)],
     *,
     env: Annotated[
@@ -178,48 +129,8 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         ),
     ],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST",
-            help="Listen on this host; a non-loopback host needs --insecure.",
-            rich_help_panel=NETWORK,
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="N",
-            help="Listen on this port; 0 takes any free port.",
-            rich_help_panel=NETWORK,
-        ),
-    ] = 8000,
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="Serve the model under this name.", rich_help_panel=NETWORK)
-    ] = "policy",
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow everyone who reaches the host to use the endpoint.",
-            rich_help_panel=SECURITY,
-        ),
-    ] = False,
-    reasoning: Reasoning = "field",
-    engine: EngineKind = "vllm",
-    chat_template: ChatTemplate = "chatml",
-    pairs: Pairs = False,
-    latency: Latency = "0",
-    errors: Errors = 0.0,
-    limited: RateLimited = 0.0,
-    cuts: Disconnects = 0.0,
-    malformed: Malformed = 0.0,
-    truncated: Truncated = 0.0,
-    context: ContextLength = None,
-    unparsed: Unparsed = False,
-    refuse_tools: RefuseTools = False,
+    endpoint: EndpointOptions,
+    given: Given[Faults],
     json: options.Json = False,
 ) -> None:
     """Serve a scripted policy until Ctrl-C, over Chat Completions, Responses and Messages, also streamed.
@@ -228,33 +139,15 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         gymsdk policy serve oracle --env math
         gymsdk policy serve random --latency 0.1-0.5 --errors 0.05
     """
-    faults = build_faults(
-        latency=latency,
-        errors=errors,
-        limited=limited,
-        cuts=cuts,
-        malformed=malformed,
-        truncated=truncated,
-        context=context,
-        unparsed=unparsed,
-        refuses_tools=refuse_tools,
-        seed=rows.seed,
-    )
-    if not name.strip():
+    faults = build_faults(**given, seed=rows.seed)
+    if not endpoint.name.strip():
         raise UsageError("--name is empty; pass the name that clients send as `model`")
     kind = kind.removeprefix("scripted/")
     policy_options = _PolicyOptions(kind, tuple(env), tuple(settings), rows)
     policy_options.check()
-    endpoint = {
-        "name": name,
-        "faults": faults,
-        "reasoning": reasoning,
-        "kind": engine,
-        "template": chat_template,
-        "pairs": pairs,
-    }
-    announce = _Announcer(policy_options, name, json=json)
-    _serve(policy_options, endpoint, announce, {"host": host, "port": port, "insecure": insecure})
+    address = endpoint.model_dump(include={"host", "port", "insecure"})
+    served = endpoint.model_dump(exclude={*address}) | {"faults": faults}
+    _serve(policy_options, served, _Announcer(policy_options, endpoint.name, json=json), address)
 
 
 @asynccontextmanager

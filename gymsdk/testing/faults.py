@@ -12,6 +12,8 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gymsdk.settings import FAULTS, Flag
+
 Distribution: TypeAlias = Callable[[random.Random], float]
 
 
@@ -52,38 +54,37 @@ def _parse_numbers(latency: str, words: list[str], count: int) -> list[float]:
 
 
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+ShareFlag = Flag(FAULTS, "SHARE")
 SERVER_ERROR_STATUSES = (500, 502, 503)
 RATE_LIMITED_STATUS = 429
 
 
 class Faults(BaseModel):
-    """What goes wrong, and how often.
-
-    Attributes:
-        latency: The seconds until the answer, or their distribution: `0.2`, `0.1-0.5`, `exp:0.3` by the mean, or
-            `lognormal:0.3:0.8` by median and sigma.
-        errors: The share of requests that fail with status 500, 502 or 503.
-        limited: The share of requests that fail with status 429.
-        cuts: The share of connections that are cut: half before the answer, half in its middle.
-        malformed: The share of answers whose first tool call has truncated arguments.
-        truncated: The share of streams that end early.
-        context: The most tokens of a prompt and its answer together.
-        unparsed: Whether tool calls stay in the text, as with the wrong tool call parser.
-        refuses_tools: Whether requests with tools are refused, as without a tool call parser.
-        seed: Determines which requests the faults hit.
-    """
+    """What goes wrong, and how often; *seed* determines which requests the faults hit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    latency: float | str = 0.0
-    errors: Share = 0.0
-    limited: Share = 0.0
-    cuts: Share = 0.0
-    malformed: Share = 0.0
-    truncated: Share = 0.0
-    context: int | None = Field(None, ge=2)
-    unparsed: bool = False
-    refuses_tools: bool = False
+    latency: Annotated[float | str, Flag(FAULTS, "SECONDS", takes=str, default="0")] = Field(
+        0.0, description="Delay each response by 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA seconds."
+    )
+    errors: Annotated[Share, ShareFlag] = Field(0.0, description="Answer this share of requests with 500, 502 or 503.")
+    limited: Annotated[Share, ShareFlag] = Field(0.0, description="Answer this share of requests with 429.")
+    cuts: Annotated[Share, ShareFlag] = Field(
+        0.0, description="Cut this share of connections before or during the response."
+    )
+    malformed: Annotated[Share, ShareFlag] = Field(
+        0.0, description="Cut the arguments of the first tool call in this share of responses."
+    )
+    truncated: Annotated[Share, ShareFlag] = Field(0.0, description="End this share of streams too early.")
+    context: Annotated[int | None, Flag(FAULTS, "N")] = Field(
+        None, ge=2, description="Limit prompt and response to N tokens together."
+    )
+    unparsed: Annotated[bool, Flag(FAULTS)] = Field(
+        False, description="Leave tool calls in the text, as an engine with the wrong tool parser does."
+    )
+    refuses_tools: Annotated[bool, Flag(FAULTS, names=("--refuse-tools",))] = Field(
+        False, description="Reject tools, as an engine without a tool parser does."
+    )
     seed: int = 0
 
     @field_validator("latency")
