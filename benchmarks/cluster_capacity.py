@@ -108,7 +108,7 @@ async def measure(count: int, seconds: float) -> bool:
         waits, size, instances = [], 0, 0
         while time.monotonic() - began < seconds:
             asked = time.monotonic()
-            answer = await client.get(f"{head}/nodes", timeout=30.0)
+            answer = await client.get(f"{head}/nodes", timeout=30.0, retry=client.DEFAULT_RETRY)
             waits.append(time.monotonic() - asked)
             size = len(answer.body)
             instances = len(HeadSnapshot.model_validate(answer.json()).instances)

@@ -50,7 +50,7 @@ AREAS: tuple[tuple[str, str], ...] = (
     ("environment and hooks", r"gymsdk/(environment|tools)\.py|gymsdk/plugins/|/pluggy/"),
     ("validation", r"/pydantic/"),
     ("episode loop", r"gymsdk/(episode|responses|types|errors)\.py"),
-    ("deadlines and threads", r"gymsdk/(concurrency|timers|tracing)\.py|gymsdk/workers/"),
+    ("deadlines and threads", r"gymsdk/(concurrency|tracing)\.py|gymsdk/workers/"),
     ("logs and metrics", r"gymsdk/observability/|/logging/|prometheus_client/"),
     ("rollout jobs and files", r"gymsdk/rollouts/|gymsdk/metrics\.py"),
     # uvloop has no frames, so that its time appears in the function that runs the loop.

@@ -120,6 +120,7 @@ class ServerClient:
                 timeout=self._seconds,
                 retry=self._retry,
                 once=not repeatable,
+                is_final=_is_model_failure,
             )
 
         return await self._send_to_server(server_name, send, repeatable=repeatable)
@@ -353,6 +354,12 @@ def parse_failure(response: HttpResponse) -> EpisodeError | None:
         retryable=retryable if isinstance(retryable, bool) else is_server_error,
         retry_after=response.retry_after,
     )
+
+
+def _is_model_failure(response: HttpResponse) -> bool:
+    """Return whether *response* reports a failed call of a model, which the server has repeated itself."""
+    failure = None if response.not_started else parse_failure(response)
+    return failure is not None and (failure.kind == "judge_failed" or failure.kind.startswith("model_"))
 
 
 def build_failure(response: HttpResponse, stage: str) -> EpisodeError:

@@ -117,10 +117,14 @@ def provide_token(file: Path | None = None) -> Iterator[Path]:
                 os.environ[TOKEN_FILE_VARIABLE] = before
 
 
-def build_auth_headers(token: SecretStr | None) -> dict[str, SecretStr]:
-    """Return the headers that authenticate a request with *token*; an empty dict without a token."""
-    value = token.get_secret_value() if token is not None else ""
-    return {AUTHORIZATION_HEADER: SecretStr(f"Bearer {value}")} if value else {}
+BEARER = "Bearer "
+"""What precedes a token in the header of a request."""
+
+
+def bearer(secret: SecretStr | None) -> dict[str, SecretStr]:
+    """Return the headers that authenticate a request with *secret*; an empty dict without one."""
+    value = secret.get_secret_value() if secret is not None else ""
+    return {AUTHORIZATION_HEADER: SecretStr(BEARER + value)} if value else {}
 
 
 def resolve_auth_headers(token: SecretStr | str | None) -> dict[str, SecretStr]:
@@ -130,8 +134,8 @@ def resolve_auth_headers(token: SecretStr | str | None) -> dict[str, SecretStr]:
         token: The token; `None` stands for this process's token, an empty string for no token.
     """
     if token is None:
-        return build_auth_headers(get_process_token())
-    return build_auth_headers(token if isinstance(token, SecretStr) else SecretStr(token))
+        return bearer(get_process_token())
+    return bearer(token if isinstance(token, SecretStr) else SecretStr(token))
 
 
 def check_head_url(url: str) -> str:

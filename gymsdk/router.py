@@ -17,11 +17,10 @@ from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
-from gymsdk import credentials
 from gymsdk.errors import Failed
 from gymsdk.http import client as http
 from gymsdk.http import errors
-from gymsdk.http.backoff import Backoff
+from gymsdk.http.backoff import Backoff, Retries
 from gymsdk.types import Episode, Item, extract_text, is_policy_item
 
 log = logging.getLogger("gymsdk")
@@ -208,14 +207,14 @@ class Call:
         path: The path; see `_build_url`.
         body: The body, as a JSON value. Each attempt encodes it again, so that no waiting request holds its bytes.
         affinity: The key of the conversation.
-        deadline: When to give up, as a time of the event loop's clock.
+        retries: The retries that are left, and when to give up.
         is_final: Whether a response needs no retry regardless of its status.
     """
 
     path: str
     body: Item
     affinity: str
-    deadline: float
+    retries: Retries
     is_final: IsFinalAnswer
 
 
@@ -237,7 +236,6 @@ class ReplicaClient:
         headers: Further headers.
         seconds: The usual time limit of a request; a replica that had more than half of it counts as down if it does
             not answer.
-        retry: How to retry when all replicas have failed.
         watch: Awaits each request, if given.
         largest: The maximum size of a response after decompression, in bytes.
         timeout_advice: What the user can do if a server does not answer in time, for the error message.
@@ -250,7 +248,6 @@ class ReplicaClient:
         key: SecretStr | None = None,
         headers: Mapping[str, SecretStr] | None = None,
         seconds: float = 600.0,
-        retry: http.Retry = http.DEFAULT_RETRY,
         watch: WatchAttempt | None = None,
         largest: int = http.MAX_ANSWER_BYTES,
         timeout_advice: str = http.MODEL_TIMEOUT_ADVICE,
@@ -260,7 +257,6 @@ class ReplicaClient:
         self._key = key
         self._headers = headers or {}
         self._seconds = seconds
-        self._retry = retry
         self._watch = watch
         self._max_answer_bytes = largest
         self._timeout_advice = timeout_advice
@@ -275,10 +271,13 @@ class ReplicaClient:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     async def _count_running_at(self, url: str) -> int | None:
-        headers: http.Headers = {**self._headers, **credentials.build_auth_headers(self._key)}
         try:
             answer = await http.get(
-                _build_url(url, "/metrics"), headers=headers, timeout=METRICS_SECONDS, retry=http.NO_RETRY
+                _build_url(url, "/metrics"),
+                key=self._key,
+                headers=self._headers,
+                timeout=METRICS_SECONDS,
+                retry=http.NO_RETRY,
             )
         except Failed:
             return None
@@ -286,7 +285,7 @@ class ReplicaClient:
         return round(sum(map(float, found))) if found else None
 
     async def post(
-        self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
+        self, path: str, body: Item, *, sticky: str, retries: Retries, is_final: IsFinalAnswer
     ) -> http.HttpResponse:
         """Post *body* to the conversation's replica, or to another one if that fails.
 
@@ -298,7 +297,7 @@ class ReplicaClient:
             path: The path; see `_build_url`.
             body: The JSON body.
             sticky: The key of the conversation; see `get_sticky_key`.
-            deadline: When to give up, as a time of the event loop's clock.
+            retries: How to retry when all replicas have failed, and when to give up.
             is_final: Returns whether a response needs no retry regardless of its status.
 
         Returns:
@@ -307,28 +306,23 @@ class ReplicaClient:
         Raises:
             Failed: No replica responded.
         """
-        call = Call(path, body, sticky, deadline, is_final)
+        call = Call(path, body, sticky, retries, is_final)
         clock = asyncio.get_running_loop().time
         notice_at = clock() + NOTICE_SECONDS
         result: AttemptResult | None = None
-        failures = 0
         try:
             while not _is_settled(result := await self._try_all(call), call):
                 overloaded = isinstance(result, http.HttpResponse) and result.not_started
-                if not overloaded and failures >= self._retry.times:
-                    break
                 rest_seconds = min(self._router[url].rest_seconds for url in self._loads)
-                wait = self._retry.get_delay(failures, rest_seconds)
-                if clock() + wait >= deadline:
+                # Waiting for an overloaded server is not a failed attempt.
+                delay = retries.take(rest_seconds, counts=not overloaded)
+                if delay is None:
                     break
                 if clock() >= notice_at and not self._has_warned:
                     self._has_warned = True
-                    log.warning(
-                        "trying again, up to %d times per request: %s", self._retry.times, _describe_result(result)
-                    )
-                await asyncio.sleep(wait)
-                # Waiting for an overloaded server is not a failed attempt.
-                failures += not overloaded
+                    times = retries.policy.times
+                    log.warning("trying again, up to %d times per request: %s", times, _describe_result(result))
+                await asyncio.sleep(delay)
         except asyncio.CancelledError as error:
             if result is not None:
                 error.add_note(_describe_result(result))
@@ -373,7 +367,7 @@ class ReplicaClient:
         return outcome
 
     async def _try_replica(self, replica: Replica, call: Call) -> AttemptResult:
-        seconds_left = call.deadline - asyncio.get_running_loop().time()
+        seconds_left = call.retries.deadline - asyncio.get_running_loop().time()
         request = http.post(
             _build_url(replica.key, call.path),
             call.body,

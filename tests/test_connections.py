@@ -177,7 +177,7 @@ def test_an_invalid_header_is_not_sent(headers: dict[str, str], message: str) ->
                 await _post(server, headers=headers)
             # aiohttp sends this one.
             with pytest.raises(Failed, match=message):
-                await client.get(server.url, headers=headers)
+                await client.get(server.url, headers=headers, retry=client.DEFAULT_RETRY)
             assert not server.requests
 
     _run(check())

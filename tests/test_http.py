@@ -68,13 +68,13 @@ async def failure(scene: Scene, **options: object) -> Failed:
 
 async def test_a_response_is_parsed() -> None:
     async with serving(Scene(OK).answer) as url:
-        assert (await client.post(url, {"a": [1]})).json() == {"ok": True}
+        assert (await client.post(url, {"a": [1]}, retry=client.DEFAULT_RETRY)).json() == {"ok": True}
 
 
 async def test_the_body_and_the_key_arrive() -> None:
     scene = Scene(OK)
     async with serving(scene.answer) as url:
-        await client.post(url, {"a": "é"}, key=KEY, headers={"X-Mine": "1"})
+        await client.post(url, {"a": "é"}, key=KEY, headers={"X-Mine": "1"}, retry=client.DEFAULT_RETRY)
     assert scene.bodies == ['{"a":"é"}'.encode()]
     sent = scene.seen[0].headers
     assert (sent["Authorization"], sent["X-Mine"], sent["Content-Type"]) == (
@@ -211,7 +211,7 @@ async def test_a_request_to_a_silent_server_ends_at_the_deadline() -> None:
 
     async with serving(silent) as url:
         with pytest.raises(Failed, match=r"did not answer within 0\.05 s; check the server's log") as caught:
-            await client.post(url, {}, timeout=0.05)
+            await client.post(url, {}, timeout=0.05, retry=client.DEFAULT_RETRY)
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
@@ -244,7 +244,7 @@ async def test_no_message_contains_a_secret_header() -> None:
         return web.Response(status=400, text=f"what is {request.headers['X-Team']}?")
 
     async with serving(echo) as url:
-        answer = await client.post(url, {}, headers={"X-Team": SecretStr("hush")})
+        answer = await client.post(url, {}, headers={"X-Team": SecretStr("hush")}, retry=client.DEFAULT_RETRY)
     with pytest.raises(Failed, match=r"what is \*\*\*"):
         answer.json()
     assert "hush" not in repr(answer.secrets)
@@ -265,14 +265,14 @@ async def test_a_cancelled_call_closes_its_connection() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await client.post(url, {})
+                await client.post(url, {}, retry=client.DEFAULT_RETRY)
         async with asyncio.timeout(10):
             await closed.wait()
 
 
 async def test_no_repr_shows_the_key() -> None:
     async with serving(Scene(OK).answer) as url:
-        assert "very-secret" not in repr(await client.post(url, {}, key=KEY))
+        assert "very-secret" not in repr(await client.post(url, {}, key=KEY, retry=client.DEFAULT_RETRY))
 
 
 async def test_a_redirect_is_rejected_not_followed() -> None:
@@ -284,21 +284,21 @@ async def test_a_redirect_is_rejected_not_followed() -> None:
 async def test_cookies_are_not_kept() -> None:
     scene = Scene((200, "{}", {"Set-Cookie": "session=1; Path=/"}))
     async with serving(scene.answer) as url:
-        await client.post(url, {})
-        await client.post(url, {})
+        await client.post(url, {}, retry=client.DEFAULT_RETRY)
+        await client.post(url, {}, retry=client.DEFAULT_RETRY)
     assert "Cookie" not in scene.seen[1].headers
 
 
 async def test_a_body_that_cannot_be_json_fails_only_its_own_call() -> None:
     with pytest.raises(Failed, match="cannot be written as JSON") as caught:
-        await client.post("http://127.0.0.1:1", {"text": object()})
+        await client.post("http://127.0.0.1:1", {"text": object()}, retry=client.DEFAULT_RETRY)
     assert caught.value.kind == "model_bad_request"
 
 
 async def test_half_a_surrogate_pair_is_sent_as_a_question_mark() -> None:
     scene = Scene(OK)
     async with serving(scene.answer) as url:
-        await client.post(url, {"text": "half \ud83d pair"})
+        await client.post(url, {"text": "half \ud83d pair"}, retry=client.DEFAULT_RETRY)
     assert scene.bodies == [b'{"text": "half ? pair"}']
 
 
@@ -315,7 +315,7 @@ async def test_two_hundred_concurrent_calls_all_succeed() -> None:
         return web.Response(body=await request.read())
 
     async with serving(echo) as url, asyncio.TaskGroup() as group:
-        calls = [group.create_task(client.post(url, {"n": n})) for n in range(200)]
+        calls = [group.create_task(client.post(url, {"n": n}, retry=client.DEFAULT_RETRY)) for n in range(200)]
     assert [call.result().json()["n"] for call in calls] == list(range(200))
 
 
@@ -323,7 +323,7 @@ async def test_two_hundred_concurrent_calls_all_succeed() -> None:
 def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecorder) -> None:
     async def call() -> None:
         async with serving(Scene(OK).answer) as url:
-            await client.post(url, {})
+            await client.post(url, {}, retry=client.DEFAULT_RETRY)
 
     before = dict(client._sessions._resources)
     asyncio.run(call())
@@ -335,10 +335,10 @@ def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecor
 
 async def test_the_session_can_be_closed_and_reopens() -> None:
     async with serving(Scene(OK).answer) as url:
-        await client.post(url, {})
+        await client.post(url, {}, retry=client.DEFAULT_RETRY)
         await client.aclose()
         await client.aclose()
-        assert (await client.post(url, {})).status == 200
+        assert (await client.post(url, {}, retry=client.DEFAULT_RETRY)).status == 200
 
 
 def test_waits_double_up_to_the_limit() -> None:
@@ -391,7 +391,7 @@ async def test_a_request_without_retries_is_repeated_if_the_connection_failed() 
 async def test_response_cookies_and_headers_are_kept_and_bytes_are_sent_unchanged() -> None:
     scene = Scene((200, "{}", {"Set-Cookie": 'a="b=c"; Path=/; HttpOnly', "X-Odd": "1"}))
     async with serving(scene.answer) as url:
-        answer = await client.post(url, b'{"a": 1}', headers={"Cookie": "k=v"})
+        answer = await client.post(url, b'{"a": 1}', headers={"Cookie": "k=v"}, retry=client.DEFAULT_RETRY)
     assert (dict(answer.cookies), answer.headers["x-odd"]) == ({"a": '"b=c"'}, "1")
     assert (scene.bodies, scene.seen[0].headers["Cookie"]) == ([b'{"a": 1}'], "k=v")
 

@@ -176,7 +176,7 @@ async def test_loopback_is_reached_without_the_proxy(monkeypatch: pytest.MonkeyP
         for host in ("127.0.0.1", "localhost"):
             url = f"http://{host}:{port}/v1"
             await model(name, base_url=url, api_key="k", api="chat").respond({"input": "hi"})
-            await client.get(f"{url}/models")
+            await client.get(f"{url}/models", retry=client.DEFAULT_RETRY)
         await client.aclose()
     assert len(seen) >= 4
     assert proxy.lines == []

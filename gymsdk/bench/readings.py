@@ -74,7 +74,10 @@ async def read_metrics(urls: Iterable[str], headers_for: Callable[[str], client.
     """Read the metrics of the servers at *urls*. A server without metrics counts as idle."""
     listed = list(urls)
     answers = await asyncio.gather(
-        *(client.get(f"{url}/metrics", headers=headers_for(url), timeout=30.0) for url in listed)
+        *(
+            client.get(f"{url}/metrics", headers=headers_for(url), timeout=30.0, retry=client.DEFAULT_RETRY)
+            for url in listed
+        )
     )
     samples = {url: parse_samples(answer.text) for url, answer in zip(listed, answers, strict=True) if answer.ok}
     counters: defaultdict[tuple[str, str], float] = defaultdict(float)

@@ -223,12 +223,13 @@ class _TrainerChecker:
         self._require_tokens()
         client = self._get_client()
         url = self._get_running().urls["policy_model"]
-        paused = (await http.post(f"{url}/pause?wait=60", {"max_seconds": 60.0}, timeout=90.0)).json()
+        retry = http.DEFAULT_RETRY
+        paused = (await http.post(f"{url}/pause?wait=60", {"max_seconds": 60.0}, timeout=90.0, retry=retry)).json()
         playing = asyncio.ensure_future(client.post(f"{NAME}_simple_agent", "/run", json=self._build_rows()[0]))
         # Time for the rollout to reach its first model call.
         await asyncio.sleep(0.5)
-        state = (await http.get(f"{url}/pause", timeout=30.0)).json()
-        await http.post(f"{url}/resume", {}, timeout=30.0)
+        state = (await http.get(f"{url}/pause", timeout=30.0, retry=retry)).json()
+        await http.post(f"{url}/resume", {}, timeout=30.0, retry=retry)
         answer = await playing
         if paused["in_flight"] or not state["waiting"] or not answer.ok:
             raise CheckFailed(f"calls are not held: {state}, and the rollout ends with status {answer.status}")

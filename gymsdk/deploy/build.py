@@ -170,7 +170,7 @@ class ServerBuilder:
         return compute_loads(self._metrics)
 
     async def _build_snapshot(self) -> HeadSnapshot:
-        return await nodes_fetcher(self._head, headers=partial(credentials.build_auth_headers, self._token))()
+        return await nodes_fetcher(self._head, headers=partial(credentials.bearer, self._token))()
 
     def _list_environment_blocks(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
@@ -344,7 +344,7 @@ class ServerBuilder:
             name,
             self._instances,
             seconds=self._get_model_timeout(name),
-            headers=partial(credentials.build_auth_headers, self._token),
+            headers=partial(credentials.bearer, self._token),
             captures_tokens=captures_tokens,
         )
 

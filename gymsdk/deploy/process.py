@@ -181,7 +181,7 @@ async def find_head(
         # No head to join: this one is new.
         sock = bind_socket(listen or host, port, what="the head") if is_local else None
         return deployment, sockets if sock is None else {**sockets, HEAD_SERVER: sock}
-    headers = partial(credentials.build_auth_headers, security.token)
+    headers = partial(credentials.bearer, security.token)
     sock = await bind_head(host, port, scheme=security.scheme, listen=listen, headers=headers)
     if sock is None:
         return deployment.model_copy(update={"head_url": build_url(host, port, security.scheme)}), sockets

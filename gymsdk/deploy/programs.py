@@ -298,7 +298,7 @@ async def _prepare(
     sockets = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
     services = [_build_service(block, port) for block, port in zip(blocks, sockets, strict=True)]
     config |= {service.name: build_block(service) for service in services}
-    headers = partial(credentials.build_auth_headers, token)
+    headers = partial(credentials.bearer, token)
     return [
         RunningProgram(service, port, _build_launch(program, python, service, config), headers, head_url)
         for program, python, service, port in zip(programs, pythons, services, sockets, strict=True)

@@ -544,7 +544,7 @@ class ServerRunner:
             check_status,
             path="/readyz",
             seconds=self._times.starting,
-            headers=credentials.build_auth_headers(self._security.token),
+            headers=credentials.bearer(self._security.token),
         )
         answers = await asyncio.gather(*(ready(*address) for address in self._get_local_addresses().values()))
         for service, status in zip(self.services, answers, strict=True):

@@ -189,7 +189,7 @@ def bind_sockets(
 
 async def wait_for_answer(sock: socket.socket, seconds: float, security: Security) -> None:
     """Wait until the server at the socket *sock* is ready; raises `GymsdkError` after *seconds*."""
-    headers = credentials.build_auth_headers(security.token)
+    headers = credentials.bearer(security.token)
     host, port = sock.getsockname()[:2]
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
@@ -213,7 +213,7 @@ def _build_node(
         exits=lambda: dict(supervisor.exits),
         restart=supervisor.restart,
         restarts=supervisor.pids,
-        headers=partial(credentials.build_auth_headers, security.token),
+        headers=partial(credentials.bearer, security.token),
         supervisor=deployment.supervisor,
         wake=wake,
     )

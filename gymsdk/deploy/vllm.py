@@ -280,9 +280,8 @@ async def _list_models(engine: Engine) -> client.HttpResponse | None:
 
 async def _get(url: str, key: SecretStr | None = None) -> client.HttpResponse | None:
     """Return the response at *url*, or `None` if the server cannot be reached."""
-    headers = {"Authorization": SecretStr(f"Bearer {key.get_secret_value()}")} if key else None
     try:
-        return await client.get(url, headers=headers, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
+        return await client.get(url, key=key, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
     except Failed:
         return None
 

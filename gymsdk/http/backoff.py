@@ -1,11 +1,14 @@
-"""The delays between attempts: exponential, jittered, bounded, and never shorter than a server's `Retry-After`.
+"""Retries: how many there are, and the delays before them.
 
-This module is separate from the HTTP client because the supervisor needs the delays without the client.
+Delays are exponential, jittered, bounded, and never shorter than a server's `Retry-After`. This module is separate from
+the HTTP client because the supervisor and the options of models need it without the client.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +38,94 @@ class Backoff(BaseModel):
             return add_jitter(delay)
         # A server sends many clients the same `Retry-After`. They must not return at the same moment.
         return retry_after + random.uniform(0.0, max(delay, min(self.longest, retry_after / 2)))
+
+
+class Retry(Backoff):
+    """How often a request is retried, and the delay before each retry.
+
+    Attributes:
+        times: The number of retries.
+    """
+
+    times: int = Field(4, ge=0)
+
+
+NO_RETRY = Retry(times=0)
+"""No retries, for callers that handle failures themselves."""
+
+
+class ModelRetry(Retry):
+    """The retries of one call of a model, by the process that talks to the engine.
+
+    Attributes:
+        timeout: The seconds that the call may take with all its retries.
+    """
+
+    timeout: float = Field(600.0, gt=0)
+
+    def start(self) -> Retries:
+        """Return the retries of a call that begins now."""
+        return Retries(self, asyncio.get_running_loop().time() + self.timeout)
+
+
+@dataclass(slots=True)
+class Retries:
+    """The retries of one operation, which all its requests share.
+
+    Attributes:
+        policy: How many there are.
+        deadline: When the operation must be over, as a time of the event loop's clock.
+        used: How many were used.
+    """
+
+    policy: Retry
+    deadline: float
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many are left."""
+        return max(0, self.policy.times - self.used)
+
+    def take(self, retry_after: float | None = None, *, counts: bool = True) -> float | None:
+        """Count the next retry and return the seconds to wait before it, `None` if no retry or no time is left.
+
+        Args:
+            retry_after: The seconds for which the server asked for no requests, if any.
+            counts: Whether the retry is one of the policy's; not if the server has not started the request.
+        """
+        delay = self.policy.get_delay(self.used, retry_after)
+        if (counts and not self.left) or asyncio.get_running_loop().time() + delay >= self.deadline:
+            return None
+        self.used += counts
+        return delay
+
+    async def wait(self, retry_after: float | None = None) -> bool:
+        """Wait before the next retry, and count it; return `False`, at once, if no retry or no time is left."""
+        delay = self.take(retry_after)
+        if delay is None:
+            return False
+        await asyncio.sleep(delay)
+        return True
+
+
+MAX_OVERLOAD_PAUSE_SECONDS = 60.0
+"""The longest pause, before jitter, between two requests to an overloaded server."""
+
+
+async def wait_for_overloaded(retry_after: float | None, deadline: float) -> bool:
+    """Wait for a server that has started nothing because it is overloaded; return `False`, at once, if no time is left.
+
+    Args:
+        retry_after: The seconds for which the server asked for no requests, if any.
+        deadline: When the request must be over, as a time of the event loop's clock.
+    """
+    # The jitter lets the clients of the server not return together.
+    pause = add_jitter(1.5 * min(MAX_OVERLOAD_PAUSE_SECONDS, max(0.1, retry_after or 1.0)), 1 / 3)
+    if asyncio.get_running_loop().time() + pause >= deadline:
+        return False
+    await asyncio.sleep(pause)
+    return True
 
 
 def add_jitter(seconds: float, fraction: float = 0.5) -> float:

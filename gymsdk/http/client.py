@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import aiohttp
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from gymsdk.concurrency import timeout_at
-from gymsdk.credentials import redact
+from gymsdk.credentials import AUTHORIZATION_HEADER, BEARER, bearer, redact
 from gymsdk.errors import Failed
-from gymsdk.http import bodies, connections, errors, proxies, tls
-from gymsdk.http.backoff import Backoff, add_jitter
+from gymsdk.http import backoff, bodies, connections, errors, proxies, tls
+from gymsdk.http.backoff import Retries, wait_for_overloaded
 from gymsdk.jsonl import dump_portable_json
 from gymsdk.tracing import build_context_headers
 
@@ -41,9 +41,6 @@ MAX_ERROR_BODY_BYTES = 2**20
 
 NOT_STARTED_HEADER = "x-gymsdk-not-started"
 """The response header with which a gymsdk server says that it has started nothing, so the request may be repeated."""
-
-MAX_OVERLOAD_PAUSE_SECONDS = 60.0
-"""The longest pause, before jitter, between two requests to an overloaded server."""
 
 COOKIE_NAME_PATTERN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 COOKIE_VALUE_PATTERN = re.compile(r"[\x21-\x3a\x3c-\x7e]*")
@@ -64,20 +61,12 @@ class RequestRefused(Failed):
     """A server rejected the request; `param` is the parameter that the server blames."""
 
 
-class Retry(Backoff):
-    """How often a request is retried, and the delay before each retry.
+Retry: TypeAlias = backoff.Retry
 
-    Attributes:
-        times: The number of retries.
-    """
-
-    times: int = Field(4, ge=0)
-
+NO_RETRY = backoff.NO_RETRY
 
 DEFAULT_RETRY = Retry()
-
-NO_RETRY = Retry(times=0)
-"""No retries, for callers that handle failures themselves."""
+"""How requests to servers of gymsdk are retried."""
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to create one
@@ -153,15 +142,16 @@ class HttpResponse:
 # Requests
 
 
-async def post(
+async def post(  # noqa: PLR0913 - keyword arguments, each named by its caller
     url: str,
     body: object,
     *,
     key: SecretStr | None = None,
     headers: Headers | None = None,
     timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
-    retry: Retry = DEFAULT_RETRY,
+    retry: Retry,
     once: bool = False,
+    is_final: Callable[[HttpResponse], bool] | None = None,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> HttpResponse:
     """Post the JSON *body* to *url*.
@@ -172,11 +162,12 @@ async def post(
     Args:
         url: The URL.
         body: The body, as a JSON value or as JSON bytes.
-        key: A bearer token; messages never contain it.
+        key: A bearer token, unless *headers* authenticate the request; messages never contain it.
         headers: Further headers; messages never contain the secret ones.
         timeout: Seconds for the request and all retries.
         retry: How to retry.
         once: Repeat the request only if it cannot have arrived.
+        is_final: Returns whether a response needs no retry regardless of its status.
         max_answer_bytes: The maximum size of the response body after decompression.
 
     Returns:
@@ -185,22 +176,22 @@ async def post(
     Raises:
         Failed: There is no response, or it is too large (kind `model_answer_too_large`).
     """
-    authorization = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-    sent_headers = {"Content-Type": "application/json", **authorization, **(headers or {})}
-    secrets = tuple(filter(None, [key]))
-    attempt = partial(_send, "POST", url, body, sent_headers, secrets, max_answer_bytes)
-    return await _send_until_deadline(url, attempt, timeout, retry, once=once)
+    sent_headers = {"Content-Type": "application/json", **_add_key(headers or {}, key)}
+    attempt = partial(_send, "POST", url, body, sent_headers, max_answer_bytes)
+    return await _send_until_deadline(url, attempt, timeout, retry, once=once, is_final=is_final)
 
 
 async def get(
     url: str,
     *,
+    key: SecretStr | None = None,
     headers: Headers | None = None,
     timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
-    retry: Retry = DEFAULT_RETRY,
+    retry: Retry,
 ) -> HttpResponse:
     """Get *url*; arguments and errors as in `post`."""
-    return await _send_until_deadline(url, partial(_send, "GET", url, None, headers or {}), timeout, retry)
+    attempt = partial(_send, "GET", url, None, _add_key(headers or {}, key))
+    return await _send_until_deadline(url, attempt, timeout, retry)
 
 
 async def put(
@@ -209,7 +200,7 @@ async def put(
     *,
     headers: Headers | None = None,
     timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
-    retry: Retry = DEFAULT_RETRY,
+    retry: Retry,
 ) -> HttpResponse:
     """Put the JSON *body* to *url*; arguments and errors as in `post`."""
     sent_headers = {"Content-Type": "application/json", **(headers or {})}
@@ -222,7 +213,7 @@ async def delete(
     *,
     headers: Headers | None = None,
     timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
-    retry: Retry = DEFAULT_RETRY,
+    retry: Retry,
 ) -> HttpResponse:
     """Delete *url*; arguments and errors as in `post`."""
     return await _send_until_deadline(url, partial(_send, "DELETE", url, None, headers or {}), timeout, retry)
@@ -247,53 +238,52 @@ async def aclose() -> None:
     await _sessions.aclose()
 
 
+def _add_key(headers: Headers, key: SecretStr | None) -> Headers:
+    """Return *headers* with the bearer token *key*, unless they authenticate the request already."""
+    if key is None or any(name.lower() == AUTHORIZATION_HEADER for name in headers):
+        return headers
+    return {**headers, **bearer(key)}
+
+
 async def _send_until_deadline(
-    url: str, attempt: Callable[[], Awaitable[HttpResponse]], seconds: float, retry: Retry, *, once: bool = False
+    url: str,
+    attempt: Callable[[], Awaitable[HttpResponse]],
+    seconds: float,
+    retry: Retry,
+    *,
+    once: bool = False,
+    is_final: Callable[[HttpResponse], bool] | None = None,
 ) -> HttpResponse:
     deadline = asyncio.get_running_loop().time() + seconds
     try:
         with timeout_at(deadline):
-            return await (_send_with_retries(attempt, retry, deadline, once=once) if retry.times else attempt())
+            if not retry.times:
+                return await attempt()
+            return await _send_with_retries(attempt, Retries(retry, deadline), once=once, is_final=is_final)
     except TimeoutError as error:
         raise build_timeout_error(get_host(url), seconds) from error
 
 
 async def _send_with_retries(
-    attempt: Callable[[], Awaitable[HttpResponse]], retry: Retry, deadline: float, *, once: bool
+    attempt: Callable[[], Awaitable[HttpResponse]],
+    retries: Retries,
+    *,
+    once: bool,
+    is_final: Callable[[HttpResponse], bool] | None,
 ) -> HttpResponse:
     """Return the first response that needs no retry, or the last response before the deadline."""
-    loop = asyncio.get_running_loop()
-    if retry.times:
-        attempt = partial(retry_while_overloaded, attempt, deadline)
-    for number in range(retry.times):
-        wait = retry.get_delay(number)
+    while True:
         try:
             response = await attempt()
+            while response.not_started and await wait_for_overloaded(response.retry_after, retries.deadline):
+                response = await attempt()
         except Failed as error:
-            if not error.retryable or loop.time() + wait >= deadline or (once and not isinstance(error, NotSent)):
+            if not error.retryable or (once and not isinstance(error, NotSent)) or not await retries.wait():
                 raise
         else:
-            wait = retry.get_delay(number, response.retry_after)
-            if once or not is_retryable_status(response.status) or loop.time() + wait >= deadline:
+            is_settled = once or not is_retryable_status(response.status) or (is_final and is_final(response))
+            if is_settled or not await retries.wait(response.retry_after):
                 return response
-        await asyncio.sleep(wait)
-    return await attempt()
-
-
-async def retry_while_overloaded(attempt: Callable[[], Awaitable[HttpResponse]], deadline: float) -> HttpResponse:
-    """Repeat *attempt* while an overloaded server refuses to start it, until *deadline* at most."""
-    loop = asyncio.get_running_loop()
-    while (response := await attempt()).not_started:
-        pause = get_overload_pause(response.retry_after)
-        if loop.time() + pause >= deadline:
-            break
-        await asyncio.sleep(pause)
-    return response
-
-
-def get_overload_pause(retry_after: float | None) -> float:
-    """Return the seconds to wait for an overloaded server, with jitter so that its clients do not return together."""
-    return add_jitter(1.5 * min(MAX_OVERLOAD_PAUSE_SECONDS, max(0.1, retry_after or 1.0)), 1 / 3)
 
 
 async def _send(
@@ -301,13 +291,12 @@ async def _send(
     url: str,
     body: object,
     headers: Headers,
-    secrets: tuple[SecretStr, ...] = (),
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> HttpResponse:
     plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in headers.items()}
     sent_headers = {**build_context_headers(), **plain}
-    secrets += tuple(
-        SecretStr(each.get_secret_value().removeprefix("Bearer "))
+    secrets = tuple(
+        SecretStr(each.get_secret_value().removeprefix(BEARER))
         for each in headers.values()
         if isinstance(each, SecretStr)
     )

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pydantic import SecretStr
-
 from gymsdk import responses
 from gymsdk.convert import api, chat
 from gymsdk.convert import tokens as token_fields
@@ -22,6 +20,7 @@ from gymsdk.convert.token_limits import find_limit_refusal
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
+from gymsdk.http.backoff import Retries
 from gymsdk.http.tls import redact_url
 from gymsdk.models import token_settings
 from gymsdk.models.disguised import reveal_error
@@ -148,10 +147,10 @@ class Endpoint:
 
 
 class Transport(Protocol):
-    """Sends a body to a path and returns the answer; raises `Failed` if there is none by the deadline."""
+    """Sends a body to a path and returns the answer; raises `Failed` if there is none."""
 
     async def __call__(
-        self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
+        self, path: str, body: Item, *, sticky: str, retries: Retries, is_final: IsFinalAnswer
     ) -> client.HttpResponse: ...
 
 
@@ -193,7 +192,7 @@ class Upstream:
         self._count_api = replace(responses_api, path=INPUT_TOKENS_PATH, is_forwarded=True)
         self._once = OnceLogger(log)
         self._moves_system = False
-        self._retry = client.Retry(times=options.retries, first=options.wait)
+        self._retry = options.retry
         self._exact_tokens: ExactTokens | None = None
         if options.tokens and outbound_api.path == chat.CHAT_PATH:
             self._exact_tokens = ExactTokens(name, options.token_interface, options.tokenizer)
@@ -387,7 +386,6 @@ class Upstream:
 
     def _prepare_call(self, request: Item, outbound_api: OutboundApi, episode: Episode | None = None) -> Call:
         effective = request | self._effective_fields
-        deadline = asyncio.get_running_loop().time() + self.options.timeout
         body = self._build_body(effective, outbound_api)
         moves_system = self._moves_system and has_late_system(body)
         if moves_system:
@@ -395,7 +393,8 @@ class Upstream:
         # The Response repeats the fields of its request, defaults included.
         defaults = {key: body[key] for key in self._defaults if key in body}
         sticky_key = get_sticky_key(request, episode)
-        return Call(effective | defaults, body, sticky_key, deadline, outbound_api, moves_system=moves_system)
+        retries = self._retry.start()
+        return Call(effective | defaults, body, sticky_key, retries, outbound_api, moves_system=moves_system)
 
     def _build_body(self, request: Item, outbound_api: OutboundApi) -> Item:
         options, body = self.options, outbound_api.build_body(request)
@@ -430,9 +429,7 @@ class Upstream:
         """Return the answer to *body* at *path*; an error, a page or a broken body with status 200 is tried again."""
         while True:
             call.is_answered = call.refuses_role = False
-            answer = await self._post(
-                path, body, sticky=call.sticky_key, deadline=call.deadline, is_final=call.is_final
-            )
+            answer = await self._post(path, body, sticky=call.sticky_key, retries=call.retries, is_final=call.is_final)
             call.is_answered = answer.ok
             revealed, is_faulty = reveal_error(answer)
             call.refuses_role = refuses_role(revealed)
@@ -445,12 +442,11 @@ class Upstream:
 
         Requests without an answer are repeated by the client of the replicas, or by the SDK.
         """
-        wait = self._retry.get_delay(call.failures)
-        if call.failures >= self._retry.times or asyncio.get_running_loop().time() + wait >= call.deadline:
+        delay = call.retries.take()
+        if delay is None:
             return False
-        call.failures += 1
         self._once.warn("trying again, up to %d times per call: %s", self._retry.times, reason)
-        await asyncio.sleep(wait)
+        await asyncio.sleep(delay)
         return True
 
     async def _parse_answer(self, answer: client.HttpResponse, call: Call) -> Item:
@@ -507,13 +503,17 @@ class Upstream:
         return await self._send("/tokenize", prompt, call)
 
     async def _check_server(self, url: str) -> str | None:
-        key, host = self.options.api_key, client.get_host(url)
+        host = client.get_host(url)
         server = f"the model's server at {host}"
-        authorization = {"Authorization": SecretStr(f"Bearer {key.get_secret_value()}")} if key else {}
         models_url = f"{url.rstrip('/')}/models"
-        headers = authorization | dict(self.options.headers)
         try:
-            answer = await client.get(models_url, headers=headers, timeout=CHECK_SECONDS, retry=client.NO_RETRY)
+            answer = await client.get(
+                models_url,
+                key=self.options.api_key,
+                headers=self.options.headers,
+                timeout=CHECK_SECONDS,
+                retry=client.NO_RETRY,
+            )
         except Failed as error:
             reason = str(error).removeprefix(f"cannot reach {host}: ").removeprefix(f"{host} ")
             return f"{server} does not answer yet: {reason}"
@@ -540,7 +540,6 @@ def _build_client(options: ModelOptions) -> ReplicaClient:
         key=options.api_key,
         headers=options.headers,
         seconds=options.timeout,
-        retry=client.Retry(times=options.retries, first=options.wait),
         largest=options.max_answer,
     )
 

@@ -10,6 +10,7 @@ from gymsdk.convert.late_system import has_late_system, is_role_refusal
 from gymsdk.convert.token_limits import LimitRefusal, find_limit_refusal
 from gymsdk.errors import Failed
 from gymsdk.http import client
+from gymsdk.http.backoff import Retries
 from gymsdk.types import Item
 
 OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
@@ -21,9 +22,9 @@ TEMPLATE_STATUSES = frozenset({400, 422, 500})
 
 @dataclass(slots=True)
 class Call:
-    """A call in progress: the request, the body to send, the key for choosing a replica, the deadline and the API.
+    """A call in progress: the request, the body to send, the key for choosing a replica, the retries and the API.
 
-    `failures` counts the answers that could not be used, `is_answered` says whether the last request has an answer,
+    `is_answered` says whether the last request has an answer,
     `refuses_role` whether this answer may refuse the role of a message, and `moves_system` whether the late system
     messages of the body are user messages.
     """
@@ -31,9 +32,8 @@ class Call:
     request: Item
     body: Item
     sticky_key: str
-    deadline: float
+    retries: Retries
     api: OutboundApi
-    failures: int = 0
     is_answered: bool = False
     refuses_role: bool = False
     moves_system: bool = False

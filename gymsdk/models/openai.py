@@ -17,6 +17,7 @@ from gymsdk.credentials import redact_failures
 from gymsdk.errors import BadModelOption, Failed
 from gymsdk.http import bodies
 from gymsdk.http import client as http
+from gymsdk.http.backoff import Retries
 from gymsdk.http.client import LoopLocal
 from gymsdk.http.proxies import HTTP_SCHEMES, find_proxy
 from gymsdk.models.endpoint import Upstream
@@ -35,6 +36,9 @@ from gymsdk.types import Episode, Item, Model
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai._types import RequestOptions
+
+RETRY_COUNT_HEADER = "x-stainless-retry-count"
+"""The header of a request with which the SDK says how many requests it has sent before it in the same call."""
 
 READ_FAILURE_KEY = "gymsdk.unread"
 """The key of a failure to read the body, in the extensions of an httpx response."""
@@ -100,7 +104,7 @@ class HostedModel:
         body: Item,
         *,
         sticky: str,  # noqa: ARG002 - for routers of replicas
-        deadline: float,
+        retries: Retries,
         is_final: IsFinalAnswer,  # noqa: ARG002 - for routers of replicas
     ) -> http.HttpResponse:
         """Return the answer unparsed: the SDK's own models would drop and add fields."""
@@ -109,12 +113,14 @@ class HostedModel:
         client, secrets = await _get_clients(self.options).get(), _list_secrets(self.options)
         with redact_failures(*secrets):
             try:
-                async with asyncio.timeout_at(deadline):
-                    options: RequestOptions = {"headers": dict(build_context_headers())}
+                async with asyncio.timeout_at(retries.deadline):
+                    headers = dict(build_context_headers())
+                    options: RequestOptions = {"headers": headers, "max_retries": retries.left}
                     answer = await client.post(
                         f"/{path}", body=body, cast_to=HttpxBinaryResponseContent, options=options
                     )
                     response = answer.response
+                    retries.used += int(response.request.headers.get(RETRY_COUNT_HEADER, 0))
                     return self._build_response(response.status_code, answer.content, response.headers)
             except APIStatusError as error:
                 if (failure := error.response.extensions.get(READ_FAILURE_KEY)) is not None:
@@ -208,7 +214,6 @@ def _build_client(options: ModelOptions) -> AsyncOpenAI:
         base_url=_get_base_url(options),
         default_headers={name: value.get_secret_value() for name, value in options.headers.items()},
         timeout=options.timeout,
-        max_retries=options.retries,
         http_client=DefaultAsyncHttpxClient(
             headers={"accept-encoding": bodies.ACCEPT_ENCODING},
             event_hooks={"response": [partial(_read_bounded, options)]},

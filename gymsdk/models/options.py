@@ -25,6 +25,7 @@ from pydantic import (
 from gymsdk import errors
 from gymsdk.errors import BadConfig, BadModelOption, format_name, format_suggestion
 from gymsdk.http import tls
+from gymsdk.http.backoff import ModelRetry
 from gymsdk.responses import Api, ReasoningFormat, TokenInterface
 from gymsdk.settings import LIMITS, MODEL, Flag
 from gymsdk.working_folder import get_working_folder
@@ -144,6 +145,11 @@ class ModelOptions(BaseModel):
         None,
         description="The model's tokenizer, for servers that do not tokenize: a name or a folder for transformers.",
     )
+
+    @property
+    def retry(self) -> ModelRetry:
+        """How a call is retried."""
+        return ModelRetry(times=self.retries, first=self.wait, timeout=self.timeout)
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:

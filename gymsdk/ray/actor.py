@@ -125,7 +125,7 @@ class Gym:
             GymsdkError: A server does not start, or the head does not answer.
         """
         running = await self._start()
-        answer = await client.get(f"{running.head_url}/nodes", timeout=30.0)
+        answer = await client.get(f"{running.head_url}/nodes", timeout=30.0, retry=client.DEFAULT_RETRY)
         report: dict[str, Any] = answer.json()
         return report
 

@@ -15,6 +15,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import TurnResult
 from gymsdk.errors import Failed
 from gymsdk.http import client
+from gymsdk.http.backoff import wait_for_overloaded
 from gymsdk.router import Replica, Router
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.auth import cookie_name, parse_instance_id
@@ -180,16 +181,13 @@ class LoadBalancer:
 
         If all instances are overloaded, wait as long as they ask and try again until `deadline`.
         """
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._seconds if deadline is None else deadline
+        until = asyncio.get_running_loop().time() + self._seconds if deadline is None else deadline
         while True:
             try:
                 return await self._ask_each_once(ask, deadline)
             except Failed as error:
-                pause = client.get_overload_pause(error.retry_after)
-                if error.kind != TOO_MANY_KIND or clock() + pause >= until:
+                if error.kind != TOO_MANY_KIND or not await wait_for_overloaded(error.retry_after, until):
                     raise
-            await asyncio.sleep(pause)
 
     async def _ask_each_once(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
         """Ask each instance once, the least loaded first."""

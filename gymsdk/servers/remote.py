@@ -17,6 +17,7 @@ from gymsdk.client import build_bad_answer_error, build_failure, parse_failure, 
 from gymsdk.config.model import POLICY_SERVER
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
+from gymsdk.http.backoff import Retries
 from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
 from gymsdk.request_options import OpenedEpisode, RequestOptions
@@ -249,7 +250,7 @@ class RemoteModel:
         name: The server's name.
         instances: Finds the instances.
         seconds: The timeout of a call, including retries.
-        retry: Retries of failed calls.
+        retry: Retries of requests that the server has not answered.
         headers: Returns the headers of each request.
         wait_seconds: Seconds to wait for an instance if there is none.
         watch: Seconds between two checks that an instance is alive.
@@ -286,24 +287,24 @@ class RemoteModel:
         Raises:
             Failed: No server answered.
         """
-        deadline = asyncio.get_running_loop().time() + self._seconds
-        answer = await self._request_replica(request, episode, deadline)
+        retries = Retries(self._retry, asyncio.get_running_loop().time() + self._seconds)
+        answer = await self._request_replica(request, episode, retries)
         if not answer.ok:
             raise _parse_failure(answer)
         response: Item = await answer.json_async(exact=False)
         return response
 
-    async def _request_replica(self, request: Item, episode: Episode | None, deadline: float) -> HttpResponse:
+    async def _request_replica(self, request: Item, episode: Episode | None, retries: Retries) -> HttpResponse:
         captured = tracing.get_captured_rollout() if self._captures_tokens else ""
         path = f"/ng-rollout/{captured}/training-token-capture/v1/responses" if captured else _build_path(episode)
         affinity = get_sticky_key(request, episode)
         while True:
             replicas = self._client_for(await self._replica_urls(episode))
             try:
-                return await replicas.post(path, request, sticky=affinity, deadline=deadline, is_final=_is_final_answer)
+                return await replicas.post(path, request, sticky=affinity, retries=retries, is_final=_is_final_answer)
             except InstanceGone as gone:
                 # The head no longer lists the instance, so the next attempt uses another one.
-                if asyncio.get_running_loop().time() >= deadline:
+                if asyncio.get_running_loop().time() >= retries.deadline:
                     raise Failed(str(gone), kind="model_unreachable", retryable=True) from None
 
     async def _while_alive(self, url: str, exchange: Coroutine[Any, Any, HttpResponse]) -> HttpResponse:
@@ -335,7 +336,6 @@ class RemoteModel:
                 urls,
                 headers=headers,
                 seconds=self._seconds,
-                retry=self._retry,
                 watch=self._while_alive,
                 timeout_advice=client.SERVER_TIMEOUT_ADVICE,
             )
@@ -364,16 +364,30 @@ def _build_path(episode: Episode | None) -> str:
 
 
 def _is_final_answer(answer: HttpResponse) -> bool:
-    return answer.headers.get("x-should-retry") == "false"
+    """Return whether the model server has answered for its model, whose calls it has repeated itself.
+
+    An answer without the kind of a failure comes from the server alone, for example when it stops.
+    """
+    if answer.headers.get("x-should-retry") == "false":
+        return True
+    return not answer.not_started and _parse_failure_detail(answer) is not None
 
 
 def _parse_failure(answer: HttpResponse) -> Failed:
     """Build the failure that the server reports, with its own kind if it is a gymsdk server."""
     failure = client.build_refusal_error(answer.host, answer.status, answer.text, retry_after=answer.retry_after)
+    detail = _parse_failure_detail(answer)
+    if detail is None:
+        return failure
+    is_retryable = answer.headers.get("retry-after") is not None
+    message = str(detail.get("message"))
+    return Failed(message, kind=detail["code"], retryable=is_retryable, retry_after=answer.retry_after)
+
+
+def _parse_failure_detail(answer: HttpResponse) -> Item | None:
+    """Return the error in *answer* if it has the kind of a failure, as gymsdk's model servers write it."""
     value = parse_value(answer)
     detail = value.get("error") if isinstance(value, dict) else None
     code = detail.get("code") if isinstance(detail, dict) else None
-    if not (isinstance(detail, dict) and isinstance(code, str) and FAILURE_PATTERN.fullmatch(code)):
-        return failure
-    is_retryable = answer.headers.get("retry-after") is not None
-    return Failed(str(detail.get("message")), kind=code, retryable=is_retryable, retry_after=answer.retry_after)
+    has_kind = isinstance(detail, dict) and isinstance(code, str) and FAILURE_PATTERN.fullmatch(code)
+    return detail if has_kind else None

@@ -15,6 +15,7 @@ from gymsdk import responses
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert.apis import get_outbound_api
 from gymsdk.errors import UsageError
+from gymsdk.http.backoff import Retries
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
 from gymsdk.models.endpoint import Upstream
@@ -77,7 +78,7 @@ class _LocalEngine:
         body: Item,
         *,
         sticky: str,  # noqa: ARG002  # there are no replicas
-        deadline: float,  # noqa: ARG002  # nothing is waited for
+        retries: Retries,  # noqa: ARG002  # nothing is retried
         is_final: IsFinalAnswer,  # noqa: ARG002  # nothing is retried
     ) -> HttpResponse:
         """Return the answer to *body* at *path*."""

@@ -170,7 +170,7 @@ async def test_requests_of_the_policy_endpoint_are_counted() -> None:
     async with testing.serve(testing.build_app(gymsdk.model("scripted/null"))) as url:
         before = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
-            await client.post(f"{url}/responses", body)
+            await client.post(f"{url}/responses", body, retry=client.DEFAULT_RETRY)
         after = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
     assert MetricsDifference(before, after).count_requests() == {"policy": 3}
 

@@ -180,7 +180,7 @@ async def serve_process(
 
 async def fetch_nodes(head_url: str) -> dict[str, Any]:
     """Return the head's snapshot of its nodes."""
-    snapshot: dict[str, Any] = (await client.get(f"{head_url}/nodes")).json()
+    snapshot: dict[str, Any] = (await client.get(f"{head_url}/nodes", retry=client.DEFAULT_RETRY)).json()
     return snapshot
 
 

@@ -334,8 +334,8 @@ async def test_a_server_that_echoes_requests_is_not_quoted() -> None:
         with pytest.raises(Failed) as caught:
             await RemoteEnvironment(url, "counter", token=TOKEN).reset(ROW)
         answers = [
-            await http.get(url, headers=credentials.build_auth_headers(TOKEN)),
-            await http.put(url, {}, headers=credentials.build_auth_headers(TOKEN)),
+            await http.get(url, headers=credentials.bearer(TOKEN), retry=http.DEFAULT_RETRY),
+            await http.put(url, {}, headers=credentials.bearer(TOKEN), retry=http.DEFAULT_RETRY),
         ]
     finally:
         await http.aclose()

@@ -39,7 +39,9 @@ INCOMPLETE = {
 
 
 async def register(head_url: str, node: str, *services: Service) -> None:
-    answer = await client.put(f"{head_url}/nodes/{node}", {"services": [each.model_dump() for each in services]})
+    answer = await client.put(
+        f"{head_url}/nodes/{node}", {"services": [each.model_dump() for each in services]}, retry=client.DEFAULT_RETRY
+    )
     assert answer.ok, answer.text
 
 

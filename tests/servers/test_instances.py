@@ -278,7 +278,7 @@ async def test_an_error_of_the_check_that_an_instance_is_alive_fails_the_request
 
     async with serve_app(app) as port:
         url = f"http://127.0.0.1:{port}"
-        exchange = client.get(f"{url}/livez", timeout=30)
+        exchange = client.get(f"{url}/livez", timeout=30, retry=client.DEFAULT_RETRY)
         with pytest.raises(ValueError, match="the directory is broken"):
             await waiting.wait_while_alive(exchange, url, is_known, watch=0.01)
     task = asyncio.current_task()

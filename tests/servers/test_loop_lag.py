@@ -67,8 +67,8 @@ async def test_the_lag_of_a_server_that_blocks_its_loop_is_in_its_metrics() -> N
         return [build_message("late", id="msg_1")]
 
     async with testing.serve(testing.build_app(ScriptedModel("blocking", block))) as url:
-        await client.post(f"{url}/responses", {"input": "hi"})
-        answer = await client.get(f"{url.removesuffix('/v1')}/metrics")
+        await client.post(f"{url}/responses", {"input": "hi"}, retry=client.DEFAULT_RETRY)
+        answer = await client.get(f"{url.removesuffix('/v1')}/metrics", retry=client.DEFAULT_RETRY)
     found = {name: value for name, labels, value in parse_samples(answer.text) if labels.get("le") in {None, "+Inf"}}
     assert found["event_loop_lag_max_seconds"] > 0.3
     assert found["event_loop_lag_seconds_count"] >= 0.3 / BUSY_INTERVAL_SECONDS

@@ -229,7 +229,7 @@ async def test_a_port_of_this_machine_in_use_by_another_program_is_reported_at_o
 async def test_a_removed_node_registers_under_another_id():
     async with serve_head() as head_url, run_node(NodeClient(head_url, [LAMP], lease=0.5)) as node:
         before = node.id
-        assert (await client.delete(f"{head_url}/nodes/{before}")).ok
+        assert (await client.delete(f"{head_url}/nodes/{before}", retry=client.DEFAULT_RETRY)).ok
         assert await names(head_url) == []
         await node.send_heartbeats()
         assert (node.id != before, await names(head_url)) == (True, ["lamp"])
@@ -239,7 +239,7 @@ async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
     async with serve_head() as head_url:
         node = NodeClient(head_url, [LAMP])
         await node.join()
-        assert (await client.delete(f"{head_url}/nodes/{node.id}")).ok
+        assert (await client.delete(f"{head_url}/nodes/{node.id}", retry=client.DEFAULT_RETRY)).ok
         await asyncio.gather(*(node.send_heartbeats() for _ in range(3)))
         assert [each["id"] for each in (await fetch_nodes(head_url))["nodes"]] == [node.id]
         await node.leave()

@@ -278,7 +278,7 @@ async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> 
             assert process.stdout is not None
             url = (await process.stdout.readline()).decode().strip()
             row: dict[str, Any] = {"responses_create_params": {"input": "?"}, "response": {"output": []}}
-            verification = asyncio.ensure_future(http.post(f"{url}/verify", row))
+            verification = asyncio.ensure_future(http.post(f"{url}/verify", row, retry=http.DEFAULT_RETRY))
             while not verification.done():
                 assert [each["name"] for each in (await fetch_nodes(head_url))["instances"]] == ["busy"]
                 await asyncio.sleep(0.1)

@@ -103,6 +103,15 @@ async def test_cookies_identify_a_session(counter: Callable[..., Environment]) -
     assert called.text == "it is 3"
 
 
+async def test_a_failed_judge_is_asked_again_by_its_server_only(counter: Callable[..., Environment]) -> None:
+    async with serve_app(resources.create_app(counter(judge="down"))) as url, head(config(url)) as address:
+        client = ServerClient(address, retry=QUICK)
+        answer = await client.post("my_resources", "/verify", json=ROW | {"response": RESPONSE})
+        metrics_text = (await http.get(f"{url}/metrics", retry=http.NO_RETRY)).text
+    assert answer.status == 503
+    assert metric(metrics_text, "requests_total", route="/verify", status="503") == 1
+
+
 async def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
         with pytest.raises(UnknownServer, match="did you mean 'my_resources'"):
@@ -122,7 +131,7 @@ async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server() -> 
 
 async def was_requested(address: str, times: int) -> bool:
     """Return whether the head's configuration was requested that often."""
-    metrics_text = (await http.get(f"{address}/metrics")).text
+    metrics_text = (await http.get(f"{address}/metrics", retry=http.DEFAULT_RETRY)).text
     return (metric(metrics_text, "requests_total", route="/global_config_dict_yaml", status="200") or 0) >= times
 
 

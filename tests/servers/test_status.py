@@ -213,7 +213,9 @@ async def test_a_nemo_gym_head_is_asked_for_its_list(installed: Callable[..., An
     installed()
     async with serve(["sums"]) as servers:
         [instance] = (
-            each for each in (await client.get(f"{servers.head_url}/server_instances")).json() if each["name"] == "sums"
+            each
+            for each in (await client.get(f"{servers.head_url}/server_instances", retry=client.DEFAULT_RETRY)).json()
+            if each["name"] == "sums"
         )
         app = FastAPI()
         app.add_api_route("/server_instances", lambda: [instance], methods=["GET"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gymsdk.convert import chat_inbound
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.convert.apis import get_outbound_api
+from gymsdk.http.backoff import Retries
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
 from gymsdk.models.endpoint import Upstream
@@ -51,7 +52,7 @@ class EngineTransport:
         self.weight_versions: object = None
 
     async def __call__(
-        self, path: str, body: Item, *, sticky: str, deadline: float, is_final: IsFinalAnswer
+        self, path: str, body: Item, *, sticky: str, retries: Retries, is_final: IsFinalAnswer
     ) -> HttpResponse:
         self.requests.append((path, body))
         if self.status != OK:

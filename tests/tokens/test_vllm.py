@@ -40,6 +40,7 @@ from gymsdk.types import Episode, Item, Model
 from .conversations import TEXTS, TOOLS, Played, Turn, play
 
 PYTHON = os.environ.get("GYMSDK_VLLM_PYTHON")
+RETRY = client.DEFAULT_RETRY
 PROGRAMS = Path(__file__).with_name("vllm")
 START_SECONDS = 600
 CONVERSATIONS = 60
@@ -258,7 +259,9 @@ async def test_strict_tools_leave_the_log_probabilities_those_of_the_policy(
     interface: TokenInterface = "chat" if is_control else "vllm-generate"
     model: Any = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface=interface)
     root = scaled_out.removesuffix("/v1")
-    answer = await client.post(f"{root}/tokenize", {"model": "tiny", "prompt": "<tool_call>"}, timeout=60)
+    answer = await client.post(
+        f"{root}/tokenize", {"model": "tiny", "prompt": "<tool_call>"}, timeout=60, retry=client.DEFAULT_RETRY
+    )
     [opening] = answer.json()["tokens"]
     # The random policy opens a call in nearly all turns. A bias changes what is sampled, not what is reported.
     metadata = {"extra_body": json.dumps({"logit_bias": {str(opening): 6.0}})}
@@ -305,7 +308,9 @@ async def test_the_versions_of_the_weights_are_known_for_each_token(scaled_out: 
     root = scaled_out.removesuffix("/v1")
     model = gymsdk.model(f"vllm/tiny@{scaled_out}", tokens=True, token_interface="vllm-generate")
     for version in ("7", "8"):
-        answer = await client.post(f"{root}/update_weight_version", {"new_version": version}, timeout=60)
+        answer = await client.post(
+            f"{root}/update_weight_version", {"new_version": version}, timeout=60, retry=client.DEFAULT_RETRY
+        )
         assert answer.ok, answer.text
         item = (await model.respond({"input": "hi", "max_output_tokens": 20}))["output"][-1]
         assert item["weight_versions"] == [{"version": version, "start": 0, "end": len(item[TOKEN_FIELDS[1]])}]
@@ -339,7 +344,10 @@ async def test_the_new_text_is_that_of_the_chat_template(scaled_out: str) -> Non
     [played, *_] = await play_many(scaled_out, "vllm-completions", TOOL_CALL)
     for number, suffix in enumerate(played.get_suffixes()):
         answer = await client.post(
-            f"{scaled_out.removesuffix('/v1')}/detokenize", {"model": "tiny", "tokens": suffix}, timeout=60
+            f"{scaled_out.removesuffix('/v1')}/detokenize",
+            {"model": "tiny", "tokens": suffix},
+            timeout=60,
+            retry=client.DEFAULT_RETRY,
         )
         text = answer.json()["prompt"]
         outputs = [item for item in played.new_items[number] if item.get("type") == "function_call_output"]
@@ -401,7 +409,11 @@ async def test_openais_sdk_gets_from_the_model_server_what_vllm_answers(scaled_o
         AsyncOpenAI(base_url=scaled_out, api_key="x", max_retries=0) as engine,
     ):
         options: Any = {"model": "tiny", "max_tokens": 8, "temperature": 0.0, "echo": True, "logprobs": 1}
-        ids = (await client.post(scaled_out.replace("/v1", "/tokenize"), {"model": "tiny", "prompt": "Look"})).json()
+        ids = (
+            await client.post(
+                scaled_out.replace("/v1", "/tokenize"), {"model": "tiny", "prompt": "Look"}, retry=client.DEFAULT_RETRY
+            )
+        ).json()
         for prompt in ("Look", ["Look", "at"], ids["tokens"], [ids["tokens"]]):
             forwarded = await openai.completions.create(prompt=prompt, **options)
             direct = await engine.completions.create(prompt=prompt, **options)
