@@ -121,7 +121,7 @@ class Environment:
         self._default_plugin.toolbox = self.tools
         lifespans = self._stack.implementations["lifespan"]
         self._lifespan = Lifespan(name, partial(self._call_sync, lifespans[0]) if lifespans else None)
-        self._hooks = HookCaller(runner, self._stack.implementations, self.config, self._lifespan)
+        self._hooks = HookCaller(runner, self._stack.implementations, self._lifespan)
 
     def __repr__(self) -> str:
         return f"<Environment {self.name!r} {self.version}>"
@@ -250,11 +250,11 @@ class Environment:
         self._lifespan.check_entered()
         task = self.read(row)
         with run_stage("reset", _build_episode_deadline(deadline)):
-            result = check_reset(await self._hooks.call("reset", task=task, seed=seed))
+            result = check_reset(await self._hooks.call("reset", config=self.config, task=task, seed=seed))
             try:
                 state, offered_tools = copy_state(result.state), self._select_tools(task, result)
             except Failed:
-                await self._hooks.call("close", task=task, state=result.state)
+                await self._hooks.call("close", config=self.config, task=task, state=result.state)
                 raise
         return Episode(
             id=id,
@@ -282,7 +282,12 @@ class Environment:
                 return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE))
         with run_stage("step", _build_episode_deadline(episode.deadline)):
             result = await self._hooks.call(
-                "step", task=episode.task, state=episode.state, action=action, transcript=episode.transcript
+                "step",
+                config=self.config,
+                task=episode.task,
+                state=episode.state,
+                action=action,
+                transcript=episode.transcript,
             )
             step = check_step(result, action)
             episode.paid = add_rewards(episode.paid, step.reward, "step")
@@ -310,7 +315,7 @@ class Environment:
     async def close(self, episode: Episode) -> None:
         """Release what `reset` acquired, within `CLOSE_SECONDS`."""
         with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            await self._hooks.call("close", task=episode.task, state=episode.state)
+            await self._hooks.call("close", config=self.config, task=episode.task, state=episode.state)
 
     async def replay(
         self, row: Row | Task, items: Sequence[Item], *, seed: int = 0, deadline: float | None = None
@@ -355,14 +360,14 @@ class Environment:
         """Return the next turn of a perfect policy, `None` if the environment has no solution."""
         with run_stage("solve", _build_episode_deadline(episode.deadline)):
             result = await self._hooks.call(
-                "solve", task=episode.task, state=episode.state, transcript=episode.transcript
+                "solve", config=self.config, task=episode.task, state=episode.state, transcript=episode.transcript
             )
             return check_solution(result)
 
     async def claims(self, task: Task) -> Claims:
         """Return the properties of *task* that `gymsdk check` verifies."""
         with run_stage("claims", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            return check_type(await self._hooks.call("claims", task=task), Claims, "claims")
+            return check_type(await self._hooks.call("claims", config=self.config, task=task), Claims, "claims")
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Return the environment's own metrics over scored *rollouts*."""
@@ -375,7 +380,7 @@ class Environment:
     async def _verify_once(self, episode: Episode) -> Verdict:
         with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
             result = await self._hooks.call(
-                "verify", task=episode.task, state=episode.state, transcript=episode.transcript
+                "verify", config=self.config, task=episode.task, state=episode.state, transcript=episode.transcript
             )
             verdict = check_verdict(result)
             add_rewards(episode.paid, verdict.reward, "verify")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeAlias
 
 from gymsdk.concurrency import timeout_at
 from gymsdk.environment import Environment
@@ -195,16 +195,12 @@ class TurnResult:
     runs: list[ToolRun] = field(default_factory=list)
 
 
-@runtime_checkable
-class TurnPlayer(Protocol):
-    """An environment that answers each turn of the policy as a whole, and not its actions one by one."""
+PlayTurn: TypeAlias = Callable[[Episode, Item], Awaitable[TurnResult]]
+"""The method `play_turn` of an environment that answers each turn of the policy as a whole, not its actions one by one.
 
-    async def play_turn(self, episode: Episode, response: Item) -> TurnResult:
-        """Return the result of the turn in *response*; `EpisodeRunner` adds both to the transcript.
-
-        Raises:
-            EpisodeError: The turn was not played.
-        """
+It takes the episode and the model's response, and raises `EpisodeError` if the turn was not played. `EpisodeRunner`
+adds the response and the result to the transcript.
+"""
 
 
 async def play_turn(
@@ -260,11 +256,11 @@ async def play_turn(
 
 
 async def _play_whole_turn(
-    player: TurnPlayer, episode: Episode, response: Item, calls_left: int, max_output_chars: int
+    play_whole: PlayTurn, episode: Episode, response: Item, calls_left: int, max_output_chars: int
 ) -> TurnResult:
     """Play a turn that the environment answers as a whole; the arguments are those of `play_turn`."""
     episode.transcript.items.extend(response["output"])
-    result = await player.play_turn(episode, response)
+    result = await play_whole(episode, response)
     for item in result.items:
         if item.get("type") == "function_call_output":
             item["output"] = truncate_output(item["output"], max_output_chars)
@@ -533,9 +529,11 @@ class EpisodeRunner:
     async def _play_turn(self, episode: Episode, response: Item) -> TurnResult:
         """Play one turn; a step that times out because little time was left ends the episode with `deadline`."""
         output: list[Item] = response["output"]
-        if isinstance(episode.environment, TurnPlayer):
+        # `isinstance` with a protocol would take as long as the rest of a small environment's turn.
+        play_whole: PlayTurn | None = getattr(episode.environment, "play_turn", None)
+        if play_whole is not None:
             left = self.budget.tools - self._tool_calls
-            return await _play_whole_turn(episode.environment, episode, response, left, self.budget.output)
+            return await _play_whole_turn(play_whole, episode, response, left, self.budget.output)
         if is_incomplete_response(response):
             episode.transcript.items.extend(output)
             return TurnResult(ended="tokens")

@@ -160,7 +160,6 @@ class HookCaller:
     Args:
         runner: Runs the author's functions.
         implementations: The implementations of each hook, the author's first.
-        config: The environment's settings.
         lifespan: The environment's lifespan, whose value hooks receive as `shared`.
     """
 
@@ -168,17 +167,15 @@ class HookCaller:
         self,
         runner: HookRunner,
         implementations: Mapping[str, Sequence[HookImplementation]],
-        config: object,
         lifespan: Lifespan,
     ) -> None:
         self._runner = runner
         self._implementations = implementations
-        self._config = config
         self._lifespan = lifespan
 
     async def call(self, hook: str, **values: Any) -> Any:
         """Call the implementations of *hook* in order, and return the first result that is not `None`."""
-        values |= {"config": self._config, "shared": self._lifespan.shared}
+        values["shared"] = self._lifespan.shared
         for implementation in self._implementations[hook]:
             result = await self.call_implementation(implementation, values)
             if result is not None:
