@@ -247,7 +247,8 @@ class Environment:
             UsageError: The environment has a lifespan and was not entered.
             EpisodeError: The author's code failed.
         """
-        self._lifespan.check_entered()
+        if self._stack.implementations["lifespan"]:
+            self._lifespan.check_entered()
         task = self.read(row)
         with run_stage("reset", _build_episode_deadline(deadline)):
             result = check_reset(await self._hooks.call("reset", config=self.config, task=task, seed=seed))

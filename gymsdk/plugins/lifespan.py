@@ -42,8 +42,6 @@ class Lifespan:
 
     def check_entered(self) -> None:
         """Raise `UsageError` if the lifespan has not been entered, `Failed` if it ended by itself."""
-        if not self._factory:
-            return
         if not self._entered:
             raise UsageError(f"{self._where} has a lifespan; play it inside `async with environment:`")
         if self._holder is not None and self._holder.done():
