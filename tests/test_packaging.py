@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from configparser import ConfigParser
@@ -170,13 +171,16 @@ def test_an_environment_registers_itself_under_its_name(package: str, wheels: di
     assert dict(points["gymsdk.environments"]) == {package.removeprefix("gym_env_"): package}
 
 
-def test_gymsdk_installs_the_command_and_the_pytest_plugin(wheels: dict[str, Path]) -> None:
+def test_gymsdk_installs_the_command_and_all_plugins(wheels: dict[str, Path], checkout: Path) -> None:
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk"], "entry_points.txt"))
+    declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["entry-points"]
     assert {section: dict(points[section]) for section in points.sections()} == {
         "console_scripts": {"gymsdk": "gymsdk.__main__:main"},
-        "pytest11": {"gymsdk": "gymsdk.checks.pytest_plugin"},
+        **declared,
     }
+    assert declared["pytest11"] == {"gymsdk": "gymsdk.checks.pytest_plugin"}
+    assert {"scripted", "openai", "vllm", "endpoint"} <= declared["gymsdk.models"].keys()
 
 
 def test_the_nemo_gym_commands_are_a_separate_distribution(wheels: dict[str, Path]) -> None:
