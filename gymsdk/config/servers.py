@@ -121,7 +121,8 @@ class _ModelServerReader:
         """Return the configuration of a `gymsdk_model`, whose model is named `provider/name`."""
         name = str(self._values.get("model", "scripted/oracle"))
         provider, _, rest = name.partition("/")
-        if registry.find_entry(registry.MODELS, provider) is None:
+        entry = registry.find_entry(registry.MODELS, provider)
+        if entry is None:
             self._report_unknown_provider(provider)
             return None
         if provider == "scripted":
@@ -129,12 +130,14 @@ class _ModelServerReader:
             return ModelServerConfig(name=name, options=self._collect_options())
         if not rest:
             rest = self._get_model_name() or ""
-        if "@http" in rest:
-            # The name contains an address; the policy's key must not go there.
+        base_urls = self._get_base_urls()
+        knows_address = base_urls is None and entry.distribution != registry.OWN_DISTRIBUTION
+        if "@http" in rest or knows_address:
+            # The name contains an address, or the provider of another distribution knows one; the policy's key must
+            # not go there.
             key = self._values.get(self._api_key_key)
             key_option = {"api_key": SecretStr(str(key))} if key else {}
-            return ModelServerConfig(name=name, options=key_option | self._collect_options())
-        base_urls = self._get_base_urls()
+            return ModelServerConfig(name=f"{provider}/{rest}", options=key_option | self._collect_options())
         if base_urls is None and provider != "openai":
             self._report_missing("base URL", self._url_key, "policy_base_url")
             return None

@@ -12,7 +12,7 @@ import pytest
 
 import gymsdk
 from cli.conftest import Command
-from gymsdk.config import Deployment
+from gymsdk.config import Deployment, load_config
 from gymsdk.deploy.process import use_offload
 from gymsdk.errors import BrokenPlugin, MissingExtra, UnknownModel, UsageError
 from gymsdk.plugins import registry
@@ -113,6 +113,21 @@ def test_a_provider_cannot_take_the_name_of_one_of_gymsdk() -> None:
     assert type(gymsdk.model("openai/x", api_key="k")).__module__ == "gymsdk.models.openai"
     taken = [entry for entry in registry.list_entries(registry.MODELS) if entry.name == "openai"]
     assert [entry.error for entry in taken] == [None, "gymsdk itself provides 'openai'; choose another name"]
+
+
+@pytest.mark.usefixtures("acme")
+def test_a_provider_of_another_distribution_needs_no_base_url_and_does_not_get_the_policys_key(tmp_path: Path) -> None:
+    config = tmp_path / "a.yaml"
+    config.write_text(
+        "policy_api_key: tell-nobody\n"
+        "policy_model:\n  responses_api_models:\n    gymsdk_model:\n      model: acme/big\n"
+    )
+    [block] = load_config([config]).get_servers("responses_api_models")
+    assert (block.part.name, dict(block.part.options)) == ("acme/big", {})
+    config.write_text(f"{config.read_text()}      base_url: http://127.0.0.1:1\n      api_key: own\n")
+    [block] = load_config([config]).get_servers("responses_api_models")
+    assert block.part.options["base_url"] == ("http://127.0.0.1:1/v1",)
+    assert block.part.options["api_key"].get_secret_value() == "own"
 
 
 @pytest.mark.usefixtures("acme")
