@@ -282,6 +282,8 @@ class ServerBuilder:
             self._get_model_for(block),
             resources=resources_client,
             name=block.name,
+            ttl=self._deployment.session_ttl,
+            max_sessions=self._deployment.max_sessions,
             budget=self._get_budget(block),
             metrics=self._metrics[block.name],
             peers=None if self._worker is None else self._get_peers(block.name),

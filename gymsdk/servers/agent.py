@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, tools
-from gymsdk.config.model import DEFAULT_TTL_SECONDS
+from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import EpisodeError, Failed, Unscorable
@@ -21,7 +21,7 @@ from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_agent_name, g
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.responses import fill_usage_details
 from gymsdk.servers import agent_sessions
-from gymsdk.servers.agent_sessions import AgentSession, AgentSessions, CloseAgentSession, OpenAgentSession
+from gymsdk.servers.agent_sessions import AgentSession, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.app import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA, document_endpoint, read_json_object
 from gymsdk.servers.app import create_app as create_base_app
@@ -42,6 +42,7 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
+from gymsdk.servers.sessions import SessionStore
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.servers.workers import Ownership
 from gymsdk.tokens.history import mask_untrainable
@@ -338,6 +339,8 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     budget: Budget | None = None,
     concurrency: int = MAX_CONCURRENT_EPISODES,
     queue: int = MAX_QUEUED_EPISODES,
+    ttl: float = DEFAULT_TTL_SECONDS,
+    max_sessions: int = DEFAULT_MAX_SESSIONS,
     metrics: ServerMetrics | None = None,
     peers: Peers | None = None,
     owners: Ownership | None = None,
@@ -352,6 +355,8 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
         budget: The largest budget of an episode.
         concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
+        ttl: Seconds that an agent session lasts after its last use.
+        max_sessions: The largest number of open agent sessions.
         metrics: The server's metrics.
         peers: The other instances, if several processes serve the agent at one port.
         owners: Finds the worker that has a rollout or a session whose id the client chose, in the same case.
@@ -360,19 +365,28 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     metrics = metrics or ServerMetrics(server_name)
     runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue, owners=owners)
     locator = resources or (environment if isinstance(environment, SessionLocator) else None)
-    agent = AgentEndpoints(server_name, runs, locator, instance=peers.instance if peers else None, owners=owners)
+    # A closed session's id stays in use, so its worker must answer for it, too.
+    session_owners = None if owners is None else owners.with_scope("session", seconds=ttl)
+    sessions: SessionStore[AgentSession] = SessionStore(
+        "an agent session",
+        ttl=ttl,
+        max_sessions=max_sessions,
+        instance=peers.instance if peers else None,
+        claims=session_owners,
+    )
+    agent = AgentEndpoints(server_name, runs, locator, sessions, owners=session_owners)
     metrics.add_gauge("episodes_playing", "Episodes that are being played.", lambda: runs.slots.taken)
     metrics.add_gauge("episodes_waiting", "Episodes that wait for a free slot.", lambda: runs.slots.waiting)
     metrics.add_counter("episode_queue_seconds", "Seconds that episodes waited for a slot.", lambda: runs.slots.waited)
     metrics.add_counter(
         "serialise_seconds", "Seconds that writing rollouts as JSON took.", lambda: runs.serialise_seconds
     )
-    metrics.add_gauge("agent_sessions_open", "Open sessions of the agent.", lambda: len(agent.sessions))
+    metrics.add_gauge("agent_sessions_open", "Open sessions of the agent.", lambda: len(sessions))
     ready = asyncio.Event()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with runs.open(), agent.sessions.sweep_periodically():
+        async with runs.open(), sessions.sweep_periodically():
             ready.set()
             yield
         ready.clear()
@@ -405,8 +419,8 @@ class AgentEndpoints:
         name: The server's name.
         runs: Plays rows.
         resources: Where callers open their sessions, if they can have any.
-        instance: The id of this instance, if several processes serve the agent.
-        owners: Finds the worker that has a session, in the same case.
+        sessions: The open sessions.
+        owners: Finds the worker that has a session, if several processes serve the agent.
     """
 
     def __init__(
@@ -414,13 +428,12 @@ class AgentEndpoints:
         name: str,
         runs: RunService,
         resources: SessionLocator | None,
+        sessions: SessionStore[AgentSession],
         *,
-        instance: str | None = None,
         owners: Ownership | None = None,
     ) -> None:
-        # A closed session's id stays in use, so its worker must answer for it, too.
-        self._owners = None if owners is None else owners.with_scope("session", seconds=DEFAULT_TTL_SECONDS)
-        self.sessions = AgentSessions(instance=instance, claims=self._owners)
+        self._owners = owners
+        self._sessions = sessions
         self._name = name
         self._runs = runs
         self._resources = resources
@@ -437,13 +450,14 @@ class AgentEndpoints:
         """Answer a Responses request, calling tools in the session of the request's cookies."""
         content = await read_json_object(request)
         cookies = client.parse_cookies(request.headers.get("cookie"))
-        session = self.sessions.find_by_token(cookies.get(self._cookie))
+        session = self._sessions.find_by_token(cookies.get(self._cookie))
         if session is not None and session.client is not None:
             session.client.confirm(request.scope)
         connection = session.connection if session else await self._open_connection(content, cookies)
-        result = await cancel_if_client_leaves(
-            request, answer_request(self._runs, content, connection, id=get_state(request.scope).rollout_id or "")
-        )
+        with self._sessions.use(session) if session else nullcontext():
+            result = await cancel_if_client_leaves(
+                request, answer_request(self._runs, content, connection, id=get_state(request.scope).rollout_id or "")
+            )
         response = json_response(fill_usage_details(result))
         if session is not None:
             return self._with_token(response, session)
@@ -456,28 +470,34 @@ class AgentEndpoints:
         check_rollout_path(request_body.episode_id, request.scope)
         if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
             return forwarded
-        await self.sessions.check_repeat(request_body, request, self._get_token(request))
-        connection = agent_sessions.connect_to_tools(request_body, self._auth_headers)
-        session = self.sessions.open(request_body, connection, SessionClient(request, request_body.episode_id))
-        return self._with_token(json_response({"agent_session_id": request_body.agent_session_id}), session)
+        name, token = request_body.agent_session_id, self._get_token(request)
+        session = await self._sessions.find_repeated(name, request_body, request, token)
+        if session is None:
+            session = await self._sessions.add(
+                AgentSession(
+                    token=self._sessions.create_token(),
+                    name=name,
+                    client=SessionClient(request, request_body.episode_id),
+                    opening=request_body,
+                    connection=agent_sessions.connect_to_tools(request_body, self._auth_headers),
+                )
+            )
+        return self._with_token(json_response({"agent_session_id": name}), session)
 
     async def close(self, request: Request) -> Response:
         """Close an agent session; an unknown session counts as closed from then on."""
         content = await read_json_object(request)
         request_body = parse_body(CloseAgentSession, content)
         check_rollout_path(request_body.episode_id, request.scope)
-        own = self.sessions.find_by_token(self._get_token(request))
-        check_cookie_id(own.opening.agent_session_id if own else None, request_body.agent_session_id)
-        if (forwarded := await self._forward_to_owner(request, request_body.agent_session_id, content)) is not None:
+        name, episode = request_body.agent_session_id, request_body.episode_id
+        own = self._sessions.find_by_token(self._get_token(request))
+        check_cookie_id(own.name if own else None, name)
+        if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
             return forwarded
-        cookies = self.sessions.close(request_body)
-        return json_response(
-            {
-                "agent_session_id": request_body.agent_session_id,
-                "agent_observations": None,
-                "resources_cookies": cookies,
-            }
-        )
+        if (session := self._sessions.find_to_close(name, episode)) is not None:
+            await self._sessions.close(session)
+        cookies = self._sessions.find_close_reply(name, episode)
+        return json_response({"agent_session_id": name, "agent_observations": None, "resources_cookies": cookies})
 
     async def aggregate(self, request: Request) -> Response:
         """Return the metrics of verified rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from fastapi import Request, Response
 
@@ -16,7 +15,7 @@ from gymsdk.servers.middleware import json_response
 from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import parse_response, parse_row_request
 from gymsdk.servers.routing import ServerApp
-from gymsdk.servers.sessions import Session
+from gymsdk.servers.sessions import Session, Turn
 from gymsdk.servers.tool_calls import CLIENT_HEADER
 from gymsdk.types import Item, Verdict, extract_text, iter_tool_calls
 
@@ -36,28 +35,6 @@ def add_routes(app: ServerApp, episodes: EpisodeService) -> None:
     app.add_post("/close", turns.close, **document_endpoint({"type": "object"}, required=False))
 
 
-@dataclass(slots=True)
-class Turn:
-    """The last turn of a session.
-
-    Attributes:
-        request: The client's id of the step.
-        effects: The effects of the turn.
-        answer: The response, once there is one.
-        failure: Why the turn failed, if it did.
-    """
-
-    request: str | None
-    effects: TurnResult = field(default_factory=TurnResult)
-    answer: Item | None = None
-    failure: EpisodeError | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the turn was played but not judged yet, so that only the verdict is missing."""
-        return self.answer is None and self.failure is None
-
-
 class TurnEndpoints:
     """The endpoints of episodes that are played turn by turn."""
 
@@ -73,8 +50,7 @@ class TurnEndpoints:
         )
         session = await self._episodes.open_session(row_request, "turns", previous=self._find_session(request))
         get_state(request.scope).token = session.token
-        episode = session.runner.episode
-        assert episode is not None, "a session is opened with its episode"
+        episode = session.episode
         messages = episode.transcript.opening[len(episode.task.input) :]
         return json_response(
             {"observation": _messages_to_text(messages), "info": {**CAPABILITIES, "tools": episode.tools}}
@@ -94,10 +70,10 @@ class TurnEndpoints:
         await read_json_object(request)
         session = self._find_session(request)
         if session is not None:
-            trusted = session.extras["kind"] == "turns" or CLIENT_HEADER in request.headers
+            trusted = session.kind == "turns" or CLIENT_HEADER in request.headers
             await self._episodes.leave_session(session, trusted=trusted)
-            if session.runner.close_error is not None:
-                raise session.runner.close_error
+            if session.close_error is not None:
+                raise session.close_error
         return json_response({})
 
     def _find_session(self, request: Request) -> Session | None:
@@ -105,7 +81,7 @@ class TurnEndpoints:
 
 
 async def _play_turn(session: Session, response: Item, step_id: str | None) -> Item:
-    turn: Turn | None = session.extras.get("turn")
+    turn = session.turn
     if turn is None or not turn.is_open:
         is_repeated = turn is not None and step_id is not None and turn.request == step_id
         if turn is None or not is_repeated:
@@ -129,7 +105,7 @@ async def _begin_turn(session: Session, response: Item, step_id: str | None) -> 
         turn.effects = await session.runner.apply_response(response)
     except EpisodeError as error:
         turn.failure = error
-    session.extras["turn"] = turn
+    session.turn = turn
     return turn
 
 

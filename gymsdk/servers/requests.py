@@ -186,6 +186,12 @@ class RowIdentity:
         """The input items in one normal form, or `None` if the row has no prompt."""
         return _normalize_prompt(self.row)
 
+    def without_row(self) -> RowIdentity:
+        """Return the same identity with no more of the row than its task index; `compute` must have been called."""
+        small = RowIdentity({key: self.row[key] for key in (TASK_INDEX,) if key in self.row})
+        vars(small).update(fields=self.fields, prompt=self.prompt)
+        return small
+
     @property
     def task_index(self) -> int | None:
         """The index of the task, if the row has one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
@@ -53,12 +53,6 @@ from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
 from gymsdk.workers.offload import count_waiting_calls
 from gymsdk.workers.resource_waits import GRADINGS
 
-SWEEP_SECONDS = 15.0
-"""Seconds between two searches for sessions to close."""
-
-CLOSE_SECONDS = 30.0
-"""Seconds within which all sessions must close when the server stops."""
-
 LOST_STATE_MESSAGE = "the session of this response is gone, and its state with it; play the row again"
 
 log = logging.getLogger("gymsdk")
@@ -97,8 +91,8 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     server_name = name or environment.name
     metrics = metrics or ServerMetrics(server_name)
     # A closed session's id stays in use, so its worker must answer for it, too.
-    owners = None if owners is None else owners.with_scope("session", seconds=DEFAULT_TTL_SECONDS)
-    sessions = SessionStore(
+    owners = None if owners is None else owners.with_scope("session", seconds=ttl)
+    sessions: SessionStore[Session] = SessionStore(
         ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None, claims=owners
     )
     metrics.add_gauge("sessions_open", "Open sessions.", lambda: len(sessions))
@@ -108,16 +102,12 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with environment, asyncio.TaskGroup() as group:
-            stopping = asyncio.Event()
-            sweeper = group.create_task(_sweep_until(sessions, stopping, min(SWEEP_SECONDS, max(ttl, 0.05))))
+        async with environment, sessions.sweep_periodically():
             ready.set()
             try:
                 yield
             finally:
                 ready.clear()
-                stopping.set()
-                await _end_sessions(sessions, sweeper)
 
     description = f"The resources server of the environment {environment.name}, version {environment.version}."
     app = create_base_app(server_name, description, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
@@ -137,31 +127,6 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
         tool_calls.mcp_add_routes(app, server.episodes, server_name)
     tool_calls.add_routes(app, server.episodes)
     return app
-
-
-async def _sweep_until(sessions: SessionStore, stopping: asyncio.Event, seconds: float) -> None:
-    """Close expired sessions every `seconds` seconds until `stopping` is set."""
-    while not stopping.is_set():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await stopping.wait()
-        try:
-            await sessions.sweep()
-        except Exception:
-            # A bug in closing one session must not keep the others from being closed.
-            log.exception("failed to close expired sessions")
-
-
-async def _end_sessions(sessions: SessionStore, sweeper: asyncio.Task[None]) -> None:
-    """Wait for the *sweeper* and close all sessions, for `CLOSE_SECONDS` at most."""
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await sweeper
-            await sessions.aclose()
-    except TimeoutError:
-        log.warning(
-            "not every session was closed within %g seconds; the operating system frees their resources", CLOSE_SECONDS
-        )
 
 
 class ResourcesEndpoints:
@@ -213,8 +178,8 @@ class ResourcesEndpoints:
             session, trusted = self._sessions.find_to_close(name, episode), True
         if session is not None:
             await self.episodes.leave_session(session, trusted=trusted)
-            if session.runner.close_error is not None:
-                raise session.runner.close_error
+            if session.close_error is not None:
+                raise session.close_error
         return json_response({key: content[key] for key in ("resources_session_id",) if key in content})
 
     async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
@@ -242,7 +207,7 @@ class ResourcesEndpoints:
         try:
             judged, judged_session, reason = await self.episodes.judge(row_request, items, end_reason, session)
         except Unscorable as error:
-            if session is None or session.extras["kind"] != "typed":
+            if session is None or session.kind != "typed":
                 error.retryable = error.retryable or error.kind in RESUMABLE_KINDS | WORKER_FAILURE_KINDS
                 raise
             return json_response(_build_unscored_row(row_request, content, error))
@@ -270,28 +235,20 @@ class ResourcesEndpoints:
         row_request = self._parse_request(
             request, {**empty_prompt, **seed.task_data, ROLLOUT_ID_FIELD: seed.episode_id.rollout_id}
         )
-        existing = self._sessions.find_by_name(seed.resources_session_id)
-        if existing is not None and await self._is_retry(request, seed, existing):
+        token = get_state(request.scope).token
+        existing = await self._sessions.find_repeated(seed.resources_session_id, seed, request, token)
+        if existing is not None:
             return existing
         # NeMo Gym may send the prompt to the agent alone; then only the row in `/verify` contains it.
-        session = await self.episodes.open_session(
+        return await self.episodes.open_session(
             row_request,
             "typed",
             name=seed.resources_session_id,
             client=SessionClient(request, seed.episode_id),
+            opening=seed,
             previous=self._find_session(request),
             has_prompt="responses_create_params" in seed.task_data,
         )
-        session.extras["seed"] = seed
-        return session
-
-    async def _is_retry(self, request: Request, seed: SeedRequest, session: Session) -> bool:
-        """Return whether a seed repeats the one that opened a session in which nothing was played."""
-        if session.client is None or session.extras.get("seed") != seed or _is_played(session):
-            return False
-        return await session.client.accept_retry(
-            request, has_cookie=get_state(request.scope).token == session.token
-        ) and self._sessions.is_open(session)
 
     def _parse_request(self, request: Request, row: Row) -> RowRequest:
         return parse_row_request(row, self._environment, rollout=get_state(request.scope).rollout_id)
@@ -312,7 +269,7 @@ class ResourcesEndpoints:
     ) -> Item:
         details = {
             "environment": self._environment.name,
-            "seed": row_request.seed if judged_session is None else judged_session.extras["origin"].seed,
+            "seed": row_request.seed if judged_session is None else judged_session.origin.seed,
             "ended": judged.ended,
         } | ({} if reason is None else {"session_unused": reason})
         is_echoed = row_request.options is None or row_request.options.echo
@@ -360,14 +317,8 @@ def _has_tool_call(items: Sequence[Item]) -> bool:
     return any(item.get("type") == "function_call" for item in items)
 
 
-def _is_played(session: Session) -> bool:
-    episode = session.runner.episode
-    return episode is not None and bool(episode.transcript.items)
-
-
 def _describe_episode(row_request: RowRequest, session: Session) -> Item:
     """Return the seed, the opening messages and the tools of an episode if the client is gymsdk's own."""
-    episode = session.runner.episode
-    if row_request.options is None or episode is None:
+    if row_request.options is None:
         return {}
-    return describe_opened(row_request.seed, episode.transcript.opening, episode.tools)
+    return describe_opened(row_request.seed, session.episode.transcript.opening, session.tools)

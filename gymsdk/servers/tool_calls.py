@@ -111,8 +111,7 @@ def _no_tool_error(request: Request) -> HTTPException:
 def _is_offered_tool(name: str, episodes: EpisodeService, session: Session | None) -> bool:
     if name in episodes.environment.tools:
         return True
-    episode = session.runner.episode if session else None
-    return episode is not None and any(tool["name"] == name for tool in episode.tools)
+    return session is not None and any(tool["name"] == name for tool in session.tools)
 
 
 async def _read_arguments(request: Request) -> str:
@@ -379,10 +378,9 @@ class McpEndpoint:
         return _to_mcp_result(output["output"])
 
     def _offered_tools(self, session: Session | None) -> list[Item]:
-        episode = session.runner.episode if session else None
-        if episode is None:
+        if session is None:
             return [tool.schema for tool in self._episodes.environment.tools.values()]
-        return episode.tools
+        return session.tools
 
 
 def _check_origin(request: Request) -> None:

@@ -18,11 +18,11 @@ from gymsdk.http import client as jars
 from gymsdk.http.client import Retry
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, resources
-from gymsdk.servers.agent_sessions import AgentSessions, OpenAgentSession
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Budget, Episode, Item
 
 from .app_helpers import app_client, serve_app
+from .nodes import metric
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
 TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("increment_counter", "verify", "stumble")]
@@ -495,20 +495,45 @@ async def test_an_agent_session_at_an_invalid_address_fails_with_a_message(
     assert (answer.status_code, "is not the URL of a server" in answer.json()["detail"]) == (422, True)
 
 
-async def test_agent_sessions_expire_only_by_time() -> None:
-    sessions = AgentSessions(ttl=0.02)
-    async with sessions.sweep_periodically():
-        sessions.open(OpenAgentSession.model_validate(build_opening("http://127.0.0.1:9", {})), None)
-        assert len(sessions) == 1
-        await wait_until(lambda: len(sessions) == 0)
+async def open_twice(client: httpx.AsyncClient) -> list[int]:
+    """Open the session of `CLOSING` without cookies and return the status, then the same for another session."""
+    bodies = [
+        build_opening("http://127.0.0.1:9", {}, agent_session_id=name) for name in (CLOSING["agent_session_id"], "b")
+    ]
+    return [(await client.post("/v1/agent_sessions", json=body)).status_code for body in bodies]
 
 
-async def test_an_expired_agent_session_is_not_found() -> None:
-    now = 0.0
-    sessions = AgentSessions(ttl=10, clock=lambda: now)
-    token = sessions.open(OpenAgentSession.model_validate(build_opening("http://127.0.0.1:9", {})), None).token
-    now = 10.0
-    assert sessions.find_by_token(token) is None
+async def test_the_number_of_agent_sessions_is_bounded(counter, policy):
+    async with app_client(agent.create_app(counter(), policy(), max_sessions=1)) as client:
+        assert await open_twice(client) == [200, 503]
+        await client.post("/v1/agent_sessions/close", json=CLOSING)
+        assert await open_twice(client) == [409, 200]
+
+
+async def count_sessions(client: httpx.AsyncClient) -> float | None:
+    return metric((await client.get("/metrics")).text, "agent_sessions_open", server="counter_simple_agent")
+
+
+async def test_an_expired_agent_session_is_closed_and_its_id_stays_in_use(counter, policy):
+    async with app_client(agent.create_app(counter(), policy(), ttl=0.2)) as client:
+        assert await open_twice(client) == [200, 200]
+        async with asyncio.timeout(10):
+            while await count_sessions(client):  # noqa: ASYNC110  # a sweep has no event
+                await asyncio.sleep(0.02)
+        assert await open_twice(client) == [409, 409]
+
+
+async def test_an_agent_session_that_answers_a_request_is_in_use(counter):
+    model = SlowModel()
+    async with app_client(agent.create_app(counter(), model, ttl=0.5)) as client:
+        body = build_opening("http://127.0.0.1:9", {}, tool_accesses=[])
+        assert (await client.post("/v1/agent_sessions", json=body)).status_code == 200
+        answering = asyncio.ensure_future(client.post("/v1/responses", json={"input": "hi"}))
+        await wait_until(lambda: model.started == 1)
+        await asyncio.sleep(1.2)
+        assert await count_sessions(client) == 1
+        model.released.set()
+        assert (await answering).status_code == 200
 
 
 async def test_cookies_that_would_split_a_header_are_not_sent_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from gymsdk import Environment, responses
 from gymsdk.servers import aggregates, resources
-from gymsdk.types import Budget
+from gymsdk.types import Budget, Episode
 
 from .nodes import metric
 
@@ -116,6 +117,37 @@ async def test_a_repeated_verdict_is_the_same(resources_client):
     assert first.json() == again.json()
     assert (other.status_code, called.status_code) == (409, 409)
     assert (other.json()["kind"], called.json()["kind"]) == ("session_judged", "session_judged")
+
+
+async def test_a_judged_session_holds_no_episode(resources_client, counter):
+    environment = counter()
+    async with resources_client(environment) as client:
+        await client.post("/seed_session", json=ROW)
+        await client.post("/increment_counter", json={"count": 3})
+        first = await client.post("/verify", json=build_verify_request(*ADDED))
+        async with asyncio.timeout(10):
+            while not environment.plugin.CLOSED:  # noqa: ASYNC110  # the session closes its episode in the background
+                await asyncio.sleep(0.01)
+        gc.collect()
+        episodes = [each for each in gc.get_objects() if isinstance(each, Episode) and each.environment is environment]
+        assert episodes == []
+        again = await client.post("/verify", json=build_verify_request(*ADDED))
+        called = await client.post("/get_counter_value")
+        seeded = await client.post("/seed_session", json=ROW)
+        figures = (await client.get("/metrics")).text
+    assert (again.json(), called.json()["kind"]) == (first.json(), "session_judged")
+    assert (seeded.status_code, metric(figures, "sessions_open", server="counter")) == (200, 2)
+    assert environment.plugin.CLOSED == [3, 3]
+
+
+async def test_a_verdict_that_failed_leaves_the_session_as_it_is(resources_client, counter):
+    environment = counter(judge="down")
+    async with resources_client(environment) as client:
+        await client.post("/seed_session", json=ROW)
+        first, again = [await client.post("/verify", json=build_verify_request()) for _ in range(2)]
+        assert environment.plugin.CLOSED == []
+    assert (first.status_code, first.json()) == (again.status_code, again.json())
+    assert first.json().get("stage") == "verify"
 
 
 async def test_a_session_of_another_row_is_ignored_by_a_stateless_verdict(resources_client, made):

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from gymsdk.episode import EpisodeRunner
 from gymsdk.servers import tool_calls
+from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.errors import RequestRejected
+from gymsdk.servers.requests import parse_row_request
 from gymsdk.servers.sessions import SessionStore
 
 from .nodes import metric
@@ -38,58 +39,57 @@ def clock():
 
 
 @pytest.fixture
-def open_episode(counter):
-    """Return a function that opens an episode; its `closed` lists the closed episodes."""
+def open_session(counter):
+    """Return a function that opens an episode in a session; its `closed` lists the closed episodes."""
     environment = counter()
 
-    async def open_runner(number=3):
-        runner = EpisodeRunner(environment)
-        await runner.open({**ROW, "initial_count": number})
-        return runner
+    async def open_session(sessions, number=3, name=None):
+        request = parse_row_request({**ROW, "initial_count": number}, environment)
+        return await EpisodeService(environment, sessions).open_session(request, "tools", name=name)
 
-    open_runner.closed = environment.plugin.CLOSED
-    return open_runner
+    open_session.closed = environment.plugin.CLOSED
+    return open_session
 
 
-async def test_a_session_is_found_by_its_token_until_it_is_closed(open_episode):
+async def test_a_session_is_found_by_its_token_until_it_is_closed(open_session):
     sessions = SessionStore()
-    session = await sessions.open(await open_episode())
+    session = await open_session(sessions)
     assert sessions.find_by_token(session.token) is session
     await sessions.close(session)
     await sessions.close(session)
-    assert (sessions.find_by_token(session.token), len(sessions), open_episode.closed) == (None, 0, [3])
+    assert (sessions.find_by_token(session.token), len(sessions), open_session.closed) == (None, 0, [3])
 
 
 @pytest.mark.parametrize("token", [None, "", "x"])
 async def test_an_unknown_token_finds_nothing(token):
     assert SessionStore().find_by_token(token) is None
-    assert SessionStore().find_by_key(token) is None
+    assert SessionStore().find_by_key(token, {}) is None
 
 
-async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(open_episode, clock):
+async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(open_session, clock):
     sessions = SessionStore(ttl=10, clock=clock)
-    used, unused = await sessions.open(await open_episode(1)), await sessions.open(await open_episode(2))
+    used, unused = await open_session(sessions, 1), await open_session(sessions, 2)
     clock.now = 6
     sessions.find_by_token(used.token)
     clock.now = 11
     await sessions.sweep()
-    assert (len(sessions), sessions.find_by_token(unused.token), open_episode.closed) == (1, None, [2])
+    assert (len(sessions), sessions.find_by_token(unused.token), open_session.closed) == (1, None, [2])
 
 
-async def test_the_number_of_sessions_is_bounded(open_episode, clock):
+async def test_the_number_of_sessions_is_bounded(open_session, clock):
     sessions = SessionStore(max_sessions=1, ttl=10, clock=clock)
-    await sessions.open(await open_episode(1))
+    await open_session(sessions, 1)
     with pytest.raises(RequestRejected, match="all 1 sessions are in use") as rejected:
-        await sessions.open(await open_episode(2))
+        await open_session(sessions, 2)
     assert (rejected.value.status, rejected.value.retry_after) == (503, 5.0)
     clock.now = 11
-    await sessions.open(await open_episode(2))
-    assert open_episode.closed == [1]
+    await open_session(sessions, 2)
+    assert open_session.closed == [1]
 
 
-async def test_a_closed_name_is_never_opened_again(open_episode):
+async def test_a_closed_name_is_never_opened_again(open_session):
     sessions = SessionStore()
-    session = await sessions.open(await open_episode(), name="s")
+    session = await open_session(sessions, name="s")
     with pytest.raises(RequestRejected, match="a session 's' exists or existed"):
         await sessions.check_capacity("s")
     await sessions.close(session)
@@ -98,32 +98,32 @@ async def test_a_closed_name_is_never_opened_again(open_episode):
         await sessions.check_capacity("s")
 
 
-async def test_a_key_finds_a_session_as_long_as_it_is_open(open_episode):
+async def test_a_key_finds_a_session_as_long_as_it_is_open(open_session):
     sessions = SessionStore()
-    session = await sessions.open(await open_episode())
+    session = await open_session(sessions)
     key = sessions.issue_key(session)
-    assert (sessions.issue_key(session), sessions.find_by_key(key), key != session.token) == (key, session, True)
+    assert (sessions.issue_key(session), sessions.find_by_key(key, {}), key != session.token) == (key, session, True)
     await sessions.close(session)
-    assert sessions.find_by_key(key) is None
+    assert sessions.find_by_key(key, {}) is None
 
 
-async def test_all_sessions_are_closed_even_if_one_fails(open_episode):
+async def test_all_sessions_are_closed_even_if_one_fails(open_session):
     sessions = SessionStore()
     for number in (1, 13, 2):
-        await sessions.open(await open_episode(number))
+        await open_session(sessions, number)
     await sessions.aclose()
-    assert (len(sessions), sorted(open_episode.closed)) == (0, [1, 2, 13])
+    assert (len(sessions), sorted(open_session.closed)) == (0, [1, 2, 13])
 
 
-async def test_a_session_closes_after_its_running_call(open_episode):
+async def test_a_session_closes_after_its_running_call(open_session):
     sessions = SessionStore()
-    session = await sessions.open(await open_episode())
+    session = await open_session(sessions)
     async with session.lock:
         closing = asyncio.ensure_future(sessions.close(session))
         await asyncio.sleep(0)
-        assert open_episode.closed == []
+        assert open_session.closed == []
     await closing
-    assert open_episode.closed == [3]
+    assert open_session.closed == [3]
 
 
 async def test_the_typed_close_is_idempotent_and_accepts_unknown_ids(resources_client):
@@ -166,42 +166,42 @@ async def test_a_repeated_seed_during_the_opening_finds_its_session(resources_cl
     assert metric(figures, "sessions_open", server="counter") == 1
 
 
-async def test_a_session_with_a_running_call_is_in_use(open_episode, clock):
+async def test_a_session_with_a_running_call_is_in_use(open_session, clock):
     sessions = SessionStore(ttl=10, clock=clock)
-    busy, idle = await sessions.open(await open_episode(1)), await sessions.open(await open_episode(2))
-    async with busy.lock:
+    busy, idle = await open_session(sessions, 1), await open_session(sessions, 2)
+    with sessions.use(busy):
         clock.now = 11
         await sessions.sweep()
-        assert (sessions.is_open(busy), sessions.is_open(idle), open_episode.closed) == (True, False, [2])
+        assert (sessions.is_open(busy), sessions.is_open(idle), open_session.closed) == (True, False, [2])
 
 
-async def test_a_close_continues_after_its_caller_is_cancelled(open_episode):
+async def test_a_close_continues_after_its_caller_is_cancelled(open_session):
     sessions = SessionStore()
-    session = await sessions.open(await open_episode())
+    session = await open_session(sessions)
     async with session.lock:
         closing = asyncio.ensure_future(sessions.close(session))
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.wait({closing})
     await sessions.aclose()
-    assert open_episode.closed == [3]
+    assert open_session.closed == [3]
 
 
-async def test_a_left_session_gives_its_place_to_another(open_episode):
+async def test_a_left_session_gives_its_place_to_another(open_session):
     sessions = SessionStore(max_sessions=1)
-    session = await sessions.open(await open_episode(1))
+    session = await open_session(sessions, 1)
     sessions.close_soon(session)
-    await sessions.open(await open_episode(2))
-    assert open_episode.closed == [1]
+    await open_session(sessions, 2)
+    assert open_session.closed == [1]
 
 
-async def test_a_left_session_waits_for_its_verdict_for_a_while(open_episode, clock):
+async def test_a_left_session_waits_for_its_verdict_for_a_while(open_session, clock):
     sessions = SessionStore(ttl=3600, clock=clock)
-    session, other = await sessions.open(await open_episode(1)), await sessions.open(await open_episode(2))
+    session, other = await open_session(sessions, 1), await open_session(sessions, 2)
     sessions.close_soon(session)
     for clock.now in (599, 601):
         await sessions.sweep()
-    assert (open_episode.closed, sessions.is_open(other)) == ([1], True)
+    assert (open_session.closed, sessions.is_open(other)) == ([1], True)
 
 
 async def test_a_close_that_does_not_release_reports_it(resources_client):
