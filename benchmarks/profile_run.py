@@ -40,10 +40,10 @@ ENVIRONMENT = "tool_call"
 AREAS: tuple[tuple[str, str], ...] = (
     ("json", r"gymsdk/jsonl\.py|/orjson/|json/(de|en)coder\.py|json/__init__\.py"),
     ("model client", r"gymsdk/(models|http|convert|router)\b|/aiohttp/|/yarl/|/multidict/|/frozenlist/|/aiosignal/"),
-    ("HTTP server protocol", r"/uvicorn/|/httptools/|gymsdk/servers/(listener|connection)\.py"),
+    ("HTTP server protocol", r"/uvicorn/|/httptools/|gymsdk/edge/listener\.py"),
     (
         "application and middleware",
-        r"/starlette/|/fastapi/|gymsdk/servers/(middleware|routing|app|errors|auth|limits)\.py",
+        r"/starlette/|/fastapi/|gymsdk/edge/",
     ),
     ("routes of the agent and the other servers", r"gymsdk/servers/"),
     ("environment package", r"gym_env_"),

@@ -26,9 +26,10 @@ import aiohttp
 import orjson
 
 from gymsdk import model, responses, testing
+from gymsdk.edge.addresses import bind_socket
+from gymsdk.edge.listener import Listener
 from gymsdk.responses import build_usage
 from gymsdk.servers import model as server
-from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.types import Episode, Item
 
 TICKS = os.sysconf("SC_CLK_TCK")

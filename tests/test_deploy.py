@@ -250,7 +250,7 @@ def test_nginx_serves_each_server_under_a_separate_path() -> None:
 
 def test_nginx_has_longer_timeouts_and_shorter_keepalive_than_the_servers() -> None:
     from gymsdk.config.model import MAX_BODY_BYTES
-    from gymsdk.servers.listener import KEEP_ALIVE_SECONDS
+    from gymsdk.edge.listener import KEEP_ALIVE_SECONDS
     from gymsdk.types import Budget
 
     text = (DEPLOY / "nginx.conf").read_text()

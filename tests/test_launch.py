@@ -16,10 +16,11 @@ from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, Us
 from gymsdk.config.model import Deployment, ResourcesServerConfig, ServerConfig, Times
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import BackgroundTask
+from gymsdk.edge.addresses import bind_socket
+from gymsdk.edge.listener import Listener
+from gymsdk.edge.request import Receive, Scope, Send
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
-from gymsdk.servers.listener import Listener, bind_socket
-from gymsdk.servers.request_state import Receive, Scope, Send
 
 QUICK = Times(grace=0.2, ending=0.3)
 

@@ -12,6 +12,7 @@ import pytest
 
 from gymsdk import Step, Verdict, hookimpl, play
 from gymsdk.concurrency import timeout_at
+from gymsdk.edge.limits import EpisodeSlots
 from gymsdk.environment import Environment
 from gymsdk.memory import (
     EPISODES_PER_CERTAIN_COLLECTION,
@@ -26,7 +27,6 @@ from gymsdk.memory import (
 )
 from gymsdk.rollouts.jobs import Job, PlayedJob
 from gymsdk.rollouts.run import collect
-from gymsdk.servers.limits import EpisodeSlots
 from gymsdk.types import Model
 
 

@@ -25,10 +25,10 @@ from gymsdk.bench.stage import join_servers
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import plan_servers
 from gymsdk.deploy.workers import serve_with_workers
+from gymsdk.edge.auth import NO_SECURITY
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
-from gymsdk.servers.auth import NO_SECURITY
 from gymsdk.servers.forwarding import FORWARDED_HEADER
 from gymsdk.servers.shared_memory import SECRET_START, SHARED_BYTES
 

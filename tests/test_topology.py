@@ -13,8 +13,8 @@ from gymsdk.config.model import AgentServerConfig, Deployment, ModelServerConfig
 from gymsdk.config.yaml import Place
 from gymsdk.deploy import plan, process
 from gymsdk.deploy.child import HEAD_SERVER
-from gymsdk.servers.auth import NO_SECURITY
-from gymsdk.servers.listener import bind_socket
+from gymsdk.edge.addresses import bind_socket
+from gymsdk.edge.auth import NO_SECURITY
 from gymsdk.servers.reports import MAX_ENTRIES, Service
 
 PLAYER = ModelServerConfig(name="scripted/oracle")

@@ -20,8 +20,8 @@ from gymsdk.cli.serve import Announcer
 from gymsdk.config.model import Deployment
 from gymsdk.deploy import process_guard
 from gymsdk.deploy.child import HEAD_SERVER, read_config_line
+from gymsdk.edge.addresses import bind_socket
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.servers import listener
 
 
 def bind_head(deployment: Deployment) -> dict[str, socket.socket]:
@@ -31,7 +31,7 @@ def bind_head(deployment: Deployment) -> dict[str, socket.socket]:
         UsageError: The port is in use, or the host is not an address of this machine.
     """
     host, port = deployment.head_address
-    return {HEAD_SERVER: listener.bind_socket(host, port, what="the head")}
+    return {HEAD_SERVER: bind_socket(host, port, what="the head")}
 
 
 def main() -> None:

@@ -34,12 +34,14 @@ SERVER_LABEL = "the server of this check"
 async def serve_environment(environment: Environment) -> AsyncIterator[Playable]:
     """Serve *environment* and yield its HTTP client."""
     from gymsdk.deploy.runner import BackgroundTask
-    from gymsdk.servers import listener, resources
+    from gymsdk.edge.addresses import bind_socket
+    from gymsdk.edge.listener import Listener
+    from gymsdk.servers import resources
     from gymsdk.servers.remote import RemoteEnvironment
 
-    listening_socket = listener.bind_socket("127.0.0.1", what=SERVER_LABEL)
+    listening_socket = bind_socket("127.0.0.1", what=SERVER_LABEL)
     port = listening_socket.getsockname()[1]
-    server = listener.Listener(resources.create_app(environment), listening_socket, grace=1.0)
+    server = Listener(resources.create_app(environment), listening_socket, grace=1.0)
     task = BackgroundTask(SERVER_LABEL, server.run)
     try:
         await task.wait_until_up(START_SECONDS)

@@ -30,6 +30,7 @@ from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import compute_loads
 from gymsdk.deploy.plan import AGENT_REF, MODEL_REF, RESOURCES_REF
 from gymsdk.deploy.runner import ServerSpec
+from gymsdk.edge.request import App
 from gymsdk.environment import Environment
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import redact_url
@@ -48,7 +49,6 @@ from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.pausing import PausableModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
 from gymsdk.servers.reports import HeadSnapshot, Load, Service
-from gymsdk.servers.request_state import App
 from gymsdk.servers.shared_memory import SharedMemory, SharedPause
 from gymsdk.servers.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.testing import oracle

@@ -28,11 +28,11 @@ from gymsdk.config.model import (
 )
 from gymsdk.config.read import find_judge_servers
 from gymsdk.deploy.child import HEAD_SERVER
+from gymsdk.edge import auth
+from gymsdk.edge.addresses import bind_socket_in_range, is_local_host
+from gymsdk.edge.auth import Security
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
-from gymsdk.servers import auth
-from gymsdk.servers.auth import Security
 from gymsdk.servers.environment import NAME_SUFFIX
-from gymsdk.servers.listener import bind_socket_in_range, is_local_host
 from gymsdk.servers.reports import Service
 from gymsdk.types import AGENT_SUFFIX
 

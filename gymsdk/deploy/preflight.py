@@ -12,8 +12,8 @@ from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.process import choose_models, plan_servers, select_servers_here
 from gymsdk.deploy.programs import split_programs
+from gymsdk.edge.addresses import bind_socket
 from gymsdk.errors import UsageError
-from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.shared_memory import MAX_PAUSES
 
 FUTURE_ENGINE_URL = "http://127.0.0.1:9/v1"

@@ -17,28 +17,21 @@ from typing import Any
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
 from gymsdk.config.fields import RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
-from gymsdk.config.model import (
-    MODELS,
-    POLICY_SERVER,
-    RAY_ADDRESS_KEY,
-    Deployment,
-    ModelServerConfig,
-    ServerConfig,
-)
+from gymsdk.config.model import MODELS, POLICY_SERVER, RAY_ADDRESS_KEY, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import receive_connections
 from gymsdk.deploy.plan import RESOURCES_REF, find_socket, get_agent_name, get_environment_server_name
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
+from gymsdk.edge.addresses import bind_socket, is_local_host
+from gymsdk.edge.auth import Security
 from gymsdk.environment import Environment
 from gymsdk.errors import BrokenPlugin, UsageError, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS, redact_url
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
-from gymsdk.servers.auth import Security
 from gymsdk.servers.instances import ROUTES_KEY, bind_head
-from gymsdk.servers.listener import bind_socket, is_local_host
 from gymsdk.servers.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model

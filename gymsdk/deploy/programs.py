@@ -30,6 +30,7 @@ from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, Serve
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
+from gymsdk.edge.addresses import bind_socket, socket_port
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.interpreter import build_module_command, build_program_command, get_python
@@ -37,7 +38,6 @@ from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
 from gymsdk.servers.head import build_block
 from gymsdk.servers.instances import Headers
-from gymsdk.servers.listener import bind_socket, socket_port
 from gymsdk.servers.reports import Exit, Service
 from gymsdk.working_folder import get_working_folder, resolve_path
 

@@ -20,14 +20,15 @@ from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.node import NodeClient
+from gymsdk.edge.addresses import bind_socket, check_advertised, socket_host, socket_port
+from gymsdk.edge.app import server_prefix
+from gymsdk.edge.auth import NO_SECURITY, Security
+from gymsdk.edge.listener import Listener
+from gymsdk.edge.request import App
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
-from gymsdk.servers.auth import NO_SECURITY, Security
-from gymsdk.servers.listener import Listener, bind_socket, check_advertised, socket_host, socket_port
-from gymsdk.servers.middleware import server_prefix
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
-from gymsdk.servers.request_state import App
 from gymsdk.sockets import raise_open_file_limit
 from gymsdk.types import Item
 

@@ -16,7 +16,7 @@ from gymsdk.deploy.supervised import (
     supervise,
     wait_for_answer,
 )
-from gymsdk.servers.auth import Security
+from gymsdk.edge.auth import Security
 
 
 @asynccontextmanager

@@ -18,11 +18,11 @@ from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.plan import find_socket
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
+from gymsdk.edge.addresses import bind_socket, check_advertised, socket_host, socket_port
+from gymsdk.edge.auth import Security
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
 from gymsdk.interpreter import build_module_command
-from gymsdk.servers.auth import Security
-from gymsdk.servers.listener import bind_socket, check_advertised, socket_host, socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID, Service, build_url, check_status
 
 MAX_START_ATTEMPTS = 3

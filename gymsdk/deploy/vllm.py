@@ -18,11 +18,11 @@ from pydantic import SecretStr
 from gymsdk.deploy import vllm_command
 from gymsdk.deploy.supervisor import USAGE_EXIT_CODE, ProcessSpec, Supervisor, describe_exit
 from gymsdk.deploy.vllm_command import Launch
+from gymsdk.edge.addresses import bind_socket
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.interpreter import SAFE_PATH
-from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.reports import Exit
 
 MAX_KEPT_LINES = 2000

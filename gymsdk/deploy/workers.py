@@ -23,11 +23,11 @@ from gymsdk.deploy.supervised import (
     wait_for_answer,
 )
 from gymsdk.deploy.supervisor import ProcessSpec
+from gymsdk.edge.addresses import socket_port
+from gymsdk.edge.auth import Security
+from gymsdk.edge.request import default_body_budget
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.servers.auth import Security
-from gymsdk.servers.listener import socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID
-from gymsdk.servers.request_state import default_body_budget
 from gymsdk.servers.shared_memory import create_shared_file
 from gymsdk.sockets import raise_open_file_limit
 

@@ -12,6 +12,13 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, tools
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
+from gymsdk.edge.app import ServerApp
+from gymsdk.edge.app import create_app as create_base_app
+from gymsdk.edge.cookies import cookie_name
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.limits import EpisodeSlots, IdempotencyCache
+from gymsdk.edge.openapi import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA, document_endpoint
+from gymsdk.edge.request import cancel_on_disconnect, get_state, json_response, read_json_object
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import EpisodeError, Failed, Unscorable
@@ -23,14 +30,7 @@ from gymsdk.responses import fill_usage_details
 from gymsdk.servers import agent_sessions
 from gymsdk.servers.agent_sessions import AgentSession, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.app import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA, document_endpoint, read_json_object
-from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.auth import cookie_name
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
-from gymsdk.servers.limits import EpisodeSlots, IdempotencyCache
-from gymsdk.servers.middleware import cancel_on_disconnect, json_response
-from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import (
     NUMBERED_ROLLOUT_PATTERN,
     RowRequest,
@@ -40,7 +40,6 @@ from gymsdk.servers.requests import (
     parse_row_request,
     play_without_nulls,
 )
-from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import SessionStore
 from gymsdk.servers.tool_calls import SessionConnection, call_tool

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.http import client
 from gymsdk.http.client import Cookies
 from gymsdk.http.connections import check_headers
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.requests import EpisodeId, TaskId
 from gymsdk.servers.sessions import StoredSession
 from gymsdk.servers.tool_calls import SessionConnection

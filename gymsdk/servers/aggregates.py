@@ -11,11 +11,11 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from gymsdk import metrics
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
 from gymsdk.line import MASK, RESULT_FIELDS, ROLLOUT_INDEX, SKIPPED, TASK_INDEX, StoredRollout, StoredVerdict
 from gymsdk.metrics import ANSWER, ScoredRollout
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
+from gymsdk.edge.cookies import cookie_name, parse_instance_id
 from gymsdk.environment import Environment
 from gymsdk.episode import TurnResult
 from gymsdk.errors import Failed
@@ -18,7 +19,6 @@ from gymsdk.http import client
 from gymsdk.http.backoff import wait_for_overloaded
 from gymsdk.router import Replica, Router
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.auth import cookie_name, parse_instance_id
 from gymsdk.servers.instances import (
     LOOK_INTERVAL_SECONDS,
     RECHECK_SECONDS,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gymsdk import jsonl, responses, tracing
+from gymsdk.edge.app import ID_PATTERN
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.locks import hold_lock
 from gymsdk.once import OnceLogger
-from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.tokens.capture import Lineage, TokenCaptureFolder, build_entry
 from gymsdk.tokens.history import compute_digest, compute_opening, find_history
 from gymsdk.types import Episode, Item, Model, is_policy_item

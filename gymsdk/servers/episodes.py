@@ -17,6 +17,7 @@ from typing import Any
 
 from gymsdk import responses, tracing
 from gymsdk.concurrency import INTERRUPTS
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.environment import Environment
 from gymsdk.episode import (
     EpisodeRunner,
@@ -31,8 +32,6 @@ from gymsdk.memory import EpisodeCounter
 from gymsdk.models import recordings
 from gymsdk.plugins.results import copy_state
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import RESERVED_PATHS
 from gymsdk.servers.requests import RowRequest, SeedRequest, limit_budget, parse_task, play_without_nulls, to_canonical
 from gymsdk.servers.session_clients import SessionClient
 from gymsdk.servers.sessions import Session, SessionKind, SessionOrigin, SessionStore
@@ -61,6 +60,11 @@ SESSION_MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch
 """Fields of a rejection when the response was not played in the cookie's session."""
 
 OPENING_PATHS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
+
+RESERVED_PATHS = frozenset(
+    {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
+)
+"""Paths of a resources server that are endpoints, so no tool of that name can be called over HTTP."""
 
 OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."
 NO_CALL_RECEIVED_MESSAGE = "None of the response's tool calls was sent to the cookie's session."

@@ -11,18 +11,23 @@ from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
+from gymsdk.edge.app import ROLLOUT_PREFIX_PATTERN, build_rejection
+from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.request import (
+    FORWARDED_HEADER,
+    App,
+    Receive,
+    Scope,
+    Send,
+    get_state,
+    json_response,
+    read_body,
+    release_body,
+)
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers.app import build_rejection, read_body
-from gymsdk.servers.auth import parse_instance_id, tokens_in_request
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
-from gymsdk.servers.middleware import (
-    FORWARDED_HEADER,
-    ROLLOUT_PREFIX_PATTERN,
-    json_response,
-)
-from gymsdk.servers.request_state import App, Receive, Scope, Send, get_state, release_body
 from gymsdk.servers.tool_calls import TOKEN_HEADER
 
 SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})

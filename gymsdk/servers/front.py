@@ -10,12 +10,12 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 from pydantic import SecretStr
 
+from gymsdk.edge.app import create_app as create_base_app
+from gymsdk.edge.cookies import parse_instance_id
+from gymsdk.edge.request import read_body
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.router import Router
-from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.app import read_body
-from gymsdk.servers.auth import parse_instance_id
 from gymsdk.servers.forwarding import build_failure_response, forward_request
 from gymsdk.servers.instances import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory
 from gymsdk.servers.reports import Instance, Kind

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
+from gymsdk.edge.app import ServerApp
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.openapi import RESPONSE_SCHEMA, build_row_schema, document_endpoint
+from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.episode import TurnResult
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
-from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpoint, read_json_object
 from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import json_response
-from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import parse_response, parse_row_request
-from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.sessions import Session, Turn
 from gymsdk.servers.tool_calls import CLIENT_HEADER
 from gymsdk.types import Item, Verdict, extract_text, iter_tool_calls

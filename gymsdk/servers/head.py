@@ -14,15 +14,15 @@ from fastapi import FastAPI, Query, Request, Response
 
 from gymsdk.config.fields import RAY_DASHBOARD_KEY
 from gymsdk.config.model import RAY_ADDRESS_KEY
+from gymsdk.edge.app import create_app as create_base_app
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.openapi import document_endpoint
+from gymsdk.edge.request import json_response, read_json_object
 from gymsdk.http.tls import WILDCARD_HOSTS
 from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.observability.status import add_server_metrics
 from gymsdk.servers import registry
-from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.app import document_endpoint, read_json_object
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import ROUTES_KEY, build_shared_config, choose_services
-from gymsdk.servers.middleware import json_response
 from gymsdk.servers.registry import LostNode, Node, NodeRegistry
 from gymsdk.servers.reports import (
     Exit,

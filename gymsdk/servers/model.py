@@ -21,31 +21,25 @@ from gymsdk.convert.apis import COUNTING_APIS, INBOUND_APIS, CountingApi
 from gymsdk.convert.completions import COMPLETIONS_API
 from gymsdk.convert.request_keys import NO_PREFILL, build_bad_key_error
 from gymsdk.convert.tokens import drop_token_fields
+from gymsdk.edge.app import SERVICE_UNAVAILABLE
+from gymsdk.edge.app import create_app as create_base_app
+from gymsdk.edge.errors import RequestRejected, build_error_body, describe_missing_route
+from gymsdk.edge.openapi import (
+    CHAT_REQUEST_SCHEMA,
+    COMPLETION_REQUEST_SCHEMA,
+    RESPONSES_REQUEST_SCHEMA,
+    STREAM_RESPONSE,
+    document_endpoint,
+)
+from gymsdk.edge.request import get_state, json_response, read_json_object
+from gymsdk.edge.streams import HEARTBEAT_SECONDS, StreamedResponse, StreamResult, stream_frames
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.jsonl import NestingError, measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.once import OnceLogger
 from gymsdk.router import STICKY_KEY
-from gymsdk.servers import middleware
-from gymsdk.servers.app import (
-    CHAT_REQUEST_SCHEMA,
-    COMPLETION_REQUEST_SCHEMA,
-    HEARTBEAT_SECONDS,
-    RESPONSES_REQUEST_SCHEMA,
-    SERVICE_UNAVAILABLE,
-    STREAM_RESPONSE,
-    StreamedResponse,
-    StreamResult,
-    document_endpoint,
-    read_json_object,
-    stream_frames,
-)
-from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import json_response
 from gymsdk.servers.pausing import PausableModel, add_pause_endpoints
-from gymsdk.servers.request_state import get_state
 from gymsdk.types import Item, Model
 
 once = OnceLogger(logging.getLogger("gymsdk"))
@@ -237,7 +231,7 @@ async def _handle_not_found(request: Request, error: Exception) -> Response:
     """Answer an unknown route with an error in the form of the API that the client uses."""
     assert isinstance(error, HTTPException), "the handler is registered for this exception"
     headers = error.headers or {}
-    sentence = middleware.describe_missing_route(
+    sentence = describe_missing_route(
         request.scope["path"], request.method, headers.get("allow") or headers.get("Allow")
     )
     is_anthropic = is_anthropic_client(request.headers)
@@ -245,7 +239,7 @@ async def _handle_not_found(request: Request, error: Exception) -> Response:
     if request.headers.get("upgrade", "").lower() == "websocket":
         # Codex sends requests without a websocket at once after this status, and tries others again.
         status, sentence = UPGRADE_REQUIRED, f"{request.scope['path']} has no websocket; send requests with POST"
-    content = middleware.build_error_body(request.scope["path"], ApiError(status, sentence), anthropic=is_anthropic)
+    content = build_error_body(request.scope["path"], ApiError(status, sentence), anthropic=is_anthropic)
     return json_response(content, status=status, headers=headers)
 
 

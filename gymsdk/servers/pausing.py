@@ -20,12 +20,12 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk.concurrency import resolve_future, timeout_at
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.openapi import document_endpoint
+from gymsdk.edge.request import json_response, read_json_object
 from gymsdk.errors import Failed
 from gymsdk.once import OnceLogger
 from gymsdk.plugins.calls import pause_deadline
-from gymsdk.servers.app import document_endpoint, read_json_object
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import json_response
 from gymsdk.servers.requests import parse_body
 from gymsdk.servers.shared_memory import SharedPause
 from gymsdk.types import Episode, Item, Model

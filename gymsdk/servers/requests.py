@@ -18,6 +18,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymsdk import errors, tracing
+from gymsdk.edge.app import ID_PATTERN
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
@@ -25,8 +27,6 @@ from gymsdk.line import HOST, ROLLOUT_INDEX, TASK_INDEX, strip_results
 from gymsdk.request_options import RequestOptions
 from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response
 from gymsdk.rollouts.jobs import Job, compute_seed
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import ID_PATTERN
 from gymsdk.types import (
     Budget,
     EndReason,

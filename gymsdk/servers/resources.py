@@ -11,6 +11,12 @@ from weakref import WeakValueDictionary
 from fastapi import FastAPI, Request, Response
 
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
+from gymsdk.edge.app import ServerApp
+from gymsdk.edge.app import create_app as create_base_app
+from gymsdk.edge.cookies import CookieMiddleware, cookie_name
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.openapi import RESPONSE_SCHEMA, build_row_schema, document_endpoint
+from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.environment import Environment
 from gymsdk.episode import JudgedEpisode
 from gymsdk.errors import Unscorable
@@ -27,14 +33,8 @@ from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.request_options import describe_opened
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.app import RESPONSE_SCHEMA, build_row_schema, document_endpoint, read_json_object
-from gymsdk.servers.app import create_app as create_base_app
-from gymsdk.servers.auth import CookieMiddleware, cookie_name
 from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
-from gymsdk.servers.middleware import json_response
-from gymsdk.servers.request_state import get_state
 from gymsdk.servers.requests import (
     ROLLOUT_ID_FIELD,
     CloseRequest,
@@ -45,7 +45,6 @@ from gymsdk.servers.requests import (
     parse_response,
     parse_row_request,
 )
-from gymsdk.servers.routing import ServerApp
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
 from gymsdk.servers.workers import Ownership

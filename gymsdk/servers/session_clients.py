@@ -14,9 +14,8 @@ from typing import Any
 
 from fastapi import Request
 
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import FORWARDED_HEADER
-from gymsdk.servers.request_state import ClientConnection, Scope, get_state
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.request import FORWARDED_HEADER, ClientConnection, Scope, get_state
 from gymsdk.servers.requests import EpisodeId
 
 RETRY_GRACE_SECONDS = 0.5

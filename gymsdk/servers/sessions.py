@@ -18,12 +18,12 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
+from gymsdk.edge.errors import RequestRejected, ServerOverloaded
+from gymsdk.edge.limits import Claims
+from gymsdk.edge.request import Scope, get_state
 from gymsdk.episode import EpisodeRunner, JudgedEpisode, TurnResult
 from gymsdk.errors import EpisodeError
 from gymsdk.memory import EpisodeCounter
-from gymsdk.servers.errors import RequestRejected, ServerOverloaded
-from gymsdk.servers.limits import Claims
-from gymsdk.servers.request_state import Scope, get_state
 from gymsdk.servers.requests import EpisodeId, RowIdentity
 from gymsdk.servers.session_clients import ClosedIds, SessionClient, check_episode
 from gymsdk.types import Episode, Item, Task, ToolCall

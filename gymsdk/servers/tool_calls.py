@@ -16,16 +16,16 @@ from starlette.routing import Route
 
 from gymsdk import tools
 from gymsdk.client import parse_failure, parse_value
+from gymsdk.edge.app import ServerApp
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.openapi import document_endpoint
+from gymsdk.edge.request import json_response, read_body, read_json_object
 from gymsdk.episode import TurnResult
 from gymsdk.errors import EpisodeError, Failed, convert_error
 from gymsdk.http import client
 from gymsdk.http.client import Cookies, HttpResponse
 from gymsdk.jsonl import dump_json, parse_json
-from gymsdk.servers.app import document_endpoint, read_body, read_json_object
-from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.middleware import RESERVED_PATHS, json_response
-from gymsdk.servers.routing import ServerApp
+from gymsdk.servers.episodes import RESERVED_PATHS, EpisodeService
 from gymsdk.servers.sessions import Session
 from gymsdk.tools import CONTENT_PART_TYPES
 from gymsdk.types import Content, Item, Step, ToolCall

@@ -13,18 +13,27 @@ from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
+from gymsdk.edge.app import build_rejection
+from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RequestRejected
+from gymsdk.edge.limits import KEEP_SECONDS
+from gymsdk.edge.request import (
+    FORWARDED_HEADER,
+    App,
+    Receive,
+    Scope,
+    Send,
+    get_state,
+    json_response,
+    read_body,
+    release_body,
+)
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
-from gymsdk.servers.app import build_rejection, read_body
-from gymsdk.servers.errors import CLIENT_CLOSED_REQUEST, RequestRejected
 from gymsdk.servers.forwarding import build_failure_response, forward_request
 from gymsdk.servers.instances import InstanceDirectory
-from gymsdk.servers.limits import KEEP_SECONDS
-from gymsdk.servers.middleware import FORWARDED_HEADER, json_response
 from gymsdk.servers.reports import Instance, Kind
-from gymsdk.servers.request_state import App, Receive, Scope, Send, get_state, release_body
 from gymsdk.servers.shared_memory import SharedMemory
 from gymsdk.types import Item
 

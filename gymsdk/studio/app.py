@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gymsdk import jsonl
+from gymsdk.edge.app import HostCheck
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.pages import LOOPBACK_NAMES
 from gymsdk.line import StoredRollout
@@ -30,7 +31,6 @@ from gymsdk.runs.lenses import LENSES
 from gymsdk.runs.queries import MAX_HITS, MAX_PHRASE_HITS, MAX_ROWS, RunQueries
 from gymsdk.runs.records import list_verdict_names
 from gymsdk.runs.schema import MAX_INTEGER
-from gymsdk.servers.middleware import HostCheck
 from gymsdk.studio.library import Library, OpenRun
 from gymsdk.studio.security import ApiAccess, SecurityHeaders, build_policy, find_inline_scripts
 from gymsdk.types import Item, Row, pair_outputs

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gymsdk.servers.auth import CHALLENGE_HEADERS, UNAUTHORIZED, is_valid_token
+from gymsdk.edge.auth import CHALLENGE_HEADERS, UNAUTHORIZED, is_valid_token
 
 NO_TOKEN = (
     "this viewer needs the token in the address that `gymsdk view` printed; open that address, or send the token as"  # noqa: S105  # a message

@@ -20,6 +20,7 @@ from aiohttp.typedefs import Middleware
 from gymsdk.convert import chat_inbound
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import COUNTING_APIS, INBOUND_APIS, CountingApi
+from gymsdk.edge.errors import STOPPED_ERROR, build_error_body, describe_missing_route
 from gymsdk.errors import Failed, UsageError
 from gymsdk.http import bodies
 from gymsdk.http.pages import PageCheck, allowed_hosts
@@ -27,7 +28,6 @@ from gymsdk.http.tls import is_loopback
 from gymsdk.jsonl import dump_json
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.servers import middleware
 from gymsdk.servers.model import build_model_entry, build_model_list, find_model, is_anthropic_client
 from gymsdk.sockets import Acceptor, raise_open_file_limit
 from gymsdk.testing import token_api
@@ -293,7 +293,7 @@ async def _track_requests(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _build_stopped_response(request: web.Request) -> web.Response:
-    response = _build_route_error(request, middleware.STOPPED_ERROR)
+    response = _build_route_error(request, STOPPED_ERROR)
     response.headers["Retry-After"] = "5"
     return response
 
@@ -306,13 +306,13 @@ async def _convert_route_errors(request: web.Request, handler: Handler) -> web.S
     except web.HTTPRequestEntityTooLarge as error:
         return _build_route_error(request, ApiError(error.status, f"the body exceeds {MAX_BODY_BYTES} bytes"))
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        sentence = middleware.describe_missing_route(request.path, request.method, error.headers.get("Allow"))
+        sentence = describe_missing_route(request.path, request.method, error.headers.get("Allow"))
         return _build_route_error(request, ApiError(error.status, sentence))
 
 
 def _build_route_error(request: web.Request, error: ApiError) -> web.Response:
     is_anthropic = is_anthropic_client(request.headers)
-    return build_json_response(middleware.build_error_body(request.path, error, anthropic=is_anthropic), error.status)
+    return build_json_response(build_error_body(request.path, error, anthropic=is_anthropic), error.status)
 
 
 async def _count_running(answer: Handler, engine: Engine, request: web.Request) -> web.StreamResponse:

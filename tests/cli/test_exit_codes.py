@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from gymsdk.edge.auth import AuthMiddleware
 from gymsdk.servers import head
-from gymsdk.servers.auth import AuthMiddleware
 from tests.servers.nodes import find_free_port, serve_app, serve_head
 
 COMMANDS = [("rollout", "sums", "--limit", "1"), ("status",), ("restart", "sums")]

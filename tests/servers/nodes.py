@@ -20,15 +20,16 @@ import httpx
 from gymsdk import Environment
 from gymsdk.deploy.node import NodeClient, compute_loads
 from gymsdk.deploy.runner import BackgroundTask
+from gymsdk.edge.addresses import bind_socket
+from gymsdk.edge.listener import Listener
+from gymsdk.edge.request import App
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import head, resources
 from gymsdk.servers.forwarding import Peers
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
-from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import LEASE_SECONDS, Service
-from gymsdk.servers.request_state import App
 
 MAX_AGE = 0.05
 SCRIPT = """

@@ -12,15 +12,15 @@ from pydantic import SecretStr
 from gymsdk import Environment
 from gymsdk.config.model import Times
 from gymsdk.deploy.runner import ServerRunner, ServerSpec
+from gymsdk.edge.auth import NO_SECURITY, Security
+from gymsdk.edge.request import App
 from gymsdk.http import client
 from gymsdk.models import registry as models
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
-from gymsdk.servers.auth import NO_SECURITY, Security
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.reports import Kind, Service
-from gymsdk.servers.request_state import App
 from gymsdk.types import AGENT_SUFFIX
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")

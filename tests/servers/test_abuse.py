@@ -16,8 +16,8 @@ import pytest
 from gymsdk import Environment, Task, responses
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
+from gymsdk.edge import request as edge_request
 from gymsdk.http import client as http
-from gymsdk.servers import app as served_app
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 BODY = orjson.dumps(ROW)
@@ -145,7 +145,7 @@ async def test_clients_that_disconnect_break_nothing(running: RunningServers, ca
 async def test_a_body_that_does_not_arrive_times_out(
     running: RunningServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_app, "BODY_RECEIVE_SECONDS", 0.1)
+    monkeypatch.setattr(edge_request, "BODY_RECEIVE_SECONDS", 0.1)
     async with unaffected(running, caplog):
         for path in ("/seed_session", "/increment_counter"):
             assert await send_raw(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]

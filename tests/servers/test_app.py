@@ -11,13 +11,12 @@ import pytest
 from fastapi import Request
 
 from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
+from gymsdk.edge.addresses import bind_socket
+from gymsdk.edge.app import create_app
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
-from gymsdk.servers.app import create_app, read_json_object
-from gymsdk.servers.errors import RequestRejected
-from gymsdk.servers.listener import bind_socket
-from gymsdk.servers.middleware import json_response
-from gymsdk.servers.request_state import get_state
 
 ERRORS = {
     "refused": (RequestRejected(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),

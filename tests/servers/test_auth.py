@@ -18,13 +18,14 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
 from gymsdk.bench import readings, stage
+from gymsdk.edge import auth
+from gymsdk.edge.auth import AuthMiddleware, Security
 from gymsdk.http import client as http
 from gymsdk.models import registry as models
 from gymsdk.rollouts.remote import fetch_servers
-from gymsdk.servers import agent_sessions, auth, head
+from gymsdk.servers import agent_sessions, head
 from gymsdk.servers import model as model_server
 from gymsdk.servers.agent_sessions import OpenAgentSession
-from gymsdk.servers.auth import AuthMiddleware, Security
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.tracing import profile_to_directory
 

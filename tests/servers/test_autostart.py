@@ -15,8 +15,8 @@ from gymsdk.config.model import Deployment, PortRange
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
+from gymsdk.edge.addresses import bind_socket
 from gymsdk.http import client
-from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import Registration, Service
 

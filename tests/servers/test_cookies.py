@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from gymsdk import responses
+from gymsdk.edge.cookies import cookie_name
 from gymsdk.servers import resources
-from gymsdk.servers.auth import cookie_name
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
 COOKIE = "ResourcesServer___counter"

@@ -12,9 +12,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses
+from gymsdk.edge.cookies import parse_instance_id
 from gymsdk.http import client as http
 from gymsdk.servers import instances, resources
-from gymsdk.servers.auth import parse_instance_id
 from gymsdk.servers.forwarding import FORWARDED_HEADER, Peers, _build_url
 
 from .nodes import MAX_AGE, Instance, fetch_nodes, serve_app, serve_balancer, serve_head, wait_until

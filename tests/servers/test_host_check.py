@@ -13,10 +13,10 @@ import pytest
 from gymsdk import Environment, Task, testing
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
+from gymsdk.edge import listener
 from gymsdk.http import client as http
 from gymsdk.http.pages import allowed_hosts
 from gymsdk.models.registry import model
-from gymsdk.servers import connection
 from gymsdk.sockets import MAX_OPEN_FILES, raise_open_file_limit
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -179,7 +179,7 @@ def test_a_server_that_listens_on_all_addresses_accepts_every_name() -> None:
 async def test_a_connection_without_a_request_is_closed(
     running: RunningServers, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(connection, "FIRST_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
     writer.write(sent)
     async with asyncio.timeout(10):
@@ -188,7 +188,7 @@ async def test_a_connection_without_a_request_is_closed(
 
 
 async def test_a_slow_request_is_not_closed_as_idle(running: RunningServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "FIRST_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
     head = b"POST /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{"
     writer.write(head.replace(b"/livez", b"/seed_session"))

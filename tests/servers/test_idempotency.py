@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.limits import ENTRY_OVERHEAD_BYTES, IdempotencyCache
+from gymsdk.edge.limits import ENTRY_OVERHEAD_BYTES, IdempotencyCache
 
 
 class Operation:

@@ -13,9 +13,9 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.config.model import Limits
-from gymsdk.servers import app
-from gymsdk.servers.auth import Security
-from gymsdk.servers.request_state import LARGE_BODY_BYTES, body_budget
+from gymsdk.edge import request
+from gymsdk.edge.auth import Security
+from gymsdk.edge.request import LARGE_BODY_BYTES, body_budget
 
 from .secured import SecuredServers, serve_secured
 
@@ -123,7 +123,7 @@ async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSes
 async def test_a_large_body_without_memory_can_be_sent_again(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "BODY_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(request, "BODY_WAIT_SECONDS", 0.05)
     first = asyncio.ensure_future(client.post("/verify", data=stalled()))
     async with asyncio.timeout(60):
         while not body_budget().used:  # noqa: ASYNC110  # the server receives it in its own time

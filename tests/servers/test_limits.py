@@ -10,9 +10,9 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.config.model import Limits
-from gymsdk.servers import connection
-from gymsdk.servers.auth import Security
-from gymsdk.servers.connection import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
+from gymsdk.edge import listener
+from gymsdk.edge.auth import Security
+from gymsdk.edge.listener import MAX_QUOTA, MAX_QUOTA_BEHIND, Pacer
 
 from .secured import SecuredServers, serve_secured
 
@@ -122,7 +122,7 @@ async def test_a_connection_beyond_the_limit_is_rejected_and_others_continue(ser
 async def test_the_rest_of_an_answered_request_is_not_waited_for_forever(
     servers: SecuredServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "UNREAD_BODY_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "UNREAD_BODY_SECONDS", 0.1)
     reader, writer = await connect(servers)
     writer.write(request("content-length: 4000", path="/nowhere/at/all") + b"{")
     async with asyncio.timeout(30):

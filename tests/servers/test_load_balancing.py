@@ -15,13 +15,13 @@ import httpx
 import pytest
 
 from gymsdk import Environment, Task, load, model, play, responses, router
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client as http
 from gymsdk.http.backoff import Backoff
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent, resources
 from gymsdk.servers.balancing import LoadBalancer, LocalInstance
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.types import ToolCall
 

@@ -20,13 +20,13 @@ from fastapi import FastAPI, Request
 
 from gymsdk import UsageError
 from gymsdk.config.model import LogConfig
+from gymsdk.edge.app import create_app
+from gymsdk.edge.request import json_response
 from gymsdk.http import client as http
 from gymsdk.models.registry import model
 from gymsdk.observability.logging import LogHandler, log_to
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent
-from gymsdk.servers.app import create_app
-from gymsdk.servers.middleware import json_response
 from gymsdk.servers.remote import RemoteEnvironment
 
 from .nodes import wait_until

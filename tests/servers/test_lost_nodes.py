@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.errors import RequestRejected
+from gymsdk.edge.errors import RequestRejected
 
 from .registrations import HERE, MATH, build_exit_registration, build_registration, build_service
 

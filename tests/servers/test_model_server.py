@@ -15,10 +15,11 @@ from openai import AsyncOpenAI
 
 from gymsdk import Failed, model, responses
 from gymsdk.deploy.runner import BackgroundTask
+from gymsdk.edge.addresses import bind_socket
+from gymsdk.edge.listener import Listener
 from gymsdk.responses import build_usage
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
-from gymsdk.servers.listener import Listener, bind_socket
 from gymsdk.types import Episode, Item, Model
 
 from .app_helpers import app_client, serve_app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gymsdk.servers.errors import RequestRejected
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.servers.instances import build_shared_config, choose_services
 from gymsdk.servers.registry import NodeRegistry, check_services
 from gymsdk.servers.reports import MAX_ENTRIES, Exit, Registration

@@ -20,6 +20,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from gymsdk import Environment, ServerClient
+from gymsdk.edge.app import create_app
+from gymsdk.edge.limits import EpisodeSlots
+from gymsdk.edge.request import json_response
 from gymsdk.http import client as http
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.observability.metrics import ServerMetrics
@@ -29,9 +32,6 @@ from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.rollouts.run import Run, RunLimits, execute
 from gymsdk.servers import agent
-from gymsdk.servers.app import create_app
-from gymsdk.servers.limits import EpisodeSlots
-from gymsdk.servers.middleware import json_response
 from gymsdk.types import Episode, Item, Model
 
 from .nodes import fetch_nodes, serve_app, serve_head, wait_until
@@ -237,7 +237,7 @@ class DelayedModel:
 async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.servers.limits.DEFAULT_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("gymsdk.edge.limits.DEFAULT_RETRY_SECONDS", 1.0)
     async with serve_limited_agent(counting, policy("done")) as servers:
         # With a single attempt, the rollout would be lost if a rejection counted as an attempt.
         player = RemotePlayer(AgentClient(ServerClient(servers.head), once=True), attempts=1)
@@ -253,7 +253,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
 async def test_a_run_with_more_rollouts_in_flight_than_its_servers_admit_waits_and_loses_none(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gymsdk.servers.limits.DEFAULT_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("gymsdk.edge.limits.DEFAULT_RETRY_SECONDS", 1.0)
     tasks = tmp_path / "rows.jsonl"
     tasks.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
     async with serve_limited_agent(counting, DelayedModel(policy("done"))) as servers:

@@ -11,10 +11,10 @@ import pytest
 from gymsdk import UsageError
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
+from gymsdk.edge.addresses import bind_socket, socket_port
+from gymsdk.edge.listener import Listener
+from gymsdk.edge.request import Receive, Scope, Send, get_state, json_response
 from gymsdk.http import client as http
-from gymsdk.servers.listener import Listener, bind_socket, socket_port
-from gymsdk.servers.middleware import json_response
-from gymsdk.servers.request_state import Receive, Scope, Send, get_state
 
 
 @pytest.fixture

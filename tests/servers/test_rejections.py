@@ -14,10 +14,10 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.config.model import Limits, LogConfig
+from gymsdk.edge.auth import Security
+from gymsdk.edge.request import REJECTED_ROUTE, RejectionLog
 from gymsdk.observability.logging import log_to
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
-from gymsdk.servers.auth import Security
-from gymsdk.servers.request_state import REJECTED_ROUTE, RejectionLog
 
 from .secured import TOKEN, SecuredServers, serve_secured
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk.servers.errors import RequestRejected
+from gymsdk.edge.errors import RequestRejected
 
 from .registrations import HERE, MATH, build_registration, build_service
 

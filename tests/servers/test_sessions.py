@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from gymsdk.edge.errors import RequestRejected
 from gymsdk.servers import tool_calls
 from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.errors import RequestRejected
 from gymsdk.servers.requests import parse_row_request
 from gymsdk.servers.sessions import SessionStore
 

@@ -19,11 +19,11 @@ import pytest
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import serve
+from gymsdk.edge.auth import Security
 from gymsdk.http import client as http
 from gymsdk.http import tls as trust
 from gymsdk.http.tls import Tls
 from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.servers.auth import Security
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.servers.reports import check_status
 

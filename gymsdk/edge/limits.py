@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from gymsdk.edge.errors import ServerOverloaded
 from gymsdk.memory import EpisodeCounter
-from gymsdk.servers.errors import ServerOverloaded
 
 DEFAULT_RETRY_SECONDS = 5.0
 """`Retry-After` in seconds while no episode has ended yet, so that no rate is known."""

@@ -1,4 +1,4 @@
-"""The state of a request and its server, the log of rejected requests, and the memory for large bodies."""
+"""One request: its state, the memory for its body, the reading of the body, and a watch for the end of the client."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
+
+from fastapi import Request, Response
 
 from gymsdk import tracing
 from gymsdk.config.model import MAX_BODY_BYTES, Limits
+from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RETRY_AFTER_SECONDS, RequestRejected, ServerOverloaded
+from gymsdk.http import bodies
+from gymsdk.jsonl import dump_json
 from gymsdk.memory import get_memory_limit
 from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.types import Item
 
 Scope: TypeAlias = MutableMapping[str, Any]
 
@@ -45,6 +51,21 @@ MEMORY_SHARE = 4
 
 
 _budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, BodyBudget] = WeakKeyDictionary()
+
+BODY_WAIT_SECONDS = 30.0
+"""Seconds that a large body waits for memory that other requests hold."""
+
+
+BODY_RECEIVE_SECONDS = 60.0
+"""Seconds within which a whole body must arrive, so that a client that stops halfway does not keep its connection."""
+
+FORWARDED_HEADER = "x-gymsdk-forwarded"
+"""Header that marks a forwarded request, so that it is not forwarded again."""
+
+
+DISCONNECTED_MESSAGE = "the client disconnected before the response"
+
+T = TypeVar("T")
 
 log = logging.getLogger("gymsdk.requests")
 # Silent until `observability.logging` configures it, which may happen before this module is imported.
@@ -257,3 +278,151 @@ def release_body(state: RequestState) -> None:
 def default_body_budget() -> int:
     """Return a quarter of the memory of the machine, or of the container if its limit is lower."""
     return get_memory_limit() // MEMORY_SHARE
+
+
+async def read_json_object(request: Request) -> Item:
+    """Read a request's JSON object.
+
+    A large body is parsed in a thread, and its size in memory counts against the limit until the request is answered.
+
+    Raises:
+        RequestRejected: The body is not a JSON object, is too large or did not arrive in time.
+    """
+    raw, state = await read_body(request) or b"{}", get_state(request.scope)
+    try:
+        parsed, size = await bodies.loads_with_size(raw, bodies.get_max_values(state.max_body))
+    except bodies.TooComplex as error:
+        raise RequestRejected(413, f"the body cannot be read: {error}") from None
+    except ValueError as error:
+        raise _invalid_body("json_invalid", f"the body is not valid JSON: {error}") from None
+    if len(raw) >= LARGE_BODY_BYTES or size >= HEAVY_BODY_BYTES:
+        body_budget().resize(state, size)
+    if not isinstance(parsed, dict):
+        raise _invalid_body("dict_type", "the body must be a JSON object")
+    return parsed
+
+
+async def read_body(request: Request) -> bytes:
+    """Read a request's body.
+
+    A large body is received only when there is memory for it beside the large bodies of other requests.
+
+    Raises:
+        RequestRejected: The body is too large, compressed or did not arrive in time.
+    """
+    state, length, encoding = get_state(request.scope), None, ""
+    # Starlette would decode all headers to find two.
+    for name, value in request.scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1").strip().lower()
+    if length is not None and length > state.max_body:
+        raise _body_too_large(state)
+    if encoding not in {"", "identity"}:
+        raise RequestRejected(415, f"the body is encoded as {encoding[:40]!r}; send it as plain JSON")
+    if length is not None and length >= LARGE_BODY_BYTES:
+        await _reserve_memory(state, length)
+    if (body := _take_body(state)) is not None:
+        return body
+    try:
+        async with asyncio.timeout(BODY_RECEIVE_SECONDS):
+            return await _receive_body(request, state, is_reserved=length is not None)
+    except TimeoutError:
+        raise RequestRejected(
+            408, f"the body did not arrive within {BODY_RECEIVE_SECONDS:g} seconds; send it again"
+        ) from None
+
+
+def _take_body(state: RequestState) -> bytes | None:
+    """Return the body if all of it has arrived, else `None`; a chunked body has no length in its header."""
+    body = state.connection.take_body(state) if state.connection is not None else None
+    if body is not None:
+        if len(body) > state.max_body:
+            raise _body_too_large(state)
+        state.received = len(body)
+    return body
+
+
+async def _receive_body(request: Request, state: RequestState, *, is_reserved: bool) -> bytes:
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > state.max_body:
+            raise _body_too_large(state)
+        if not is_reserved and len(received) >= LARGE_BODY_BYTES:
+            # Without a content-length, assume the largest size that is allowed.
+            await _reserve_memory(state, state.max_body)
+            is_reserved = True
+    if len(received) >= LARGE_BODY_BYTES:
+        body_budget().resize(state, len(received))
+    state.received = len(received)
+    return bytes(received)
+
+
+async def _reserve_memory(state: RequestState, size: int) -> None:
+    """Wait for memory for a body of `size` bytes; raise `ServerOverloaded` if that takes too long."""
+    max_bytes = state.server.limits.bodies or default_body_budget()
+    try:
+        async with asyncio.timeout(BODY_WAIT_SECONDS):
+            await body_budget().reserve(state, size, max_bytes)
+    except TimeoutError:
+        sentence = "the server has no memory for another large body now; send the request again"
+        raise ServerOverloaded(sentence, retry_after=RETRY_AFTER_SECONDS) from None
+
+
+def _body_too_large(state: RequestState) -> RequestRejected:
+    return RequestRejected(413, f"the body has more than {state.max_body} bytes")
+
+
+def _invalid_body(kind: str, sentence: str) -> RequestRejected:
+    return RequestRejected(422, sentence, shape=[{"type": kind, "loc": ["body"], "msg": sentence}])
+
+
+def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response with `value` as JSON."""
+    return Response(dump_json(value), status_code=status, headers=headers, media_type="application/json")
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and cancel it if the client of `request` disconnects.
+
+    Args:
+        request: The request; its body has been read.
+        work: The coroutine.
+
+    Raises:
+        RequestRejected: The client disconnected.
+    """
+    handler, is_disconnected = asyncio.current_task(), False
+    assert handler is not None, "requests are handled in a task"
+
+    def cancel() -> None:
+        nonlocal is_disconnected
+        is_disconnected = True
+        handler.cancel()
+
+    connection = get_state(request.scope).connection
+    # Without a connection to ask, a task waits for the message that the client has disconnected.
+    watcher = None if connection else asyncio.ensure_future(_call_on_disconnect(request, cancel))
+    if connection is not None and not connection.add_disconnect_callback(cancel):
+        work.close()
+        raise RequestRejected(CLIENT_CLOSED_REQUEST, DISCONNECTED_MESSAGE)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not is_disconnected:
+            raise
+        handler.uncancel()
+        raise RequestRejected(CLIENT_CLOSED_REQUEST, DISCONNECTED_MESSAGE) from None
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+        elif connection is not None:
+            connection.remove_disconnect_callback(cancel)
+
+
+async def _call_on_disconnect(request: Request, callback: Callable[[], object]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    callback()

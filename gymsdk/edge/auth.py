@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
-import secrets
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from gymsdk import credentials
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
-from gymsdk.errors import UsageError
-from gymsdk.http.tls import Tls, is_loopback
-from gymsdk.jsonl import dump_json
-from gymsdk.servers import middleware
-from gymsdk.servers.app import HEALTH_PATHS
-from gymsdk.servers.middleware import json_response
-from gymsdk.servers.reports import INSTANCE_ID_PATTERN, Scheme
-from gymsdk.servers.request_state import (
+from gymsdk.edge.app import HEALTH_PATHS
+from gymsdk.edge.errors import build_error_body
+from gymsdk.edge.request import (
     REJECTED_ROUTE,
     App,
     Receive,
-    RequestState,
     Scope,
     Send,
-    get_state,
+    json_response,
     record_rejection,
 )
+from gymsdk.errors import UsageError
+from gymsdk.http.tls import Tls, is_loopback
+from gymsdk.servers.reports import Scheme
 from gymsdk.types import Item
 
 INSECURE_VARIABLE = "GYMSDK_INSECURE"
@@ -49,15 +43,6 @@ UNAUTHORIZED_MESSAGE = (
 
 HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
 """Load balancers and heads request these paths without a token; such a rejection is counted under its path."""
-
-
-BROKEN_MESSAGE = "the server failed on this request; see its log for details"
-
-UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
-"""Characters that a cookie's name cannot contain."""
-
-TOKEN_PATTERN = re.compile(rf"(?:(?P<instance>{INSTANCE_ID_PATTERN})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
-"""Tokens that name a session, now or in the past; placeholder tokens do not match."""
 
 
 class AuthMiddleware:
@@ -98,7 +83,7 @@ def _strip_scheme(value: bytes) -> bytes:
 def build_unauthorized_body(path: str, *, wrong: bool) -> Item:
     """Build the body of a 401 response in the form of the API at `path`."""
     sentence = UNAUTHORIZED_MESSAGE.format(what="a wrong one" if wrong else "none")
-    return middleware.build_error_body(path, ApiError(UNAUTHORIZED, sentence, code="invalid_api_key"))
+    return build_error_body(path, ApiError(UNAUTHORIZED, sentence, code="invalid_api_key"))
 
 
 def check_exposure(host: str, token: SecretStr | None, *, insecure: bool) -> None:
@@ -127,93 +112,6 @@ def is_insecure_allowed() -> bool:
     if value in {"", "0", "false", "no", "off"}:
         return False
     raise UsageError(f"{INSECURE_VARIABLE} is {value!r}; set it to 1 to allow access without a token, or unset it")
-
-
-def cookie_name(kind: str, name: str) -> str:
-    """Return the name of a server's session cookie, as NeMo Gym's clients expect it.
-
-    Args:
-        kind: The kind of server, for example `ResourcesServer`.
-        name: The server's name.
-    """
-    return f"{kind}___{UNSAFE_CHARACTERS.sub('_', name)}"
-
-
-class CookieMiddleware:
-    """ASGI middleware that reads the session token from the request's cookies and sets it on every response.
-
-    Some clients keep only the cookies of the last response, so errors set the cookie too. A handler changes the session
-    by setting the `token` of the `RequestState`. A client without a session gets a new placeholder token; unknown
-    tokens are never adopted.
-
-    Args:
-        app: The app.
-        name: The cookie's name.
-        has_session: Returns whether a token has a session.
-        max_age: Seconds that the client keeps the cookie.
-    """
-
-    def __init__(self, app: App, name: str, has_session: Callable[[str], bool], max_age: float) -> None:
-        self._app = app
-        self._name = name
-        self._known = has_session
-        self._attributes = f"Path=/; Max-Age={max(1, round(max_age))}; HttpOnly; SameSite=lax"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = get_state(scope)
-        tokens = list(tokens_in_request(scope, self._name))
-        state.token = next(filter(self._known, tokens), None)
-        state.is_lost = state.token is None and any(map(TOKEN_PATTERN.fullmatch, tokens))
-        has_started = False
-
-        async def send_with_cookie(message: MutableMapping[str, Any]) -> None:
-            nonlocal has_started
-            if message["type"] == "http.response.start":
-                has_started = True
-                # The response of another worker has the cookie of its session already.
-                if not state.is_forwarded:
-                    message["headers"] = [*message["headers"], (b"set-cookie", self._build_cookie(state))]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_cookie)
-        except Exception:
-            if not has_started:
-                await _send_broken(send_with_cookie)
-            # A bug in the server: uvicorn logs the traceback.
-            raise
-
-    def _build_cookie(self, state: RequestState) -> bytes:
-        token = state.token
-        if token is None or not self._known(token):
-            token = f"{'lost' if state.is_lost and token is None else 'none'}.{secrets.token_urlsafe(24)}"
-        return f"{self._name}={token}; {self._attributes}".encode()
-
-
-def tokens_in_request(scope: Scope, cookie: str) -> Iterator[str]:
-    """Yield the values of a cookie in a request."""
-    for header, value in scope["headers"]:
-        if header == b"cookie":
-            for pair in value.decode("latin-1").split(";"):
-                name, _, token = pair.strip().partition("=")
-                if name == cookie:
-                    yield token.strip('"')
-
-
-def parse_instance_id(token: str) -> str | None:
-    """Return the id of the instance that has the token's session, or `None` if the token does not name one."""
-    match = TOKEN_PATTERN.fullmatch(token)
-    return match["instance"] if match else None
-
-
-async def _send_broken(send: Send) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 500, "headers": headers})
-    await send({"type": "http.response.body", "body": dump_json({"detail": BROKEN_MESSAGE})})
 
 
 class Security(BaseModel):

@@ -1,0 +1,96 @@
+"""The error responses of servers: exceptions, and bodies in the form of the API of a path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gymsdk.convert import api
+from gymsdk.convert.anthropic import build_error
+from gymsdk.convert.api import ApiError
+from gymsdk.http.client import NOT_STARTED_HEADER
+from gymsdk.types import Item
+
+RETRY_AFTER_SECONDS = 1.0
+"""Default of the `Retry-After` header, in seconds."""
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status recorded for a request whose client disconnected before the response (nginx's convention)."""
+
+
+class RequestRejected(Exception):
+    """An error response to a request.
+
+    Args:
+        status: The HTTP status.
+        sentence: The reason, for the `detail` of the body.
+        retry_after: Seconds for the `Retry-After` header.
+        fields: More keys of the body. `shape` replaces the sentence as `detail`.
+    """
+
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, status: int, sentence: str, *, retry_after: float | None = None, **fields: Any) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.retry_after = retry_after
+        self.fields = fields
+
+
+class ServerOverloaded(RequestRejected):
+    """The server is full and did not start the request, so the client can send it again safely.
+
+    Args:
+        sentence: The message: which limit is reached, and what the client can do.
+        retry_after: Seconds after which a place is likely to be free.
+    """
+
+    headers = MappingProxyType({NOT_STARTED_HEADER: "1"})
+
+    def __init__(self, sentence: str, *, retry_after: float) -> None:
+        super().__init__(503, sentence, retry_after=retry_after, stage="admission", kind="too_many", retryable=True)
+
+
+STOPPED_ERROR = ApiError(
+    503, "the server has been stopped; send the request again when it is back", code="server_stopped"
+)
+"""Returned to requests that are running when the server stops."""
+
+
+def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> Item:
+    """Build the error body for a request in the form that the clients of the path expect.
+
+    Below `/v1/` that is the form of the path's API. Where the path names no API, it is Anthropic's form for Anthropic's
+    clients and OpenAI's for all others.
+
+    Args:
+        path: The request's path.
+        error: The error.
+        anthropic: Whether the request comes from a client of Anthropic's API.
+    """
+    endpoint = re.sub(r"^/ng-rollout/.*?(?=/v1/)", "", path)
+    if endpoint == "/v1/messages" or endpoint.startswith("/v1/messages/"):
+        return build_error(error)
+    if not endpoint.startswith("/v1/"):
+        return {"detail": error.message}
+    return build_error(error) if anthropic and not _is_openai_path(endpoint) else api.build_error(error)
+
+
+def _is_openai_path(path: str) -> bool:
+    return path.startswith(("/v1/chat/", "/v1/completions", "/v1/responses"))
+
+
+def describe_missing_route(path: str, method: str, allowed: str | None) -> str:
+    """Describe why `method` at `path` has no endpoint; `allowed` are the methods that the path has."""
+    if allowed:
+        return f"{path} does not accept {method}; use {allowed.replace(',', ' or ')}"
+    if path.startswith("/ng-rollout/"):
+        return (
+            f"{path} does not exist; write /ng-rollout/ID/v1 or /ng-rollout/ID/training-token-capture/v1, where ID has"
+            " at most 200 letters, digits and . _ -, and begins with a letter or digit"
+        )
+    return (
+        f"{path} does not exist; this server has /v1/responses, /v1/chat/completions, /v1/completions and /v1/messages"
+    )
