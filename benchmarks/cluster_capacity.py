@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gymsdk.cluster.reports import LEASE_SECONDS, HeadSnapshot, Registration, Service
 from gymsdk.http import client
 from gymsdk.router import Router
-from gymsdk.servers.reports import LEASE_SECONDS, HeadSnapshot, Registration, Service
 
 TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = {

@@ -18,7 +18,7 @@ from migration.workspace import COMMANDS
 from namespaces import Network, connect_machines
 
 from gymsdk import load
-from gymsdk.servers.reports import LEASE_SECONDS
+from gymsdk.cluster.reports import LEASE_SECONDS
 
 COORDINATOR, FIRST, SECOND, CLIENT = 1, 2, 3, 9
 HEAD = "http://10.77.0.1:11000"

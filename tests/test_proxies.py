@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from gymsdk.cluster.reports import check_status
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import NO_RETRY
 from gymsdk.http.proxies import find_proxy
 from gymsdk.models.registry import model
-from gymsdk.servers.reports import check_status
 
 OPENSSL = shutil.which("openssl")
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")

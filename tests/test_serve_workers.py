@@ -22,6 +22,8 @@ from deployed import Run, get_nodes, run_command, serving, wait_until
 from servers.test_tls import OPENSSL, issue_certificate
 
 from gymsdk.bench.stage import join_servers
+from gymsdk.cluster.forwarding import FORWARDED_HEADER
+from gymsdk.cluster.shared_memory import SECRET_START, SHARED_BYTES
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import plan_servers
 from gymsdk.deploy.workers import serve_with_workers
@@ -29,8 +31,6 @@ from gymsdk.edge.auth import NO_SECURITY
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client as http
 from gymsdk.observability.metrics import parse_samples
-from gymsdk.servers.forwarding import FORWARDED_HEADER
-from gymsdk.servers.shared_memory import SECRET_START, SHARED_BYTES
 
 COUNTING = Path(__file__).parent.parent / "benchmarks" / "counting"
 """A folder with the installed environment `counting`."""

@@ -9,13 +9,13 @@ import pytest
 
 from gymsdk import UsageError
 from gymsdk.cli.deployment import build_deployment
+from gymsdk.cluster.reports import MAX_ENTRIES, Service
 from gymsdk.config.model import AgentServerConfig, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.config.yaml import Place
 from gymsdk.deploy import plan, process
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.edge.auth import NO_SECURITY
-from gymsdk.servers.reports import MAX_ENTRIES, Service
 
 PLAYER = ModelServerConfig(name="scripted/oracle")
 MATH = ["math", "math_simple_agent", "math_environment_server"]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gymsdk import config, console
+from gymsdk.cluster.reports import build_url
 from gymsdk.credentials import TOKEN_FILE_VARIABLE
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.tls import get_reachable_host
-from gymsdk.servers.reports import build_url
 from gymsdk.working_folder import keep_working_folder
 
 RUN_USAGE = (

@@ -19,13 +19,13 @@ from pydantic import SecretStr
 
 from gymsdk import credentials
 from gymsdk.client import ServerClient
+from gymsdk.cluster.reports import build_url
 from gymsdk.config.model import Deployment
 from gymsdk.deploy import preflight, process_guard
 from gymsdk.deploy.supervisor import describe_exit
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
-from gymsdk.servers.reports import build_url
 
 STOP_SECONDS = 12.0
 """Seconds that the servers get to stop before they are killed."""

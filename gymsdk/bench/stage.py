@@ -20,11 +20,11 @@ import orjson
 
 from gymsdk.bench.processes import MemoryMeasure, choose_memory_measure, is_running, measure_process
 from gymsdk.bench.readings import LOCAL_HOSTS
+from gymsdk.cluster.reports import Instance
+from gymsdk.cluster.status import fetch_nodes
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.interpreter import build_module_command
-from gymsdk.observability.status import fetch_nodes
 from gymsdk.rollouts.remote import HeadServers, fetch_servers
-from gymsdk.servers.reports import Instance
 
 READY_SECONDS = 120.0
 """Seconds a child process may take until it is ready."""

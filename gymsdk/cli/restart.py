@@ -13,7 +13,7 @@ from gymsdk.rollouts.settings import Servers
 from gymsdk.settings import LIMITS
 
 if TYPE_CHECKING:
-    from gymsdk.servers.reports import HeadSnapshot, RestartReply
+    from gymsdk.cluster.reports import HeadSnapshot, RestartReply
 
 POLL_SECONDS = 0.25
 """Seconds between two requests that check whether the new server answers."""
@@ -104,7 +104,7 @@ async def _request_restart(head: str, path: str) -> RestartReply:
     """Request the restart. A head that has just started may not know the supervisors yet, so retry until it does."""
     import asyncio
 
-    from gymsdk.servers.reports import RestartReply
+    from gymsdk.cluster.reports import RestartReply
 
     while True:
         settled = (await _request_head("GET", head, "/nodes")).get("settled", True)
@@ -118,7 +118,7 @@ async def _request_restart(head: str, path: str) -> RestartReply:
 
 async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply) -> bool:
     """Return whether every stopping instance of *name* is gone and as many new ones answer."""
-    from gymsdk.servers.reports import HEAD_NODE_ID, HeadSnapshot
+    from gymsdk.cluster.reports import HEAD_NODE_ID, HeadSnapshot
 
     try:
         now = HeadSnapshot.model_validate(await _request_head("GET", head, "/nodes"))

@@ -23,8 +23,8 @@ from gymsdk.rollouts.settings import Policy
 from gymsdk.settings import MODEL, OUTPUT, RUN, Flag
 
 if TYPE_CHECKING:
+    from gymsdk.cluster.reports import Service
     from gymsdk.environment import Environment
-    from gymsdk.servers.reports import Service
     from gymsdk.types import Model, Rollout, Row
 
 SERVER_LABELS = {

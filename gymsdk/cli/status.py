@@ -17,7 +17,7 @@ from gymsdk.rollouts.settings import Servers
 from gymsdk.settings import OUTPUT
 
 if TYPE_CHECKING:
-    from gymsdk.observability.status import ServerStatus, StatusReport
+    from gymsdk.cluster.status import ServerStatus, StatusReport
 
 REFRESH_SECONDS = 2.0
 """Seconds between two refreshes of --watch."""
@@ -68,8 +68,8 @@ class _StatusPrinter:
 
     async def print_once(self) -> None:
         from gymsdk.client import DEFAULT_HEAD_URL
+        from gymsdk.cluster.status import fetch_status
         from gymsdk.http import client
-        from gymsdk.observability.status import fetch_status
 
         try:
             result = await fetch_status(self._head or DEFAULT_HEAD_URL)

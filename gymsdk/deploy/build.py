@@ -12,6 +12,13 @@ from typing import Any, TypeAlias
 from pydantic import SecretStr, ValidationError
 
 from gymsdk import credentials
+from gymsdk.cluster import front
+from gymsdk.cluster.balancing import LoadBalancer, LocalInstance
+from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
+from gymsdk.cluster.forwarding import Peers
+from gymsdk.cluster.reports import HeadSnapshot, Load, Service
+from gymsdk.cluster.shared_memory import SharedMemory, SharedPause
+from gymsdk.cluster.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.config.model import (
     AGENTS,
     DEFAULT_TURNS,
@@ -39,18 +46,12 @@ from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS
 from gymsdk.models.registry import ReferencedModel
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.plugins import registry
-from gymsdk.servers import agent, front, resources
+from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
-from gymsdk.servers.balancing import LoadBalancer, LocalInstance
 from gymsdk.servers.capture import CapturingModel, TokenCapturingModel
-from gymsdk.servers.forwarding import Peers
-from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.pausing import PausableModel
 from gymsdk.servers.remote import RemoteEnvironment, RemoteModel
-from gymsdk.servers.reports import HeadSnapshot, Load, Service
-from gymsdk.servers.shared_memory import SharedMemory, SharedPause
-from gymsdk.servers.workers import Ownership, Siblings, WorkerMiddleware
 from gymsdk.testing import oracle
 from gymsdk.tokens.capture import TokenCaptureFolder
 from gymsdk.types import Budget, Model

@@ -8,13 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from gymsdk.client import parse_value
-from gymsdk.errors import Failed, GymsdkError
-from gymsdk.http import client
-from gymsdk.http.backoff import add_jitter
-from gymsdk.http.client import HttpResponse
-from gymsdk.http.tls import redact_url
-from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.servers.instances import (
+from gymsdk.cluster.directory import (
     JOIN_SECONDS,
     REQUEST_SECONDS,
     SERVER_ERROR,
@@ -23,7 +17,13 @@ from gymsdk.servers.instances import (
     auth_headers,
     join_error,
 )
-from gymsdk.servers.reports import LEASE_SECONDS, Exit, Load, Registration, Service
+from gymsdk.cluster.reports import LEASE_SECONDS, Exit, Load, Registration, Service
+from gymsdk.errors import Failed, GymsdkError
+from gymsdk.http import client
+from gymsdk.http.backoff import add_jitter
+from gymsdk.http.client import HttpResponse
+from gymsdk.http.tls import redact_url
+from gymsdk.observability.metrics import ServerMetrics
 
 LEAVE_SECONDS = 2.0
 """The time limit in seconds for leaving the head."""

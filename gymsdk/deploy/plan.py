@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import SecretStr
 
 from gymsdk import credentials
+from gymsdk.cluster.reports import Service
 from gymsdk.config.model import (
     AGENTS,
     ENVIRONMENTS,
@@ -33,7 +34,6 @@ from gymsdk.edge.addresses import bind_socket_in_range, is_local_host
 from gymsdk.edge.auth import Security
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
 from gymsdk.servers.environment import NAME_SUFFIX
-from gymsdk.servers.reports import Service
 from gymsdk.types import AGENT_SUFFIX
 
 if TYPE_CHECKING:

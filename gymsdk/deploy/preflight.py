@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 
+from gymsdk.cluster.shared_memory import MAX_PAUSES
 from gymsdk.config.model import MODELS, Deployment, ServerConfig
 from gymsdk.config.read import find_port_errors
 from gymsdk.deploy import plan, vllm_command
@@ -14,7 +15,6 @@ from gymsdk.deploy.process import choose_models, plan_servers, select_servers_he
 from gymsdk.deploy.programs import split_programs
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.errors import UsageError
-from gymsdk.servers.shared_memory import MAX_PAUSES
 
 FUTURE_ENGINE_URL = "http://127.0.0.1:9/v1"
 """A placeholder for the address of a vLLM server before its start."""

@@ -16,6 +16,8 @@ from typing import Any
 
 from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
+from gymsdk.cluster.directory import ROUTES_KEY, bind_head
+from gymsdk.cluster.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.config.fields import RAY_DASHBOARD_KEY, TOKEN_CAPTURE_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, RAY_ADDRESS_KEY, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
@@ -31,8 +33,6 @@ from gymsdk.errors import BrokenPlugin, UsageError, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS, redact_url
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
-from gymsdk.servers.instances import ROUTES_KEY, bind_head
-from gymsdk.servers.reports import MAX_ENTRIES, Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
 from gymsdk.workers.offload import DEFAULT_EXECUTOR, set_default_executor

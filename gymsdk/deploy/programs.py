@@ -26,6 +26,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import credentials
+from gymsdk.cluster.directory import Headers
+from gymsdk.cluster.reports import Exit, Service
 from gymsdk.config.model import RESOURCES, SERVER_KINDS, Deployment, Role, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import NodeClient
@@ -37,8 +39,6 @@ from gymsdk.interpreter import build_module_command, build_program_command, get_
 from gymsdk.locks import hold_lock
 from gymsdk.plugins.registry import installed
 from gymsdk.servers.head import build_block
-from gymsdk.servers.instances import Headers
-from gymsdk.servers.reports import Exit, Service
 from gymsdk.working_folder import get_working_folder, resolve_path
 
 PYTHON_KEY = "python"

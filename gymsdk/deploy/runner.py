@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from gymsdk import credentials
+from gymsdk.cluster.registry import NodeRegistry
+from gymsdk.cluster.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
 from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
@@ -27,8 +29,6 @@ from gymsdk.edge.listener import Listener
 from gymsdk.edge.request import App
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
-from gymsdk.servers.registry import NodeRegistry
-from gymsdk.servers.reports import LEASE_SECONDS, Load, Scheme, Service, build_url, check_status
 from gymsdk.sockets import raise_open_file_limit
 from gymsdk.types import Item
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from gymsdk import credentials
+from gymsdk.cluster.reports import HEAD_NODE_ID, Service, build_url, check_status
 from gymsdk.config.model import AGENTS, ENVIRONMENTS, Deployment, ServerConfig
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.distributor import ConnectionDistributor
@@ -23,7 +24,6 @@ from gymsdk.edge.auth import Security
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
 from gymsdk.interpreter import build_module_command
-from gymsdk.servers.reports import HEAD_NODE_ID, Service, build_url, check_status
 
 MAX_START_ATTEMPTS = 3
 """How often a process may exit before it is ready for the first time."""

@@ -14,11 +14,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from gymsdk.cluster.reports import Exit
 from gymsdk.deploy import process_guard
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http.backoff import Backoff
 from gymsdk.observability.logging import LogRelay, read_lines
-from gymsdk.servers.reports import Exit
 
 RESTART_BACKOFF = Backoff(first=0.1, longest=10.0)
 """The delays before the supervisor restarts a process that exited."""

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from pydantic import SecretStr
 
+from gymsdk.cluster.reports import Exit
 from gymsdk.deploy import vllm_command
 from gymsdk.deploy.supervisor import USAGE_EXIT_CODE, ProcessSpec, Supervisor, describe_exit
 from gymsdk.deploy.vllm_command import Launch
@@ -23,7 +24,6 @@ from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.interpreter import SAFE_PATH
-from gymsdk.servers.reports import Exit
 
 MAX_KEPT_LINES = 2000
 """How many lines of output are kept: the cause of an exit is well before the last line."""

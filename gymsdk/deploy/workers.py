@@ -10,6 +10,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from gymsdk.cluster.reports import HEAD_NODE_ID
+from gymsdk.cluster.shared_memory import create_shared_file
 from gymsdk.config.model import WORKER_PREFIX, Deployment, Limits, ServerConfig, WorkerConfig
 from gymsdk.deploy.distributor import ConnectionDistributor, WorkerChannel
 from gymsdk.deploy.supervised import (
@@ -27,8 +29,6 @@ from gymsdk.edge.addresses import socket_port
 from gymsdk.edge.auth import Security
 from gymsdk.edge.request import default_body_budget
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.servers.reports import HEAD_NODE_ID
-from gymsdk.servers.shared_memory import create_shared_file
 from gymsdk.sockets import raise_open_file_limit
 
 

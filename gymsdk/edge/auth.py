@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from gymsdk import credentials
+from gymsdk.cluster.reports import Scheme
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.edge.app import HEALTH_PATHS
@@ -24,7 +25,6 @@ from gymsdk.edge.request import (
 )
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import Tls, is_loopback
-from gymsdk.servers.reports import Scheme
 from gymsdk.types import Item
 
 INSECURE_VARIABLE = "GYMSDK_INSECURE"

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
+from gymsdk.cluster.reports import INSTANCE_ID_PATTERN
 from gymsdk.edge.request import (
     App,
     Receive,
@@ -16,7 +17,6 @@ from gymsdk.edge.request import (
     get_state,
 )
 from gymsdk.jsonl import dump_json
-from gymsdk.servers.reports import INSTANCE_ID_PATTERN
 
 BROKEN_MESSAGE = "the server failed on this request; see its log for details"
 

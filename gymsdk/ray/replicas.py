@@ -26,6 +26,7 @@ from pydantic import SecretStr
 from ray.exceptions import RayActorError, RayError
 
 from gymsdk import credentials
+from gymsdk.cluster.reports import build_url
 from gymsdk.concurrency import run_event_loop
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import serve, use_offload
@@ -44,7 +45,6 @@ from gymsdk.ray.placement import (
     has_free_room,
     list_room,
 )
-from gymsdk.servers.reports import build_url
 from gymsdk.workers.resource_waits import GRADINGS, REPLICAS, ResourceWait, resource_waits
 
 START_SECONDS = 180.0

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, tools
+from gymsdk.cluster.forwarding import ForwardingMiddleware, Peers
+from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.app import ServerApp
 from gymsdk.edge.app import create_app as create_base_app
@@ -30,7 +32,6 @@ from gymsdk.responses import fill_usage_details
 from gymsdk.servers import agent_sessions
 from gymsdk.servers.agent_sessions import AgentSession, CloseAgentSession, OpenAgentSession
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.requests import (
     NUMBERED_ROLLOUT_PATTERN,
     RowRequest,
@@ -43,7 +44,6 @@ from gymsdk.servers.requests import (
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import SessionStore
 from gymsdk.servers.tool_calls import SessionConnection, call_tool
-from gymsdk.servers.workers import Ownership
 from gymsdk.tokens.history import mask_untrainable
 from gymsdk.types import (
     AGENT_SUFFIX,

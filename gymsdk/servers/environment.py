@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk import tracing
+from gymsdk.cluster.workers import Ownership
 from gymsdk.edge.app import create_app as create_base_app
 from gymsdk.edge.errors import RequestRejected, ServerOverloaded
 from gymsdk.edge.openapi import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, document_endpoint
@@ -25,7 +26,6 @@ from gymsdk.rollouts.trajectory import build_observations, build_trajectory, get
 from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, RolloutFailed, RunService
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
 from gymsdk.servers.session_clients import check_rollout_path
-from gymsdk.servers.workers import Ownership
 from gymsdk.types import Budget, Failure, Item, Model, Playable, Rollout, Row
 
 MAX_FAILURE_CHARS = 2000

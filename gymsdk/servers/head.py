@@ -12,19 +12,10 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from gymsdk.config.fields import RAY_DASHBOARD_KEY
-from gymsdk.config.model import RAY_ADDRESS_KEY
-from gymsdk.edge.app import create_app as create_base_app
-from gymsdk.edge.errors import RequestRejected
-from gymsdk.edge.openapi import document_endpoint
-from gymsdk.edge.request import json_response, read_json_object
-from gymsdk.http.tls import WILDCARD_HOSTS
-from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
-from gymsdk.observability.status import add_server_metrics
-from gymsdk.servers import registry
-from gymsdk.servers.instances import ROUTES_KEY, build_shared_config, choose_services
-from gymsdk.servers.registry import LostNode, Node, NodeRegistry
-from gymsdk.servers.reports import (
+from gymsdk.cluster import registry
+from gymsdk.cluster.directory import ROUTES_KEY, build_shared_config, choose_services
+from gymsdk.cluster.registry import LostNode, Node, NodeRegistry
+from gymsdk.cluster.reports import (
     Exit,
     HeadSnapshot,
     HealthMonitor,
@@ -37,6 +28,15 @@ from gymsdk.servers.reports import (
     Status,
     check_status,
 )
+from gymsdk.cluster.status import add_server_metrics
+from gymsdk.config.fields import RAY_DASHBOARD_KEY
+from gymsdk.config.model import RAY_ADDRESS_KEY
+from gymsdk.edge.app import create_app as create_base_app
+from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.openapi import document_endpoint
+from gymsdk.edge.request import json_response, read_json_object
+from gymsdk.http.tls import WILDCARD_HOSTS
+from gymsdk.observability.metrics import ServerMetrics, add_wait_metrics
 from gymsdk.servers.requests import parse_body
 from gymsdk.types import Item
 from gymsdk.workers.resource_waits import REPLICAS

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.cluster.shared_memory import SharedPause
 from gymsdk.concurrency import resolve_future, timeout_at
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.edge.openapi import document_endpoint
@@ -27,7 +28,6 @@ from gymsdk.errors import Failed
 from gymsdk.once import OnceLogger
 from gymsdk.plugins.calls import pause_deadline
 from gymsdk.servers.requests import parse_body
-from gymsdk.servers.shared_memory import SharedPause
 from gymsdk.types import Episode, Item, Model
 
 CUT_SECONDS = 10.0

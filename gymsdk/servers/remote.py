@@ -14,6 +14,17 @@ from pydantic import ConfigDict, SecretStr, ValidationError
 
 from gymsdk import credentials, errors, responses, tracing
 from gymsdk.client import build_bad_answer_error, build_failure, parse_failure, parse_object, parse_value, parse_verdict
+from gymsdk.cluster.directory import (
+    LOOK_INTERVAL_SECONDS,
+    RECHECK_SECONDS,
+    RECONNECT_SECONDS,
+    WATCH_SECONDS,
+    InstanceDirectory,
+    InstanceGone,
+    auth_headers,
+    wait_while_alive,
+)
+from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.config.model import POLICY_SERVER
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.edge.app import ID_PATTERN
@@ -25,17 +36,6 @@ from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
 from gymsdk.request_options import OpenedEpisode, RequestOptions
 from gymsdk.router import ReplicaClient, get_sticky_key
-from gymsdk.servers.instances import (
-    LOOK_INTERVAL_SECONDS,
-    RECHECK_SECONDS,
-    RECONNECT_SECONDS,
-    WATCH_SECONDS,
-    InstanceDirectory,
-    InstanceGone,
-    auth_headers,
-    wait_while_alive,
-)
-from gymsdk.servers.reports import Instance, Kind
 from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_tool
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 

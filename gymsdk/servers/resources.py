@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
 
+from gymsdk.cluster.forwarding import ForwardingMiddleware, Peers
+from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.app import ServerApp
 from gymsdk.edge.app import create_app as create_base_app
@@ -34,7 +36,6 @@ from gymsdk.request_options import describe_opened
 from gymsdk.servers import gymnasium, tool_calls
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
 from gymsdk.servers.requests import (
     ROLLOUT_ID_FIELD,
     CloseRequest,
@@ -47,7 +48,6 @@ from gymsdk.servers.requests import (
 )
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
-from gymsdk.servers.workers import Ownership
 from gymsdk.types import UNMASKED_FIELDS, Budget, Item, Row
 from gymsdk.workers.offload import count_waiting_calls
 from gymsdk.workers.resource_waits import GRADINGS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gymsdk.bench.stage import SERVERS, label_processes
-from gymsdk.servers.reports import Instance
+from gymsdk.cluster.reports import Instance
 
 
 def build_instance(name: str, pid: int, process: str = "") -> Instance:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gymsdk.cluster.reports import Service
 from gymsdk.deploy.node import NodeClient
 from gymsdk.http import client
 from gymsdk.servers import head
-from gymsdk.servers.reports import Service
 from tests.servers.nodes import fetch_nodes, run_node, serve_app, serve_head
 
 

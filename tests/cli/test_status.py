@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from gymsdk.cli.status import format_status
-from gymsdk.observability.status import ServerStatus, StatusReport
+from gymsdk.cluster.status import ServerStatus, StatusReport
 
 Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 

@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import Environment
+from gymsdk.cluster.registry import NodeRegistry
 from gymsdk.servers import resources
-from gymsdk.servers.registry import NodeRegistry
 
 from . import app_helpers
 

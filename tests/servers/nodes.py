@@ -18,6 +18,10 @@ from typing import Any
 import httpx
 
 from gymsdk import Environment
+from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
+from gymsdk.cluster.forwarding import Peers
+from gymsdk.cluster.registry import NodeRegistry
+from gymsdk.cluster.reports import LEASE_SECONDS, Service
 from gymsdk.deploy.node import NodeClient, compute_loads
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.edge.addresses import bind_socket
@@ -26,10 +30,6 @@ from gymsdk.edge.request import App
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics, parse_samples
 from gymsdk.servers import head, resources
-from gymsdk.servers.forwarding import Peers
-from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
-from gymsdk.servers.registry import NodeRegistry
-from gymsdk.servers.reports import LEASE_SECONDS, Service
 
 MAX_AGE = 0.05
 SCRIPT = """

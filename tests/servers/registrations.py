@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymsdk.servers.reports import Exit, Registration, Service
+from gymsdk.cluster.reports import Exit, Registration, Service
 
 MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
 HERE = "10.0.0.7"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from gymsdk import Environment
+from gymsdk.cluster.reports import Kind, Service
 from gymsdk.config.model import Times
 from gymsdk.deploy.runner import ServerRunner, ServerSpec
 from gymsdk.edge.auth import NO_SECURITY, Security
@@ -20,7 +21,6 @@ from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
 from gymsdk.servers.remote import RemoteEnvironment
-from gymsdk.servers.reports import Kind, Service
 from gymsdk.types import AGENT_SUFFIX
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")

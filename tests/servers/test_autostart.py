@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import pytest
 
 from gymsdk import GymsdkError, UsageError
+from gymsdk.cluster.registry import NodeRegistry
+from gymsdk.cluster.reports import Registration, Service
 from gymsdk.config.model import Deployment, PortRange
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.http import client
-from gymsdk.servers.registry import NodeRegistry
-from gymsdk.servers.reports import Registration, Service
 
 from .nodes import fetch_nodes, wait_until
 

@@ -12,10 +12,11 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses
+from gymsdk.cluster import directory
+from gymsdk.cluster.forwarding import FORWARDED_HEADER, Peers, _build_url
 from gymsdk.edge.cookies import parse_instance_id
 from gymsdk.http import client as http
-from gymsdk.servers import instances, resources
-from gymsdk.servers.forwarding import FORWARDED_HEADER, Peers, _build_url
+from gymsdk.servers import resources
 
 from .nodes import MAX_AGE, Instance, fetch_nodes, serve_app, serve_balancer, serve_head, wait_until
 
@@ -350,7 +351,7 @@ async def test_repeated_headers_are_joined_and_hop_by_hop_headers_removed(counte
 
 @pytest.mark.slow
 async def test_an_instance_that_disappears_during_a_request_is_not_waited_for(counter, monkeypatch):
-    monkeypatch.setattr(instances, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(directory, "PROBE_SECONDS", 0.1)
     is_running = True
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from gymsdk.cluster.reports import Service, check_status
 from gymsdk.servers import head
-from gymsdk.servers.reports import Service, check_status
 
 SERVICES = (
     Service(

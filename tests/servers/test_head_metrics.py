@@ -11,13 +11,13 @@ import httpx
 import pytest
 import yaml
 
+from gymsdk.cluster.reports import Exit, Service
+from gymsdk.cluster.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS
 from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import Sample, ServerMetrics, parse_samples
-from gymsdk.observability.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS
-from gymsdk.servers.reports import Exit, Service
 
 from .nodes import run_node, serve_head, wait_until
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import yaml
 
+from gymsdk.cluster.reports import Exit, HealthMonitor, Load, Service
 from gymsdk.servers import head
-from gymsdk.servers.reports import Exit, HealthMonitor, Load, Service
 
 from .nodes import metric, serve_app
 

@@ -13,12 +13,12 @@ import orjson
 import pytest
 
 from gymsdk import Environment, Model, load, model, play
+from gymsdk.cluster.balancing import LoadBalancer
+from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.http import client as http
 from gymsdk.line import build_line
 from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 from gymsdk.servers import agent, environment, resources
-from gymsdk.servers.balancing import LoadBalancer
-from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import UNMASKED_FIELDS, Playable, Row
 

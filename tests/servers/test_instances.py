@@ -9,11 +9,11 @@ import time
 import pytest
 from fastapi import FastAPI
 
+from gymsdk.cluster import directory as waiting
+from gymsdk.cluster.directory import InstanceDirectory
+from gymsdk.cluster.reports import HeadSnapshot, Instance
 from gymsdk.errors import Failed
 from gymsdk.http import client
-from gymsdk.servers import instances as waiting
-from gymsdk.servers.instances import InstanceDirectory
-from gymsdk.servers.reports import HeadSnapshot, Instance
 
 from .nodes import find_free_port, serve_app, wait_until
 

@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from gymsdk import Environment, Task, load, model, play, responses, router
+from gymsdk.cluster.balancing import LoadBalancer, LocalInstance
+from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client as http
 from gymsdk.http.backoff import Backoff
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent, resources
-from gymsdk.servers.balancing import LoadBalancer, LocalInstance
-from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.types import ToolCall
 
 from .app_helpers import app_client

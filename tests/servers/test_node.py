@@ -12,12 +12,12 @@ import time
 import pytest
 from fastapi import FastAPI
 
+from gymsdk.cluster.directory import HeadWait, bind_head
+from gymsdk.cluster.reports import Exit, Service
 from gymsdk.deploy.node import NodeClient
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.errors import GymsdkError
 from gymsdk.http import client
-from gymsdk.servers.instances import HeadWait, bind_head
-from gymsdk.servers.reports import Exit, Service
 
 from .nodes import fetch_nodes, find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from gymsdk.cluster.directory import build_shared_config, choose_services
+from gymsdk.cluster.registry import NodeRegistry, check_services
+from gymsdk.cluster.reports import MAX_ENTRIES, Exit, Registration
 from gymsdk.edge.errors import RequestRejected
-from gymsdk.servers.instances import build_shared_config, choose_services
-from gymsdk.servers.registry import NodeRegistry, check_services
-from gymsdk.servers.reports import MAX_ENTRIES, Exit, Registration
 
 from .registrations import HERE, MATH, build_exit_registration, build_registration, build_service
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment, Task, responses
+from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
+from gymsdk.cluster.shared_memory import ENTRY, SharedMemory, _compute_digest, create_shared_file
+from gymsdk.cluster.workers import Ownership, Siblings
 from gymsdk.edge.limits import IdempotencyCache
 from gymsdk.servers import agent, resources
-from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.requests import digest_row
-from gymsdk.servers.shared_memory import ENTRY, SharedMemory, _compute_digest, create_shared_file
-from gymsdk.servers.workers import Ownership, Siblings
 from gymsdk.types import Episode, Item
 
 from .app_helpers import app_client

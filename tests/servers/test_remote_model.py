@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from gymsdk import Model, load, model, play, responses
+from gymsdk.cluster import directory as waiting
+from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
+from gymsdk.cluster.reports import HeadSnapshot, Instance, Service
 from gymsdk.deploy.node import NodeClient
 from gymsdk.errors import Failed
 from gymsdk.http import client
-from gymsdk.servers import instances as waiting
 from gymsdk.servers import model as model_server
-from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
 from gymsdk.servers.remote import RemoteModel
-from gymsdk.servers.reports import HeadSnapshot, Instance, Service
 from gymsdk.types import Episode, Item
 
 from .nodes import MAX_AGE, run_node, serve_app, serve_head

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from gymsdk import Environment, Failed, ServerClient, Task, responses
 from gymsdk.client import UnknownServer
+from gymsdk.cluster.reports import Service
 from gymsdk.deploy.node import NodeClient
 from gymsdk.http import client as http
 from gymsdk.http.client import Retry
 from gymsdk.servers import resources
-from gymsdk.servers.reports import Service
 
 from .app_helpers import serve_app
 from .nodes import metric, run_node, serve_head, wait_until

@@ -11,13 +11,13 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import GymsdkError
+from gymsdk.cluster.reports import HEALTH_SECONDS, Load, Service
 from gymsdk.config.model import Times
 from gymsdk.deploy.child import HEAD_SERVER
 from gymsdk.deploy.runner import HeadConnection, ServerRunner, ServerSpec
 from gymsdk.edge.app import create_app as bare
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.servers.reports import HEALTH_SECONDS, Load, Service
 
 from .nodes import fetch_nodes, serve_head, wait_until
 

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from gymsdk.servers import shared_memory
-from gymsdk.servers.shared_memory import ENTRIES_PER_BUCKET, SharedMemory, SharedPause, create_shared_file
+from gymsdk.cluster import shared_memory
+from gymsdk.cluster.shared_memory import ENTRIES_PER_BUCKET, SharedMemory, SharedPause, create_shared_file
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from gymsdk import Failed
+from gymsdk.cluster import status as survey_module
+from gymsdk.cluster.reports import Exit, Service
+from gymsdk.cluster.status import LostNodeStatus, fetch_status
 from gymsdk.deploy.node import NodeClient
 from gymsdk.deploy.process import serve
 from gymsdk.http import client
-from gymsdk.observability import status as survey_module
-from gymsdk.observability.status import LostNodeStatus, fetch_status
-from gymsdk.servers.reports import Exit, Service
 
 from .nodes import find_free_port, run_node, serve_app, serve_head, serve_process, wait_until
 

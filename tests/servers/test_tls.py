@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
+from gymsdk.cluster.reports import check_status
 from gymsdk.config.model import Deployment, Times
 from gymsdk.deploy.process import serve
 from gymsdk.edge.auth import Security
@@ -25,7 +26,6 @@ from gymsdk.http import tls as trust
 from gymsdk.http.tls import Tls
 from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.servers.remote import RemoteEnvironment
-from gymsdk.servers.reports import check_status
 
 from .secured import TOKEN, serve_secured
 

@@ -10,15 +10,15 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 from pydantic import SecretStr
 
+from gymsdk.cluster.directory import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory
+from gymsdk.cluster.forwarding import build_failure_response, forward_request
+from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.edge.app import create_app as create_base_app
 from gymsdk.edge.cookies import parse_instance_id
 from gymsdk.edge.request import read_body
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.router import Router
-from gymsdk.servers.forwarding import build_failure_response, forward_request
-from gymsdk.servers.instances import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory
-from gymsdk.servers.reports import Instance, Kind
 
 MAX_SESSIONS = 100_000
 """The number of cookies whose replica is remembered."""

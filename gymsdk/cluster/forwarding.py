@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
+from gymsdk.cluster.directory import WATCH_SECONDS, wait_while_alive
 from gymsdk.edge.app import ROLLOUT_PREFIX_PATTERN, build_rejection
 from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
 from gymsdk.edge.errors import RequestRejected
@@ -27,7 +28,6 @@ from gymsdk.edge.request import (
 )
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.tool_calls import TOKEN_HEADER
 
 SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})

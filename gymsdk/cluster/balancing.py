@@ -11,15 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
-from gymsdk.edge.cookies import cookie_name, parse_instance_id
-from gymsdk.environment import Environment
-from gymsdk.episode import TurnResult
-from gymsdk.errors import Failed
-from gymsdk.http import client
-from gymsdk.http.backoff import wait_for_overloaded
-from gymsdk.router import Replica, Router
-from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.instances import (
+from gymsdk.cluster.directory import (
     LOOK_INTERVAL_SECONDS,
     RECHECK_SECONDS,
     RECONNECT_SECONDS,
@@ -28,9 +20,17 @@ from gymsdk.servers.instances import (
     InstanceGone,
     wait_while_alive,
 )
+from gymsdk.cluster.reports import Instance
+from gymsdk.edge.cookies import cookie_name, parse_instance_id
+from gymsdk.environment import Environment
+from gymsdk.episode import TurnResult
+from gymsdk.errors import Failed
+from gymsdk.http import client
+from gymsdk.http.backoff import wait_for_overloaded
+from gymsdk.router import Replica, Router
+from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState
 from gymsdk.servers.remote_turns import TurnEnvironment
-from gymsdk.servers.reports import Instance
 from gymsdk.servers.tool_calls import SessionConnection
 from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
 

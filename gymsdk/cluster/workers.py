@@ -13,6 +13,10 @@ from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
+from gymsdk.cluster.directory import InstanceDirectory
+from gymsdk.cluster.forwarding import build_failure_response, forward_request
+from gymsdk.cluster.reports import Instance, Kind
+from gymsdk.cluster.shared_memory import SharedMemory
 from gymsdk.edge.app import build_rejection
 from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RequestRejected
 from gymsdk.edge.limits import KEEP_SECONDS
@@ -31,10 +35,6 @@ from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
-from gymsdk.servers.forwarding import build_failure_response, forward_request
-from gymsdk.servers.instances import InstanceDirectory
-from gymsdk.servers.reports import Instance, Kind
-from gymsdk.servers.shared_memory import SharedMemory
 from gymsdk.types import Item
 
 CLAIM_SECONDS = KEEP_SECONDS

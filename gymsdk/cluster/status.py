@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from gymsdk import credentials
 from gymsdk.client import DEFAULT_HEAD_URL, parse_value
+from gymsdk.cluster.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance, RayStatus, Status
 from gymsdk.config.model import WORKER_PREFIX
 from gymsdk.errors import Failed
 from gymsdk.http import client, errors
 from gymsdk.http.client import Headers, HttpResponse
 from gymsdk.http.tls import redact_url
 from gymsdk.observability.metrics import WAIT_METRICS, ParsedSample, Sample, ServerMetrics, parse_samples
-from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance, RayStatus, Status
 from gymsdk.workers.resource_waits import WAIT_SECONDS, ResourceWait
 
 NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gymsdk.cluster.directory import ROUTES_KEY
+from gymsdk.cluster.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration, Service
 from gymsdk.edge.errors import RequestRejected
 from gymsdk.errors import format_suggestion
 from gymsdk.http.tls import is_loopback
-from gymsdk.servers.instances import ROUTES_KEY
-from gymsdk.servers.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration, Service
 
 MAX_LOST_NODES = 100
 """Largest number of lost nodes that the head remembers."""

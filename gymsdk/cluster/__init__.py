@@ -1,0 +1,1 @@
+"""Who is there and who answers: instances, their registry and reports, and the forwarding of requests between them."""
