@@ -161,6 +161,7 @@ class Router:
         self,
         loads: Mapping[str, tuple[int, ...]],
         *,
+        owner: str | None = None,
         affinity: str = "",
         exclude: Container[str] = (),
         only_available: bool = False,
@@ -171,6 +172,7 @@ class Router:
 
         Args:
             loads: The load of each replica by its key. The smallest is chosen.
+            owner: The replica that has the session of the request. It is chosen if it is one of *loads*.
             affinity: What decides between equal loads. The order of the replicas for one affinity depends neither on
                 their availability nor on the number of replicas (rendezvous hashing), so if a replica fails, only its
                 own conversations move. Without affinity, the replica with the oldest request is chosen.
@@ -180,6 +182,8 @@ class Router:
         Returns:
             The replica; `None` if none is left.
         """
+        if owner is not None and owner in loads and owner not in exclude:
+            return self[owner]
         replicas = [self[key] for key in loads]
         candidates = [each for each in replicas if each.key not in exclude and each.is_available]
         if not candidates and not only_available:

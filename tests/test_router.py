@@ -470,6 +470,14 @@ def test_the_least_loaded_replica_is_chosen_and_equals_take_turns() -> None:
     assert choice.choose(LOADS, exclude=LOADS) is None
 
 
+def test_the_owner_of_a_session_is_chosen_whatever_its_load_until_it_was_tried() -> None:
+    choice = Router()
+    choice["a"].mark_down()
+    assert key_of(choice.choose(LOADS, owner="a")) == "a"
+    assert key_of(choice.choose(LOADS, owner="a", exclude={"a"})) in {"b", "c"}
+    assert key_of(choice.choose(LOADS, owner="gone")) in {"b", "c"}
+
+
 def test_one_affinity_has_one_order_of_replicas_and_a_load_comes_before_it() -> None:
     equal = dict.fromkeys("abc", ())
     first = {name: key_of(Router().choose(equal, affinity=name)) for name in map(str, range(30))}

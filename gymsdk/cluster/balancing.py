@@ -18,6 +18,7 @@ from gymsdk.cluster.directory import (
     WATCH_SECONDS,
     InstanceDirectory,
     InstanceGone,
+    choose_instance,
     wait_while_alive,
 )
 from gymsdk.cluster.reports import Instance
@@ -149,7 +150,7 @@ class LoadBalancer:
         """
         instance_id = parse_instance_id((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
         known = [each for each in await self._known_instances() if each.url]
-        instance = next((each for each in known if each.id == instance_id), None) or self._choose(known)
+        instance = self._choose(known, owner=instance_id)
         if instance is None:
             raise self._no_instance_error()
         return self._remote(instance).open_connection(cookies)
@@ -242,19 +243,17 @@ class LoadBalancer:
     async def _known_instances(self) -> list[Instance]:
         return await self.instances.find_by_name(self.name, "resources_servers")
 
-    def _choose(self, instances: Iterable[Instance], *, exclude: Container[str] = ()) -> Instance | None:
-        by_id = {each.id: each for each in instances}
-        loads = {each.id: self._get_load(each) for each in by_id.values()}
-        replica = self._router.choose(loads, exclude=exclude)
-        return by_id[replica.key] if replica else None
+    def _choose(
+        self, instances: Iterable[Instance], *, owner: str | None = None, exclude: Container[str] = ()
+    ) -> Instance | None:
+        return choose_instance(self._router, instances, self._get_load, owner=owner, exclude=exclude)
 
     def _get_load(self, instance: Instance) -> tuple[bool, int]:
         """Return whether the instance is unhealthy, and the number of its sessions and requests."""
         if self._is_local(instance):
             # The head does not report the episodes that this process plays itself.
             return False, instance.load.sessions + self._local_episodes
-        change = self._router[instance.id].change_since(self.instances.updated_at - instance.age)
-        return instance.status not in {None, "success"}, instance.load.total + change
+        return self.instances.get_load(instance, self._router[instance.id])
 
     def _is_local(self, instance: Instance) -> bool:
         return self._local is not None and instance.id == self._local.id

@@ -21,6 +21,7 @@ from gymsdk.http import client
 from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
+from gymsdk.router import Replica, Router
 from gymsdk.types import Item
 
 ROUTES_KEY = "environment_server_routes"
@@ -257,6 +258,14 @@ class InstanceDirectory:
         """Return the cached instances of a server."""
         return [each for each in self._known.values() if each.name == name]
 
+    def get_load(self, instance: Instance, replica: Replica) -> tuple[bool, int]:
+        """Return whether an instance is unhealthy, and the number of its sessions and requests.
+
+        The head reports them at times; *replica* counts what this process has begun and ended there since.
+        """
+        change = replica.change_since(self.updated_at - instance.age)
+        return instance.status not in {None, "success"}, instance.load.total + change
+
     async def is_known(self, id: str) -> bool:
         """Return whether the head knows the instance."""
         await self._refresh()
@@ -421,6 +430,29 @@ async def bind_head(
                 reason = str(error)
         await asyncio.sleep(wait.next_pause(reason))
     return None
+
+
+def choose_instance(
+    router: Router,
+    candidates: Iterable[Instance],
+    get_load: Callable[[Instance], tuple[bool, int]],
+    *,
+    owner: str | None = None,
+    exclude: Container[str] = (),
+) -> Instance | None:
+    """Choose the instance that answers a request: the owner of its session, else the least loaded one.
+
+    Args:
+        router: Knows which instances are down.
+        candidates: The instances.
+        get_load: Returns the load of an instance.
+        owner: The id of the instance that has the session of the request.
+        exclude: The ids of the instances that were tried already.
+    """
+    by_id = {instance.id: instance for instance in candidates}
+    loads = {key: get_load(instance) for key, instance in by_id.items()}
+    replica = router.choose(loads, owner=owner, exclude=exclude)
+    return by_id[replica.key] if replica else None
 
 
 class HeadWait:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from pydantic import SecretStr
 
-from gymsdk.cluster.directory import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory
+from gymsdk.cluster.directory import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory, choose_instance
 from gymsdk.cluster.forwarding import build_failure_response, forward_request
 from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.edge.app import create_app as create_base_app
-from gymsdk.edge.cookies import parse_instance_id
+from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
 from gymsdk.edge.request import read_body
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
@@ -71,7 +71,7 @@ class Front:
     async def forward(self, request: Request) -> Response:
         """Pass a request to a replica and return its response; 503 if there is no replica, or it was lost."""
         body = await read_body(request)
-        cookies = [*_iter_cookies(request)]
+        cookies = [*tokens_in_request(request.scope)]
         tried: set[str] = set()
         while (instance := await self._choose(cookies, tried)) is not None:
             tried.add(instance.id)
@@ -108,22 +108,18 @@ class Front:
             # Servers of the head's own process have no node: they are fronts.
             known = await self._instances.find_by_name(self._name, self._kind)
             replicas = {each.id: each for each in known if each.node}
-            owner = self._find_owner(cookies)
-            if owner in replicas and owner not in tried:
-                return replicas[owner]
             self._router.forget_except(replicas.keys())
-            loads = {each.id: self._get_load(each) for each in replicas.values() if not each.draining}
-            if chosen := self._router.choose(loads, exclude=tried):
-                return replicas[chosen.key]
+            owner = self._find_owner(cookies)
+            open_replicas = [each for each in replicas.values() if not each.draining or each.id == owner]
+            if chosen := choose_instance(self._router, open_replicas, self._get_load, owner=owner, exclude=tried):
+                return chosen
             if tried or clock() >= until:
                 return None
             await asyncio.sleep(LOOK_INTERVAL_SECONDS)
             await self._instances.renew()
 
     def _get_load(self, instance: Instance) -> tuple[bool, int]:
-        """Return whether the replica is unhealthy, and the number of its sessions and requests."""
-        change = self._router[instance.id].change_since(self._instances.updated_at - instance.age)
-        return instance.status not in {None, "success"}, instance.load.total + change
+        return self._instances.get_load(instance, self._router[instance.id])
 
     def _find_owner(self, cookies: list[str]) -> str | None:
         """Return the id of the replica that has the session of one of *cookies*."""
@@ -135,9 +131,3 @@ class Front:
         self._sessions.move_to_end(cookie)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
-
-
-def _iter_cookies(request: Request) -> Iterator[str]:
-    """Yield the values of all cookies of *request*."""
-    for header in request.headers.getlist("cookie"):
-        yield from (pair.partition("=")[2].strip().strip('"') for pair in header.split(";"))

@@ -94,13 +94,13 @@ class CookieMiddleware:
         return f"{self._name}={token}; {self._attributes}".encode()
 
 
-def tokens_in_request(scope: Scope, cookie: str) -> Iterator[str]:
-    """Yield the values of a cookie in a request."""
+def tokens_in_request(scope: Scope, cookie: str | None = None) -> Iterator[str]:
+    """Yield the values of a cookie in a request, of all cookies by default."""
     for header, value in scope["headers"]:
         if header == b"cookie":
             for pair in value.decode("latin-1").split(";"):
                 name, _, token = pair.strip().partition("=")
-                if name == cookie:
+                if cookie is None or name == cookie:
                     yield token.strip('"')
 
 
