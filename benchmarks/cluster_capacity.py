@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gymsdk.cluster.reports import LEASE_SECONDS, HeadSnapshot, Registration, Service
+from gymsdk.cluster.router import Router
 from gymsdk.http import client
-from gymsdk.router import Router
 
 TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = {

@@ -33,7 +33,7 @@ LAYERS = (
         "tools",
         "workers",
     },
-    {"client", "config.yaml", "models", "router", "tokens"},
+    {"client", "cluster.router", "config.yaml", "models", "tokens"},
     {"config", "environment", "models.registry", "plugins.registry"},
     {"episode", "metrics"},
     {"gym", "rollouts"},

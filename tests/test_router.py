@@ -20,9 +20,10 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from gymsdk import Failed, model, responses, router
+from gymsdk import Failed, model, responses
+from gymsdk.cluster import router
+from gymsdk.cluster.router import MAX_CHANGES, STICKY_KEY, Replica, Router, get_sticky_key
 from gymsdk.http.backoff import Backoff
-from gymsdk.router import MAX_CHANGES, STICKY_KEY, Replica, Router, get_sticky_key
 from gymsdk.testing.endpoint import serve
 from gymsdk.types import Item, Model
 

@@ -22,13 +22,13 @@ from gymsdk.cluster.directory import (
     wait_while_alive,
 )
 from gymsdk.cluster.reports import Instance
+from gymsdk.cluster.router import Replica, Router
 from gymsdk.edge.cookies import cookie_name, parse_instance_id
 from gymsdk.environment import Environment
 from gymsdk.episode import TurnResult
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.backoff import wait_for_overloaded
-from gymsdk.router import Replica, Router
 from gymsdk.servers.aggregates import aggregate_rows
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState
 from gymsdk.servers.remote_turns import TurnEnvironment

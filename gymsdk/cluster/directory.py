@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from gymsdk import credentials
 from gymsdk.client import parse_value
 from gymsdk.cluster.reports import HeadSnapshot, Instance, Kind, Scheme, Service, Status, build_url
+from gymsdk.cluster.router import Replica, Router
 from gymsdk.edge.addresses import bind_socket, is_local_host
 from gymsdk.errors import EpisodeError, Failed, GymsdkError, UsageError
 from gymsdk.http import client
 from gymsdk.http.backoff import add_jitter
 from gymsdk.http.client import HttpResponse
 from gymsdk.http.tls import redact_url
-from gymsdk.router import Replica, Router
 from gymsdk.types import Item
 
 ROUTES_KEY = "environment_server_routes"

@@ -13,12 +13,12 @@ from pydantic import SecretStr
 from gymsdk.cluster.directory import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory, choose_instance
 from gymsdk.cluster.forwarding import build_failure_response, forward_request
 from gymsdk.cluster.reports import Instance, Kind
+from gymsdk.cluster.router import Router
 from gymsdk.edge.app import create_app as create_base_app
 from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
 from gymsdk.edge.request import read_body
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.router import Router
 
 MAX_SESSIONS = 100_000
 """The number of cookies whose replica is remembered."""

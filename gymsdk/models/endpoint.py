@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gymsdk import responses
+from gymsdk.cluster.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
 from gymsdk.convert import api, chat
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.apis import COMPLETIONS, OutboundApi, get_outbound_api
@@ -30,7 +31,6 @@ from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_
 from gymsdk.models.token_calls import EngineRefusal, TokenCall, build_no_ids_error, relax_tools
 from gymsdk.once import OnceLogger
 from gymsdk.responses import TokenInterface
-from gymsdk.router import UNAVAILABLE_STATUSES, IsFinalAnswer, ReplicaClient, get_sticky_key
 from gymsdk.types import Episode, Item, Model
 
 log = logging.getLogger("gymsdk")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
+from gymsdk.cluster.router import IsFinalAnswer
 from gymsdk.convert.apis import get_outbound_api
 from gymsdk.credentials import redact_failures
 from gymsdk.errors import BadModelOption, Failed
@@ -29,7 +30,6 @@ from gymsdk.models.options import (
     resolve_model_name,
     validate_options,
 )
-from gymsdk.router import IsFinalAnswer
 from gymsdk.tracing import build_context_headers
 from gymsdk.types import Episode, Item, Model
 

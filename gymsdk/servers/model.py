@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from gymsdk import responses, tracing
+from gymsdk.cluster.router import STICKY_KEY
 from gymsdk.concurrency import gather_or_cancel
 from gymsdk.convert import anthropic, api
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
@@ -38,7 +39,6 @@ from gymsdk.jsonl import NestingError, measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.once import OnceLogger
-from gymsdk.router import STICKY_KEY
 from gymsdk.servers.pausing import PausableModel, add_pause_endpoints
 from gymsdk.types import Item, Model
 

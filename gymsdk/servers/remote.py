@@ -25,6 +25,7 @@ from gymsdk.cluster.directory import (
     wait_while_alive,
 )
 from gymsdk.cluster.reports import Instance, Kind
+from gymsdk.cluster.router import ReplicaClient, get_sticky_key
 from gymsdk.config.model import POLICY_SERVER
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.edge.app import ID_PATTERN
@@ -35,7 +36,6 @@ from gymsdk.http.backoff import Retries
 from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
 from gymsdk.request_options import OpenedEpisode, RequestOptions
-from gymsdk.router import ReplicaClient, get_sticky_key
 from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_tool
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 from gymsdk import responses
+from gymsdk.cluster.router import IsFinalAnswer
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert.apis import get_outbound_api
 from gymsdk.errors import UsageError
@@ -20,7 +21,6 @@ from gymsdk.http.client import HttpResponse
 from gymsdk.jsonl import dump_json
 from gymsdk.models.endpoint import Upstream
 from gymsdk.models.options import ModelOptions
-from gymsdk.router import IsFinalAnswer
 from gymsdk.testing.engine import render_output
 from gymsdk.tokens.bridge import Bridge, BridgeError, parse_call_arguments
 from gymsdk.tokens.tokenizer import Tokenizer, get_eos_id, get_special_tokens, render_messages

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk import Environment, Task, load, model, play, responses, router
+from gymsdk import Environment, Task, load, model, play, responses
+from gymsdk.cluster import router
 from gymsdk.cluster.balancing import LoadBalancer, LocalInstance
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.edge.errors import RequestRejected

@@ -14,11 +14,11 @@ from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
 from gymsdk import Failed, model, responses
+from gymsdk.cluster.router import STICKY_KEY
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.edge.addresses import bind_socket
 from gymsdk.edge.listener import Listener
 from gymsdk.responses import build_usage
-from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
 from gymsdk.types import Episode, Item, Model
 

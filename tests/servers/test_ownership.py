@@ -161,6 +161,7 @@ async def test_the_end_of_a_cancelled_operation_does_not_release_the_next_one(
     assert await second == b"done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/seed_session", "/v1/agent_sessions"])
 async def test_a_claim_lasts_while_a_session_is_open(
     counter: Callable[..., Environment],

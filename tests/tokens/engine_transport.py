@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gymsdk.cluster.router import IsFinalAnswer
 from gymsdk.convert import chat_inbound
 from gymsdk.convert.api import InvalidRequest
 from gymsdk.convert.apis import get_outbound_api
@@ -11,7 +12,6 @@ from gymsdk.jsonl import dump_json
 from gymsdk.models.endpoint import Upstream
 from gymsdk.models.options import ModelOptions
 from gymsdk.responses import TokenInterface
-from gymsdk.router import IsFinalAnswer
 from gymsdk.testing.engine import Engine, EngineKind
 from gymsdk.testing.faults import NO_FAULT, Faults, RequestFault
 from gymsdk.testing.templates import TEMPLATES, TemplateTokenizer
