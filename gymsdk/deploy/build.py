@@ -77,7 +77,7 @@ class ServerBuilder:
     """Creates the servers of this process, and the environments and models that they need.
 
     Args:
-        blocks: All servers of the deployment.
+        servers: All servers of the deployment.
         environments: Environments that exist already, by the name of their server.
         existing_models: Models that exist already, by the name of their server.
         deployment: The limits of the servers.
@@ -86,7 +86,7 @@ class ServerBuilder:
 
     def __init__(
         self,
-        blocks: Sequence[ServerConfig],
+        servers: Sequence[ServerConfig],
         local_servers: Sequence[ServerConfig],
         *,
         environments: Mapping[str, Environment],
@@ -94,10 +94,10 @@ class ServerBuilder:
         deployment: Deployment,
         token: SecretStr | None = None,
     ) -> None:
-        self._blocks = {block.name: block for block in blocks}
-        self._local_servers = {block.name: block for block in local_servers}
-        for block in local_servers:
-            _check_references(block, blocks)
+        self._servers = {server.name: server for server in servers}
+        self._local_servers = {server.name: server for server in local_servers}
+        for server in local_servers:
+            _check_references(server, servers)
         self._deployment = deployment
         self._token = token
         self._head = ""
@@ -107,14 +107,14 @@ class ServerBuilder:
         self._metrics = {server.name: ServerMetrics(server.name, worker=number) for server in local_servers}
         self._instances = InstanceDirectory(self._build_snapshot)
         self.environments = {
-            block.name: self._load_environment(block, environments) for block in self._list_environment_blocks()
+            server.name: self._load_environment(server, environments) for server in self._list_environment_servers()
         }
-        self._services = {block.name: self._build_service(block) for block in local_servers}
+        self._services = {server.name: self._build_service(server) for server in local_servers}
         # After the environments, from whose rows an oracle answers.
         self.models = {
-            block.name: PausableModel(self._choose_model(block, existing_models), self._build_pause(block))
-            for block in blocks
-            if self._needs_model(block, existing_models)
+            server.name: PausableModel(self._choose_model(server, existing_models), self._build_pause(server))
+            for server in servers
+            if self._needs_model(server, existing_models)
         }
         self._token_folder = _open_token_folder(deployment, local_servers)
         self._load_balancers: dict[tuple[str, bool], LoadBalancer] = {}
@@ -123,19 +123,19 @@ class ServerBuilder:
     @property
     def has_oracle(self) -> bool:
         """Whether a model of this process answers from the rows of the environments."""
-        return any(block.kind == MODELS and _needs_rows(block) for block in self._local_servers.values())
+        return any(server.kind == MODELS and _needs_rows(server) for server in self._local_servers.values())
 
     def build_specs(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
         """Return the servers to start, with their *sockets* if these are bound already."""
         return [
             ServerSpec(
                 self._services[name],
-                partial(self._build_app, block),
-                block.host,
-                block.advertise_host,
+                partial(self._build_app, server),
+                server.host,
+                server.advertise_host,
                 sockets.get(name),
             )
-            for name, block in self._local_servers.items()
+            for name, server in self._local_servers.items()
         ]
 
     def build_missing(
@@ -145,26 +145,28 @@ class ServerBuilder:
         get_socket: SocketFinder = lambda _: None,
     ) -> list[ServerSpec]:
         """Return the agents and environment servers to start because *services* and *expected* lack them."""
-        blocks = plan.find_missing_servers(services, expected)
-        specs = (self._build_missing_server(block, [*blocks, *self._blocks.values()], get_socket) for block in blocks)
+        servers = plan.find_missing_servers(services, expected)
+        specs = (
+            self._build_missing_server(server, [*servers, *self._servers.values()], get_socket) for server in servers
+        )
         return [spec for spec in specs if spec is not None]
 
     def _build_missing_server(
-        self, block: ServerConfig, blocks: Iterable[ServerConfig], get_socket: SocketFinder
+        self, server: ServerConfig, servers: Iterable[ServerConfig], get_socket: SocketFinder
     ) -> ServerSpec | None:
         """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""
         try:
-            _check_references(block, blocks)
-            service, sock = self._build_service(block), get_socket(block)
+            _check_references(server, servers)
+            service, sock = self._build_service(server), get_socket(server)
         except (GymsdkError, ValidationError) as error:
             # Once per server: the head looks for missing servers again every `runner.POLL_SECONDS`.
-            if block.name not in self._incomplete:
-                self._incomplete.add(block.name)
-                log.warning("no node has the server %r, and it cannot run here: %s", block.name, error)
+            if server.name not in self._incomplete:
+                self._incomplete.add(server.name)
+                log.warning("no node has the server %r, and it cannot run here: %s", server.name, error)
             return None
-        self._blocks[block.name], self._services[block.name] = block, service
-        self._metrics[block.name] = ServerMetrics(block.name)
-        return ServerSpec(service, partial(self._build_app, block), block.host, sock=sock)
+        self._servers[server.name], self._services[server.name] = server, service
+        self._metrics[server.name] = ServerMetrics(server.name)
+        return ServerSpec(service, partial(self._build_app, server), server.host, sock=sock)
 
     def get_loads(self) -> Mapping[str, Load]:
         """Return the load of each server."""
@@ -173,49 +175,49 @@ class ServerBuilder:
     async def _build_snapshot(self) -> HeadSnapshot:
         return await nodes_fetcher(self._head, headers=partial(credentials.bearer, self._token))()
 
-    def _list_environment_blocks(self) -> Iterator[ServerConfig]:
+    def _list_environment_servers(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
-        for block in self._blocks.values():
-            if block.kind == RESOURCES and (self.has_oracle or block.name in self._local_servers):
-                yield block
+        for server in self._servers.values():
+            if server.kind == RESOURCES and (self.has_oracle or server.name in self._local_servers):
+                yield server
 
-    def _load_environment(self, block: ServerConfig, environments: Mapping[str, Environment]) -> Environment:
-        """Return the environment of *block*; the models that it names are resolved when they are used."""
-        assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
-        if (loaded := environments.get(block.name)) is not None:
+    def _load_environment(self, server: ServerConfig, environments: Mapping[str, Environment]) -> Environment:
+        """Return the environment of *server*; the models that it names are resolved when they are used."""
+        assert isinstance(server.part, ResourcesServerConfig), "the part of a resources server"
+        if (loaded := environments.get(server.name)) is not None:
             return loaded
         model_settings = {
-            key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in block.models.items()
+            key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in server.models.items()
         }
-        return registry.load(block.part.environment, **{**block.settings, **model_settings})
+        return registry.load(server.part.environment, **{**server.settings, **model_settings})
 
-    def _needs_model(self, block: ServerConfig, existing: Mapping[str, Model]) -> bool:
-        return block.kind == MODELS and (block.name in self._local_servers or block.name in existing)
+    def _needs_model(self, server: ServerConfig, existing: Mapping[str, Model]) -> bool:
+        return server.kind == MODELS and (server.name in self._local_servers or server.name in existing)
 
-    def _choose_model(self, block: ServerConfig, existing: Mapping[str, Model]) -> Model:
-        if not self.environments and block.name in self._local_servers and _needs_rows(block):
+    def _choose_model(self, server: ServerConfig, existing: Mapping[str, Model]) -> Model:
+        if not self.environments and server.name in self._local_servers and _needs_rows(server):
             raise UsageError(
-                f"{_get_model_server_name(block)} answers for the environments that are served with it, and there is "
+                f"{_get_model_server_name(server)} answers for the environments that are served with it, and there is "
                 "none; name them, as in gymsdk serve math --role model"
             )
-        model = existing.get(block.name) or build_model(block)
+        model = existing.get(server.name) or build_model(server)
         return oracle.prepare_model(model, [*self.environments.values()])
 
-    def _build_service(self, block: ServerConfig) -> Service:
-        fields = get_row_fields(block, self.environments.get(block.name))
-        identity = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
-        service = Service.model_validate({**identity, "port": block.port or 0, "fields": fields})
-        if self._worker is None or block.name not in self._worker.ports:
+    def _build_service(self, server: ServerConfig) -> Service:
+        fields = get_row_fields(server, self.environments.get(server.name))
+        identity = {"name": server.name, "kind": server.kind, "implementation": server.implementation}
+        service = Service.model_validate({**identity, "port": server.port or 0, "fields": fields})
+        if self._worker is None or server.name not in self._worker.ports:
             return service
-        worker_fields = {"shared_port": self._worker.ports[block.name], "process": self._worker.name}
+        worker_fields = {"shared_port": self._worker.ports[server.name], "process": self._worker.name}
         return service.model_copy(update=worker_fields)
 
-    def _build_app(self, block: ServerConfig, urls: Urls) -> App:
+    def _build_app(self, server: ServerConfig, urls: Urls) -> App:
         # Known only now: the sockets of the head and of all servers are bound after this object is created.
         self._head = urls[HEAD_SERVER]
-        if self._deployment.replicas and block.kind != MODELS:
+        if self._deployment.replicas and server.kind != MODELS:
             return front.create_app(
-                block.name, block.kind, self._instances, metrics=self._metrics[block.name], token=self._token
+                server.name, server.kind, self._instances, metrics=self._metrics[server.name], token=self._token
             )
         builders = {
             RESOURCES: self._build_resources_app,
@@ -223,15 +225,15 @@ class ServerBuilder:
             ENVIRONMENTS: self._build_environment_app,
             MODELS: self._build_model_app,
         }
-        app = builders[block.kind](block, urls)
-        if self._worker is None or block.name not in self._worker.ports:
+        app = builders[server.kind](server, urls)
+        if self._worker is None or server.name not in self._worker.ports:
             return app
         return WorkerMiddleware(
             app,
-            self._worker.ports[block.name],
-            self._get_siblings(block.name),
-            self._metrics[block.name].render_current,
-            can_pause=block.kind == MODELS,
+            self._worker.ports[server.name],
+            self._get_siblings(server.name),
+            self._metrics[server.name].render_current,
+            can_pause=server.kind == MODELS,
             count=self._worker.count,
         )
 
@@ -245,33 +247,33 @@ class ServerBuilder:
             return None
         return Ownership(name, os.getpid(), self._memory, self._get_siblings(name))
 
-    def _build_pause(self, block: ServerConfig) -> SharedPause | None:
+    def _build_pause(self, server: ServerConfig) -> SharedPause | None:
         """Return the pause of a model server that all workers share, `None` if this process is not a worker."""
         if self._memory is None:
             return None
         # From the whole plan: all workers must agree on the place of a model in the shared memory.
-        names = [server.name for server in self._blocks.values() if server.kind == MODELS]
-        return SharedPause(self._memory, names.index(block.name))
+        names = [server.name for server in self._servers.values() if server.kind == MODELS]
+        return SharedPause(self._memory, names.index(server.name))
 
-    def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:
-        assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
+    def _build_resources_app(self, server: ServerConfig, _: Urls) -> App:
+        assert isinstance(server.part, ResourcesServerConfig), "the part of a resources server"
         return resources.create_app(
-            self.environments[block.name],
-            name=block.name,
+            self.environments[server.name],
+            name=server.name,
             ttl=self._deployment.session_ttl,
             max_sessions=self._deployment.max_sessions,
-            with_mcp=block.part.mcp,
-            metrics=self._metrics[block.name],
-            peers=self._get_peers(block.name),
-            owners=self._get_owners(block.name),
+            with_mcp=server.part.mcp,
+            metrics=self._metrics[server.name],
+            peers=self._get_peers(server.name),
+            owners=self._get_owners(server.name),
         )
 
     def _get_peers(self, name: str) -> Peers:
         find_url = partial(self._instances.find_url, name=name, kind=self._services[name].kind)
         return Peers(self._services[name].id, find_url, token=self._token)
 
-    def _build_agent_app(self, block: ServerConfig, urls: Urls) -> App:
-        resources_name = _get_reference(block, RESOURCES_REF)
+    def _build_agent_app(self, server: ServerConfig, urls: Urls) -> App:
+        resources_name = _get_reference(server, RESOURCES_REF)
         # Rows are played in this process if possible. For clients with session cookies, tools are called over HTTP.
         resources_client = (
             RemoteEnvironment(urls[resources_name], resources_name, token=self._token or "")
@@ -279,32 +281,32 @@ class ServerBuilder:
             else None
         )
         return agent.create_app(
-            self._get_load_balancer(resources_name, by_turns=block.implementation == TURN_AGENT),
-            self._get_model_for(block),
+            self._get_load_balancer(resources_name, by_turns=server.implementation == TURN_AGENT),
+            self._get_model_for(server),
             resources=resources_client,
-            name=block.name,
+            name=server.name,
             ttl=self._deployment.session_ttl,
             max_sessions=self._deployment.max_sessions,
-            budget=self._get_budget(block),
-            metrics=self._metrics[block.name],
-            peers=None if self._worker is None else self._get_peers(block.name),
-            owners=self._get_owners(block.name),
+            budget=self._get_budget(server),
+            metrics=self._metrics[server.name],
+            peers=None if self._worker is None else self._get_peers(server.name),
+            owners=self._get_owners(server.name),
         )
 
-    def _build_environment_app(self, block: ServerConfig, _: Urls) -> App:
-        by_turns = self._find_agent(block).implementation == TURN_AGENT
+    def _build_environment_app(self, server: ServerConfig, _: Urls) -> App:
+        by_turns = self._find_agent(server).implementation == TURN_AGENT
         return environment_server.create_app(
-            self._get_load_balancer(_get_reference(block, RESOURCES_REF), by_turns=by_turns),
-            self._get_model_for(block),
-            name=block.name,
-            budget=self._get_budget(block),
-            metrics=self._metrics[block.name],
-            owners=self._get_owners(block.name),
+            self._get_load_balancer(_get_reference(server, RESOURCES_REF), by_turns=by_turns),
+            self._get_model_for(server),
+            name=server.name,
+            budget=self._get_budget(server),
+            metrics=self._metrics[server.name],
+            owners=self._get_owners(server.name),
         )
 
-    def _build_model_app(self, block: ServerConfig, _: Urls) -> App:
+    def _build_model_app(self, server: ServerConfig, _: Urls) -> App:
         return model_server.create_app(
-            self._get_policy(block.name), name=block.name, server_metrics=self._metrics[block.name]
+            self._get_policy(server.name), name=server.name, server_metrics=self._metrics[server.name]
         )
 
     def _get_capturing_model(self, name: str) -> Model:
@@ -333,9 +335,9 @@ class ServerBuilder:
             )
         return self._load_balancers[name, by_turns]
 
-    def _get_model_for(self, block: ServerConfig) -> Model:
-        """Return the model that the server *block* asks."""
-        name = _get_model_name(block, self._blocks.values())
+    def _get_model_for(self, server: ServerConfig) -> Model:
+        """Return the model that *server* asks."""
+        name = _get_model_name(server, self._servers.values())
         return self._get_policy(name) if name in self.models else self._build_client(name, captures_tokens=True)
 
     def _get_model_by_name(self, name: str) -> Model:
@@ -353,45 +355,45 @@ class ServerBuilder:
 
     def _get_model_timeout(self, name: str) -> float:
         """Return the seconds to wait for the model server *name*: a little longer than the server waits itself."""
-        block = self._blocks.get(name)
-        if block is None or not isinstance(block.part, ModelServerConfig):
+        server = self._servers.get(name)
+        if server is None or not isinstance(server.part, ModelServerConfig):
             return DEFAULT_TIMEOUT_SECONDS
-        return float(block.part.options.get("timeout", DEFAULT_TIMEOUT_SECONDS)) + TIMEOUT_MARGIN_SECONDS
+        return float(server.part.options.get("timeout", DEFAULT_TIMEOUT_SECONDS)) + TIMEOUT_MARGIN_SECONDS
 
-    def _get_budget(self, block: ServerConfig) -> Budget:
+    def _get_budget(self, server: ServerConfig) -> Budget:
         """Return the budget of what plays: its own limits, those of its agent, and the general ones for the rest."""
-        limits = {**_list_limits(self._find_agent(block)), **_list_limits(block)}
+        limits = {**_list_limits(self._find_agent(server)), **_list_limits(server)}
         return self._deployment.budget.model_copy(update=limits)
 
-    def _find_agent(self, block: ServerConfig) -> ServerConfig:
-        """Return the agent of an environment server; *block* itself if it is an agent, or its agent is not known."""
-        return self._blocks.get(block.refers.get(AGENT_REF, ""), block)
+    def _find_agent(self, server: ServerConfig) -> ServerConfig:
+        """Return the agent of an environment server; *server* itself if it is an agent, or its agent is not known."""
+        return self._servers.get(server.refers.get(AGENT_REF, ""), server)
 
 
-def _list_limits(block: ServerConfig) -> dict[str, int | float]:
-    assert isinstance(block.part, AgentServerConfig), "the part of what plays"
-    turns = block.part.turns or DEFAULT_TURNS.get(block.implementation)
-    limits = {"turns": turns, "tools": block.part.tool_calls, "seconds": block.part.seconds}
+def _list_limits(server: ServerConfig) -> dict[str, int | float]:
+    assert isinstance(server.part, AgentServerConfig), "the part of what plays"
+    turns = server.part.turns or DEFAULT_TURNS.get(server.implementation)
+    limits = {"turns": turns, "tools": server.part.tool_calls, "seconds": server.part.seconds}
     return {key: value for key, value in limits.items() if value is not None}
 
 
-def get_row_fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:
+def get_row_fields(server: ServerConfig, environment: Environment | None) -> dict[str, Any]:
     """Return a server's entry in the head's configuration, without the address: its references and its domain."""
     kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
-    refers = {key: {"type": kinds[key], "name": name} for key, name in block.refers.items() if key in kinds}
-    if isinstance(block.part, ModelServerConfig):
-        return {"model": redact_url(block.part.name)}
-    if block.kind != RESOURCES:
+    refers = {key: {"type": kinds[key], "name": name} for key, name in server.refers.items() if key in kinds}
+    if isinstance(server.part, ModelServerConfig):
+        return {"model": redact_url(server.part.name)}
+    if server.kind != RESOURCES:
         return refers
-    name = environment.name if environment else block.name
-    fields = {"domain": block.domain or (name if name in DOMAINS else "other")}
+    name = environment.name if environment else server.name
+    fields = {"domain": server.domain or (name if name in DOMAINS else "other")}
     return fields | ({"version": environment.version} if environment else {})
 
 
-def build_model(block: ServerConfig) -> Model:
-    """Create the model that a model server's *block* names."""
-    assert isinstance(block.part, ModelServerConfig), "the part of a model server"
-    return models.model(block.part.name, **block.part.options)
+def build_model(server: ServerConfig) -> Model:
+    """Create the model that a model server names."""
+    assert isinstance(server.part, ModelServerConfig), "the part of a model server"
+    return models.model(server.part.name, **server.part.options)
 
 
 def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) -> TokenCaptureFolder | None:
@@ -408,29 +410,29 @@ def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) 
     return TokenCaptureFolder(capture.folder)
 
 
-def _needs_rows(block: ServerConfig) -> bool:
-    return isinstance(block.part, ModelServerConfig) and block.part.name.startswith(oracle.NAMED)
+def _needs_rows(server: ServerConfig) -> bool:
+    return isinstance(server.part, ModelServerConfig) and server.part.name.startswith(oracle.NAMED)
 
 
-def _get_model_server_name(block: ServerConfig) -> str:
-    return block.part.name if isinstance(block.part, ModelServerConfig) else block.name
+def _get_model_server_name(server: ServerConfig) -> str:
+    return server.part.name if isinstance(server.part, ModelServerConfig) else server.name
 
 
-def _check_references(block: ServerConfig, blocks: Iterable[ServerConfig]) -> None:
+def _check_references(server: ServerConfig, servers: Iterable[ServerConfig]) -> None:
     """Raise `UsageError` if an agent or an environment server does not name the servers that it needs."""
-    if block.kind in {AGENTS, ENVIRONMENTS}:
-        _get_reference(block, RESOURCES_REF)
-        _get_model_name(block, blocks)
+    if server.kind in {AGENTS, ENVIRONMENTS}:
+        _get_reference(server, RESOURCES_REF)
+        _get_model_name(server, servers)
 
 
-def _get_model_name(block: ServerConfig, blocks: Iterable[ServerConfig]) -> str:
-    """Return the model server that *block*, or else its agent among *blocks*, refers to; raises `UsageError`."""
-    agents = [server for server in blocks if server.name == block.refers.get(AGENT_REF)]
-    return _get_reference(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
+def _get_model_name(server: ServerConfig, servers: Iterable[ServerConfig]) -> str:
+    """Return the model server that *server*, or else its agent among *servers*, refers to; raises `UsageError`."""
+    agents = [other for other in servers if other.name == server.refers.get(AGENT_REF)]
+    return _get_reference(server if MODEL_REF in server.refers or not agents else agents[0], MODEL_REF)
 
 
-def _get_reference(block: ServerConfig, key: str) -> str:
-    """Return the server that *block* refers to under *key*; raises `UsageError` if there is none."""
-    if name := block.refers.get(key):
+def _get_reference(server: ServerConfig, key: str) -> str:
+    """Return the server that *server* refers to under *key*; raises `UsageError` if there is none."""
+    if name := server.refers.get(key):
         return name
-    raise UsageError(f"{block.name!r} does not name its {key.replace('_', ' ')}; add {key}: with a type and a name")
+    raise UsageError(f"{server.name!r} does not name its {key.replace('_', ' ')}; add {key}: with a type and a name")

@@ -67,11 +67,11 @@ def build_resources_server(name: str, settings: Mapping[str, Any] | None = None,
     return ServerConfig(name=name, kind=RESOURCES, implementation=name, part=part, settings=settings or {})
 
 
-def enable_mcp(block: ServerConfig) -> ServerConfig:
-    """Return *block* with its tools also offered over MCP, if it is a resources server."""
-    if not isinstance(block.part, ResourcesServerConfig):
-        return block
-    return block.model_copy(update={"part": block.part.model_copy(update={"mcp": True})})
+def enable_mcp(server: ServerConfig) -> ServerConfig:
+    """Return *server* with its tools also offered over MCP, if it is a resources server."""
+    if not isinstance(server.part, ResourcesServerConfig):
+        return server
+    return server.model_copy(update={"part": server.part.model_copy(update={"mcp": True})})
 
 
 def build_model_server(policy_model: ModelServerConfig) -> ServerConfig:
@@ -80,45 +80,45 @@ def build_model_server(policy_model: ModelServerConfig) -> ServerConfig:
 
 
 def complete_servers(
-    deployment: Deployment, *blocks: ServerConfig, player: ModelServerConfig | None = None
+    deployment: Deployment, *added: ServerConfig, player: ModelServerConfig | None = None
 ) -> tuple[ServerConfig, ...]:
-    """Return all servers of *deployment* and *blocks*, with an agent and an environment server per environment.
+    """Return all servers of *deployment* and *added*, with an agent and an environment server per environment.
 
     A *player* replaces the policy's model server of the deployment.
     """
-    servers = [*deployment.servers, *blocks]
+    servers = [*deployment.servers, *added]
     if player is not None:
         servers = [
-            *(block for block in servers if (block.kind, block.name) != (MODELS, POLICY_SERVER)),
+            *(server for server in servers if (server.kind, server.name) != (MODELS, POLICY_SERVER)),
             build_model_server(player),
         ]
     policy = _get_policy_server(servers)
     # Sets, because a head may have thousands of servers and completes them every time that it looks for missing ones.
-    played = {block.refers.get(RESOURCES_REF) for block in servers if block.kind == AGENTS}
+    played = {server.refers.get(RESOURCES_REF) for server in servers if server.kind == AGENTS}
     servers += [
-        _build_agent(block, policy) for block in servers if block.kind == RESOURCES and block.name not in played
+        _build_agent(server, policy) for server in servers if server.kind == RESOURCES and server.name not in played
     ]
-    served = {block.refers.get(AGENT_REF) for block in servers if block.kind == ENVIRONMENTS}
+    served = {server.refers.get(AGENT_REF) for server in servers if server.kind == ENVIRONMENTS}
     servers += [
-        _build_environment_server(block) for block in servers if block.kind == AGENTS and block.name not in served
+        _build_environment_server(server) for server in servers if server.kind == AGENTS and server.name not in served
     ]
     return tuple(sorted(servers, key=_build_sort_key(servers)))
 
 
-def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
-    """Return the names of the servers without which *blocks* cannot produce rollouts.
+def list_referenced_servers(servers: Iterable[ServerConfig]) -> list[str]:
+    """Return the names of the servers without which *servers* cannot produce rollouts.
 
-    These are the blocks and the servers that they refer to. If the configuration names any servers, the references of
+    These are *servers* and those that they refer to. If the configuration names any servers, the references of
     the servers that follow from it do not count: a configuration of resources servers alone is for clients that bring
     their own model.
     """
-    listed = list(blocks)
-    referring = [block for block in listed if block.is_in_files] or listed
+    listed = list(servers)
+    referring = [server for server in listed if server.is_in_files] or listed
     return list(
         dict.fromkeys(
             [
-                *(block.name for block in listed),
-                *(resources_name for block in referring for resources_name in block.refers.values()),
+                *(server.name for server in listed),
+                *(resources_name for server in referring for resources_name in server.refers.values()),
             ]
         )
     )
@@ -127,8 +127,8 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
 def find_missing_servers(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
     """Return the agents and environment servers that *services* lack, except those in *expected*."""
     running = [_build_remote_config(service) for service in services]
-    names = {*expected, *(block.name for block in running)}
-    return tuple(block for block in complete_servers(Deployment(servers=tuple(running))) if block.name not in names)
+    names = {*expected, *(server.name for server in running)}
+    return tuple(server for server in complete_servers(Deployment(servers=tuple(running))) if server.name not in names)
 
 
 def _build_remote_config(service: Service) -> ServerConfig:
@@ -145,26 +145,28 @@ def _build_remote_config(service: Service) -> ServerConfig:
 
 
 def select_local(
-    blocks: Iterable[ServerConfig], *, role: Role | None = None, only: str | None = None
+    servers: Iterable[ServerConfig], *, role: Role | None = None, only: str | None = None
 ) -> tuple[ServerConfig, ...]:
-    """Return the *blocks* that run in this process: those of a *role*, the one named *only*, or all."""
-    selected = [block for block in blocks if only is None or block.name == only]
-    return tuple(block for block in selected if role is None or block.kind in ROLES[role])
+    """Return the *servers* that run in this process: those of a *role*, the one named *only*, or all."""
+    selected = [server for server in servers if only is None or server.name == only]
+    return tuple(server for server in selected if role is None or server.kind in ROLES[role])
 
 
-def _get_policy_server(blocks: Iterable[ServerConfig]) -> str:
+def _get_policy_server(servers: Iterable[ServerConfig]) -> str:
     """Return the model server for agents that name none: the policy's, or else the only candidate."""
-    listed = list(blocks)
+    listed = list(servers)
     judges = find_judge_servers(listed) - {POLICY_SERVER}
-    models = [block.name for block in listed if block.kind == MODELS and block.name not in judges]
+    models = [server.name for server in listed if server.kind == MODELS and server.name not in judges]
     return models[0] if len(models) == 1 else POLICY_SERVER
 
 
-def find_policy_model(blocks: Iterable[ServerConfig]) -> str:
+def find_policy_model(servers: Iterable[ServerConfig]) -> str:
     """Return the name of the policy's model, or an empty string if no model server belongs to the policy."""
-    listed = list(blocks)
+    listed = list(servers)
     policy = _get_policy_server(listed)
-    names = (block.part.name for block in listed if block.name == policy and isinstance(block.part, ModelServerConfig))
+    names = (
+        server.part.name for server in listed if server.name == policy and isinstance(server.part, ModelServerConfig)
+    )
     return next(names, "")
 
 
@@ -199,19 +201,19 @@ def _build_environment_server(agent: ServerConfig) -> ServerConfig:
     )
 
 
-def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
+def _build_sort_key(servers: Iterable[ServerConfig]) -> Any:
     """Return the sort key of the configuration: the servers of each environment together, and models last."""
     places: dict[str, int] = {}
-    for number, block in enumerate(blocks):
-        if block.kind == RESOURCES:
-            places[block.name] = number
+    for number, server in enumerate(servers):
+        if server.kind == RESOURCES:
+            places[server.name] = number
 
-    def key(block: ServerConfig) -> tuple[bool, int, int]:
-        resources_name = block.name if block.kind == RESOURCES else block.refers.get(RESOURCES_REF, "")
+    def key(server: ServerConfig) -> tuple[bool, int, int]:
+        resources_name = server.name if server.kind == RESOURCES else server.refers.get(RESOURCES_REF, "")
         return (
-            block.kind == MODELS,
+            server.kind == MODELS,
             places.get(resources_name, len(places)),
-            (RESOURCES, AGENTS, ENVIRONMENTS, MODELS).index(block.kind),
+            (RESOURCES, AGENTS, ENVIRONMENTS, MODELS).index(server.kind),
         )
 
     return key
@@ -233,14 +235,14 @@ def check_exposure(deployment: Deployment, token: SecretStr | None, *hosts: str)
 
 
 def find_socket(
-    block: ServerConfig, deployment: Deployment, sockets: Mapping[str, socket.socket]
+    server: ServerConfig, deployment: Deployment, sockets: Mapping[str, socket.socket]
 ) -> socket.socket | None:
     """Return the bound socket of a server, or one in the port range; `None` if any port will do or one is fixed."""
     low, high = deployment.port_range.low, deployment.port_range.high
-    if block.name in sockets or block.port or low is None or high is None:
-        return sockets.get(block.name)
-    host = deployment.host if block.host is None else block.host
-    return bind_socket_in_range(host, low, high, but=deployment.port_range.disallowed, what=block.name)
+    if server.name in sockets or server.port or low is None or high is None:
+        return sockets.get(server.name)
+    host = deployment.host if server.host is None else server.host
+    return bind_socket_in_range(host, low, high, but=deployment.port_range.disallowed, what=server.name)
 
 
 def choose_host(deployment: Deployment, sockets: Mapping[str, socket.socket] = MappingProxyType({})) -> Deployment:
@@ -260,8 +262,8 @@ SettingError: TypeAlias = tuple[tuple[str, ...], str]
 """The keys that lead to a setting of a server, and a message about the setting."""
 
 
-def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | None = None) -> None:
-    """Check *blocks*, by default all servers of *deployment*.
+def check_deployment(deployment: Deployment, servers: Collection[ServerConfig] | None = None) -> None:
+    """Check *servers*, by default all servers of *deployment*.
 
     Raises:
         BadConfig: Something is wrong; the message has a line for each error.
@@ -271,7 +273,7 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
     from gymsdk.config.yaml import Problems, format_key_path
     from gymsdk.plugins.registry import installed
 
-    chosen = deployment.servers if blocks is None else tuple(blocks)
+    chosen = deployment.servers if servers is None else tuple(servers)
     problems, environments = Problems(), installed()
     model_servers = {
         server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)
@@ -280,12 +282,12 @@ def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | 
         config.check_environments(deployment.model_copy(update={"servers": chosen}), environments)
     except BadConfig as error:
         problems.add_error(error)
-    for block in chosen:
-        # Before the messages about this block, which may quote its settings.
-        problems.secrets |= _find_secrets(block)
-        for key_path, message in _find_errors(block, environments, model_servers):
-            setting = format_key_path((block.name, block.kind, block.implementation, *key_path))
-            problems.add(block.place_of(key_path), f"{setting}: {message}")
+    for server in chosen:
+        # Before the messages about this server, which may quote its settings.
+        problems.secrets |= _find_secrets(server)
+        for key_path, message in _find_errors(server, environments, model_servers):
+            setting = format_key_path((server.name, server.kind, server.implementation, *key_path))
+            problems.add(server.place_of(key_path), f"{setting}: {message}")
     problems.raise_if_any()
 
 
@@ -298,13 +300,13 @@ def find_wrong_settings(deployment: Deployment) -> dict[str, set[str]]:
         server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)
     }
     return {
-        block.name: {
+        server.name: {
             key
-            for key_path, _ in _find_errors(block, environments, model_servers)
-            for key in key_path[:1] or block.settings
+            for key_path, _ in _find_errors(server, environments, model_servers)
+            for key in key_path[:1] or server.settings
         }
-        for block in deployment.servers
-        if isinstance(block.part, ResourcesServerConfig)
+        for server in deployment.servers
+        if isinstance(server.part, ResourcesServerConfig)
     }
 
 
@@ -315,15 +317,15 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _find_errors(
-    block: ServerConfig, known: Collection[str], model_servers: Mapping[str, ModelServerConfig]
+    server: ServerConfig, known: Collection[str], model_servers: Mapping[str, ModelServerConfig]
 ) -> Iterable[SettingError]:
 
-    if isinstance(block.part, ResourcesServerConfig):
-        if block.part.environment not in known:
+    if isinstance(server.part, ResourcesServerConfig):
+        if server.part.environment not in known:
             return ()
-        settings = {**block.settings, **_build_referenced_models(block, model_servers)}
-        return _find_environment_errors(block.part.environment, settings)
-    return _find_model_errors(block.part) if isinstance(block.part, ModelServerConfig) else ()
+        settings = {**server.settings, **_build_referenced_models(server, model_servers)}
+        return _find_environment_errors(server.part.environment, settings)
+    return _find_model_errors(server.part) if isinstance(server.part, ModelServerConfig) else ()
 
 
 def _find_environment_errors(name: str, settings: Mapping[str, Any]) -> Iterator[SettingError]:
@@ -335,14 +337,14 @@ def _find_environment_errors(name: str, settings: Mapping[str, Any]) -> Iterator
         yield from error.setting_errors or [((), str(error))]
 
 
-def _build_referenced_models(block: ServerConfig, model_servers: Mapping[str, ModelServerConfig]) -> dict[str, Model]:
-    """Return the model for each setting of *block* that names a model server."""
+def _build_referenced_models(server: ServerConfig, model_servers: Mapping[str, ModelServerConfig]) -> dict[str, Model]:
+    """Return the model for each setting of *server* that names a model server."""
     from gymsdk.models.registry import ReferencedModel, model
 
     def build(name: str) -> Model:
         return model(model_servers[name].name, **model_servers[name].options)
 
-    return {key: ReferencedModel(name, partial(build, name)) for key, name in block.models.items()}
+    return {key: ReferencedModel(name, partial(build, name)) for key, name in server.models.items()}
 
 
 def _find_model_errors(model_server: ModelServerConfig) -> Iterator[SettingError]:
@@ -358,12 +360,12 @@ def _find_model_errors(model_server: ModelServerConfig) -> Iterator[SettingError
         yield (option,) if is_scripted else (), str(error)
 
 
-def _find_secrets(block: ServerConfig) -> set[str]:
-    """Return the secrets among the settings of *block*."""
+def _find_secrets(server: ServerConfig) -> set[str]:
+    """Return the secrets among the settings of *server*."""
     from gymsdk.config.show import find_secrets
     from gymsdk.config.yaml import Node, build_node
 
-    root = build_node(dict(block.settings), block.place)
-    for key in (block.implementation, block.kind, block.name):
-        root = Node({key: root}, block.place)
+    root = build_node(dict(server.settings), server.place)
+    for key in (server.implementation, server.kind, server.name):
+        root = Node({key: root}, server.place)
     return find_secrets(root)

@@ -35,13 +35,13 @@ def check_deployment(deployment: Deployment, *, bound: Collection[str] = ()) -> 
     if deployment.vllm_flags is not None:
         deployment = _check_engine(deployment)
     served, _ = split_programs(deployment)
-    blocks = plan_servers(served, served.environments)
-    local_servers = select_servers_here(blocks, served, security)
-    _check_workers(blocks, served)
+    servers = plan_servers(served, served.environments)
+    local_servers = select_servers_here(servers, served, security)
+    _check_workers(servers, served)
     _check_ports(local_servers, served, bound)
     # Only for its checks: it loads the environments and the models, and resolves their references.
     ServerBuilder(
-        blocks,
+        servers,
         local_servers,
         environments={},
         existing_models=choose_models(None, served.model, local_servers, served),
@@ -59,8 +59,8 @@ def _check_engine(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"model": deployment.model.model_copy(update={"options": options})})
 
 
-def _check_workers(blocks: Sequence[ServerConfig], deployment: Deployment) -> None:
-    count = sum(block.kind == MODELS for block in blocks)
+def _check_workers(servers: Sequence[ServerConfig], deployment: Deployment) -> None:
+    count = sum(server.kind == MODELS for server in servers)
     if deployment.workers is not None and count > MAX_PAUSES:
         raise UsageError(f"--workers can serve at most {MAX_PAUSES} models, and there are {count}")
 

@@ -120,10 +120,10 @@ async def serve(
     deployment, sockets = await find_head(deployment, security, sockets)
     listed = [*deployment.environments, *environments]
     model_config = ModelServerConfig(name=_get_name(model)) if model is not None else deployment.model
-    blocks = plan_servers(deployment.model_copy(update={"model": model_config}), listed)
-    local_servers = select_servers_here(blocks, deployment, security)
+    servers = plan_servers(deployment.model_copy(update={"model": model_config}), listed)
+    local_servers = select_servers_here(servers, deployment, security)
     builder = ServerBuilder(
-        blocks,
+        servers,
         local_servers,
         environments={environment.name: environment for environment in listed if isinstance(environment, Environment)},
         existing_models=choose_models(model, model_config, local_servers, deployment),
@@ -131,9 +131,9 @@ async def serve(
         token=security.token,
     )
     expected = list_expected_services(
-        local_servers if deployment.head_url else blocks, deployment, with_model=model_config is not None
+        local_servers if deployment.head_url else servers, deployment, with_model=model_config is not None
     )
-    runner = _build_runner(builder, blocks, local_servers, deployment, sockets, security, expected)
+    runner = _build_runner(builder, servers, local_servers, deployment, sockets, security, expected)
     # A separate task enters and exits all contexts: the caller may leave this context in another task.
     task = asyncio.ensure_future(runner.run())
     try:
@@ -182,11 +182,13 @@ async def find_head(
 
 
 def select_servers_here(
-    blocks: Iterable[ServerConfig], deployment: Deployment, security: Security
+    servers: Iterable[ServerConfig], deployment: Deployment, security: Security
 ) -> tuple[ServerConfig, ...]:
-    """Return the *blocks* that run here; raises `UsageError` if a server is insecure, or if they are too many."""
-    local_servers = plan.select_local(blocks, role=deployment.role, only=deployment.only)
-    plan.check_exposure(deployment, security.token, *(block.host for block in local_servers if block.host is not None))
+    """Return the *servers* that run here; raises `UsageError` if a server is insecure, or if they are too many."""
+    local_servers = plan.select_local(servers, role=deployment.role, only=deployment.only)
+    plan.check_exposure(
+        deployment, security.token, *(server.host for server in local_servers if server.host is not None)
+    )
     if deployment.head_url is not None and len(local_servers) > MAX_ENTRIES:
         raise UsageError(
             f"{len(local_servers)} servers would run here, and a head registers at most {MAX_ENTRIES} of one node: an"
@@ -208,12 +210,12 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
     added = [_build_resources_server(environment, deployment) for environment in environments]
     if deployment.mcp:
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
-    blocks = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
-    names = [block.name for block in blocks]
+    servers = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
+    names = [server.name for server in servers]
     for name, count in Counter(names).items():
         if count > 1 or name in RESERVED_KEYS:
             raise UsageError(f"two servers would be named {name!r}; leave out one of the environments of that name")
-    if deployment.role == "model" and not any(block.kind == MODELS for block in blocks):
+    if deployment.role == "model" and not any(server.kind == MODELS for server in servers):
         raise UsageError("--role model has no model to serve; add one with --model, as in --model scripted/oracle")
     for name in deployment.server_ports:
         if name not in names:
@@ -222,8 +224,8 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
             )
     if deployment.only is not None and deployment.only not in {*names, HEAD_SERVER}:
         raise UsageError(f"no server {deployment.only!r}; the servers are {_list_names(names)}")
-    ports = {block.name: deployment.server_ports.get(block.name, block.port or 0) for block in blocks}
-    return tuple(block.model_copy(update={"port": ports[block.name]}) for block in blocks)
+    ports = {server.name: deployment.server_ports.get(server.name, server.port or 0) for server in servers}
+    return tuple(server.model_copy(update={"port": ports[server.name]}) for server in servers)
 
 
 def use_offload(offload: str | None) -> None:
@@ -239,11 +241,11 @@ def use_offload(offload: str | None) -> None:
     set_default_executor(create())
 
 
-def list_expected_services(blocks: Iterable[ServerConfig], deployment: Deployment, *, with_model: bool) -> list[str]:
-    """Return the names of the servers without which *blocks* cannot produce rollouts."""
+def list_expected_services(servers: Iterable[ServerConfig], deployment: Deployment, *, with_model: bool) -> list[str]:
+    """Return the names of the servers without which *servers* cannot produce rollouts."""
     # An agent in the same process as its model needs no model server.
     not_needed = {POLICY_SERVER} if with_model and deployment.role in ROLES_WITH_MODEL else set()
-    return [name for name in plan.list_referenced_servers(blocks) if name not in not_needed]
+    return [name for name in plan.list_referenced_servers(servers) if name not in not_needed]
 
 
 def get_policy_name(model: Model) -> str:
@@ -281,7 +283,7 @@ def choose_models(
 ) -> dict[str, Model]:
     """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
     if config is None or not (
-        deployment.role in ROLES_WITH_MODEL or any(block.name == POLICY_SERVER for block in local_servers)
+        deployment.role in ROLES_WITH_MODEL or any(server.name == POLICY_SERVER for server in local_servers)
     ):
         return {}
     if model is None:
@@ -291,7 +293,7 @@ def choose_models(
 
 def _build_runner(
     builder: ServerBuilder,
-    blocks: Sequence[ServerConfig],
+    servers: Sequence[ServerConfig],
     local_servers: Sequence[ServerConfig],
     deployment: Deployment,
     sockets: Mapping[str, socket.socket],
@@ -321,30 +323,32 @@ def _build_runner(
         supervisor=deployment.supervisor,
         receive=None if deployment.worker is None else partial(receive_connections, deployment.worker),
     )
-    bound_sockets = {block.name: find_socket(block, deployment, sockets) for block in local_servers}
+    bound_sockets = {server.name: find_socket(server, deployment, sockets) for server in local_servers}
     return ServerRunner(
         builder.build_specs({name: sock for name, sock in bound_sockets.items() if sock is not None}),
         host=deployment.host,
         port=deployment.port,
         contexts=contexts,
-        extra_config=_describe_head(builder, blocks) | _describe_deployment(deployment),
+        extra_config=_describe_head(builder, servers) | _describe_deployment(deployment),
         times=deployment.times,
         security=security,
         connection=connection,
     )
 
 
-def _describe_head(builder: ServerBuilder, blocks: Sequence[ServerConfig]) -> dict[str, Any]:
+def _describe_head(builder: ServerBuilder, servers: Sequence[ServerConfig]) -> dict[str, Any]:
     """Return the entries of the head's configuration that are not servers."""
     policy = builder.models.get(POLICY_SERVER)
     # OmegaConf would read these character sequences as a missing value or a reference.
     name = re.sub(
         r"\?\?\?|\$\{",
         "",
-        get_policy_name(policy) if policy is not None else redact_url(plan.find_policy_model(blocks)),
+        get_policy_name(policy) if policy is not None else redact_url(plan.find_policy_model(servers)),
     )
-    servers = (block for block in blocks if block.kind == "environment_servers" and RESOURCES_REF in block.refers)
-    routes = {block.refers[RESOURCES_REF]: block.name for block in servers}
+    environment_servers = (
+        server for server in servers if server.kind == "environment_servers" and RESOURCES_REF in server.refers
+    )
+    routes = {server.refers[RESOURCES_REF]: server.name for server in environment_servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
 
 

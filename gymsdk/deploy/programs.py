@@ -85,11 +85,11 @@ class Program:
     """A resources server that is a program.
 
     Attributes:
-        block: The server's configuration.
+        server: The server's configuration.
         path: The file to run.
     """
 
-    block: ServerConfig
+    server: ServerConfig
     path: Path
 
     @property
@@ -100,7 +100,7 @@ class Program:
     @property
     def relative_path(self) -> str:
         """The file as NeMo Gym's configurations name it; a server with several workers imports its module by it."""
-        written = Path(self.block.entrypoint or "")
+        written = Path(self.server.entrypoint or "")
         return self.path.name if written.is_absolute() or ".." in written.parts else str(written)
 
 
@@ -113,15 +113,15 @@ def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, .
     """
     environments = installed()
     programs = []
-    for block in deployment.get_servers(RESOURCES):
-        is_replaced = getattr(block.part, "environment", "") in environments and "/" not in (block.entrypoint or "")
-        if is_replaced or block.place.untrusted:
+    for server in deployment.get_servers(RESOURCES):
+        is_replaced = getattr(server.part, "environment", "") in environments and "/" not in (server.entrypoint or "")
+        if is_replaced or server.place.untrusted:
             continue
-        if (path := find_program(block)) is not None:
-            programs.append(Program(block, path))
+        if (path := find_program(server)) is not None:
+            programs.append(Program(server, path))
     if not programs:
         return deployment, ()
-    names = {program.block.name for program in programs}
+    names = {program.server.name for program in programs}
     # The agents of programs run in this process.
     agents = [server for server in plan.complete_servers(deployment) if names & {*server.refers.values()}]
     others = [server for server in deployment.servers if server.name not in {*names, *(agent.name for agent in agents)}]
@@ -139,24 +139,24 @@ def check_deployment(deployment: Deployment, role: Role | None = None) -> None:
     plan.check_deployment(checked, plan.select_local(checked.servers, role=role))
 
 
-def find_program(block: ServerConfig) -> Path | None:
-    """Return the file that the *block* of a resources server names, `None` if there is none.
+def find_program(server: ServerConfig) -> Path | None:
+    """Return the file that the resources server *server* names, `None` if there is none.
 
     A relative `entrypoint` is looked up in the folder of the server: the folder of the configuration file or the one
     above it, `resources_servers/NAME` of the working folder, and `resources_servers/NAME` of an installed NeMo Gym.
     """
-    if block.entrypoint is None:
+    if server.entrypoint is None:
         return None
-    written = Path(block.entrypoint).expanduser()
+    written = Path(server.entrypoint).expanduser()
     if written.is_absolute():
         return written if written.is_file() else None
-    source = Path(block.place.source)
+    source = Path(server.place.source)
     # The user names the configuration file, and may not know the files of the working folder.
     folders = [source.resolve().parent, source.resolve().parent.parent] if source.is_file() else []
-    folders.append(get_working_folder() / RESOURCES / block.implementation)
+    folders.append(get_working_folder() / RESOURCES / server.implementation)
     spec = find_spec(RESOURCES)
     folders += [
-        Path(location) / block.implementation for location in (spec.submodule_search_locations if spec else None) or ()
+        Path(location) / server.implementation for location in (spec.submodule_search_locations if spec else None) or ()
     ]
     return next((resolve_path(folder / written) for folder in folders if (folder / written).is_file()), None)
 
@@ -294,9 +294,9 @@ async def _prepare(
     pythons = await asyncio.gather(*(asyncio.to_thread(choose_python, program) for program in programs))
     token = plan.get_security(deployment).token
     config = await _fetch_config(head_url, token, [server.name for server in deployment.servers])
-    blocks = [program.block for program in programs]
-    sockets = [ports.enter_context(bind_socket(LISTEN_HOST, block.port or 0, what=block.name)) for block in blocks]
-    services = [_build_service(block, port) for block, port in zip(blocks, sockets, strict=True)]
+    servers = [program.server for program in programs]
+    sockets = [ports.enter_context(bind_socket(LISTEN_HOST, server.port or 0, what=server.name)) for server in servers]
+    services = [_build_service(server, port) for server, port in zip(servers, sockets, strict=True)]
     config |= {service.name: build_block(service) for service in services}
     headers = partial(credentials.bearer, token)
     return [
@@ -305,38 +305,38 @@ async def _prepare(
     ]
 
 
-def _build_service(block: ServerConfig, port: socket.socket) -> Service:
-    place = {"name": block.name, "kind": RESOURCES, "implementation": block.implementation}
+def _build_service(server: ServerConfig, port: socket.socket) -> Service:
+    place = {"name": server.name, "kind": RESOURCES, "implementation": server.implementation}
     address = {"host": LISTEN_HOST, "port": socket_port(port)}
-    return Service.model_validate({**place, **address, "fields": {"domain": block.domain or "other"}})
+    return Service.model_validate({**place, **address, "fields": {"domain": server.domain or "other"}})
 
 
 def _build_launch(program: Program, python: Path, service: Service, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of the launcher; of the other programs, *program* gets the addresses, not the settings."""
     address = {"host": service.host, "port": service.port}
-    settings = {**program.block.written, "entrypoint": program.relative_path, **address}
-    block: dict[str, Any] = {service.kind: {service.implementation: settings}}
+    settings = {**program.server.written, "entrypoint": program.relative_path, **address}
+    entry: dict[str, Any] = {service.kind: {service.implementation: settings}}
     variables = {
         INSTANCE_KEY: service.name,
-        CONFIG_KEY: write_config({"dry_run": False, **config}, service.name, block),
+        CONFIG_KEY: write_config({"dry_run": False, **config}, service.name, entry),
         "PYTHONPATH": str(program.folder),
     }
     command = build_program_command(str(python), str(program.path))
     return {"command": command, "folder": str(program.folder), "variables": variables}
 
 
-def write_config(config: Mapping[str, Any], name: str, block: Mapping[str, Any]) -> str:
-    """Return the configuration for the program *name* with the settings in *block*.
+def write_config(config: Mapping[str, Any], name: str, entry: Mapping[str, Any]) -> str:
+    """Return the configuration for the program *name* with the settings in *entry*.
 
     It has the addresses of all servers; if it would be too long for a variable, of those in the settings only.
     """
     # JSON is YAML.
-    text = json.dumps({**config, name: block})
+    text = json.dumps({**config, name: entry})
     if len(text) <= MAX_CONFIG_BYTES:
         return text
-    settings = json.dumps(block)
+    settings = json.dumps(entry)
     unused = [key for key, value in config.items() if _is_server(value) and json.dumps(key) not in settings]
-    return json.dumps({**{key: config[key] for key in config if key not in unused}, name: block})
+    return json.dumps({**{key: config[key] for key in config if key not in unused}, name: entry})
 
 
 def _is_server(value: object) -> bool:
@@ -361,10 +361,10 @@ def choose_python(program: Program) -> Path:
     Raises:
         UsageError: There is no such interpreter, or the requirements cannot be installed.
     """
-    if (named := program.block.written.get(PYTHON_KEY)) is not None:
+    if (named := program.server.written.get(PYTHON_KEY)) is not None:
         path = resolve_path(Path(str(named)).expanduser())
         if not path.is_file():
-            raise UsageError(f"{program.block.name}: there is no interpreter {path}; correct the setting python")
+            raise UsageError(f"{program.server.name}: there is no interpreter {path}; correct the setting python")
         return path
     if (own := program.folder / ".venv" / "bin" / "python").is_file():
         return own
@@ -377,7 +377,7 @@ def _install(program: Program, requirements: Path) -> Path:
     text, base = rewrite_requirements(requirements), get_base_python(requirements.read_text(encoding="utf-8"))
     key = hashlib.sha256(f"{base or sys.version}\n{text}".encode()).hexdigest()[:12]
     cache = resolve_path(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")) / "gymsdk" / "programs"
-    folder = cache / f"{program.block.implementation}-{key}"
+    folder = cache / f"{program.server.implementation}-{key}"
     python, done = folder / "bin" / "python", folder / "installed"
     cache.mkdir(parents=True, exist_ok=True)
     # Another command may install the same environment at the same time.
@@ -387,7 +387,7 @@ def _install(program: Program, requirements: Path) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             requirements_file = cache / f"{folder.name}.txt"
             requirements_file.write_text(text, encoding="utf-8")
-            sys.stderr.write(f"{program.block.name}: installs {requirements} into {folder}\n")
+            sys.stderr.write(f"{program.server.name}: installs {requirements} into {folder}\n")
             for command in build_install_commands(folder, requirements_file, base):
                 _run(command, program)
             done.touch()
@@ -473,7 +473,7 @@ def _run(command: Sequence[str], program: Program) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"{program.block.name}: {' '.join(command)} took longer than {INSTALL_SECONDS:g} s") from None
+        raise UsageError(f"{program.server.name}: {' '.join(command)} took longer than {INSTALL_SECONDS:g} s") from None
     if result.returncode != 0:
         last = "\n".join(result.stdout.splitlines()[-6:])
-        raise UsageError(f"{program.block.name}: {' '.join(command)} failed; its last lines:\n{last}")
+        raise UsageError(f"{program.server.name}: {' '.join(command)} failed; its last lines:\n{last}")

@@ -21,17 +21,17 @@ from gymsdk.edge.auth import Security
 
 @asynccontextmanager
 async def serve_separately(
-    blocks: Sequence[ServerConfig],
+    servers: Sequence[ServerConfig],
     *,
     deployment: Deployment,
     sockets: Mapping[str, socket.socket],
     security: Security,
     prefix_lines: bool = True,
 ) -> AsyncIterator[SupervisedServers]:
-    """Serve each of *blocks* in its own process while the context is open, with a head unless there is one already.
+    """Serve each of *servers* in its own process while the context is open, with a head unless there is one already.
 
     Args:
-        blocks: The servers to run here.
+        servers: The servers to run here.
         deployment: The deployment with all its servers; each process receives it on standard input (`deploy.child`).
         sockets: Sockets that are bound already, by the name of the server; `head_server` is the head.
         security: The security settings.
@@ -42,7 +42,7 @@ async def serve_separately(
         GymsdkError: A server does not start.
     """
     with ExitStack() as stack:
-        bound = bind_sockets(blocks, deployment, sockets, security, stack)
+        bound = bind_sockets(servers, deployment, sockets, security, stack)
         specs = [build_head_spec(bound.head, deployment)] if bound.head else []
         for name, sock in bound.servers.items():
             # The head of a child is decided.
@@ -53,6 +53,6 @@ async def serve_separately(
             for name, sock in bound.by_name.items()
         }
         async with supervise(
-            specs, readiness, blocks, bound, deployment=deployment, security=security, prefix_lines=prefix_lines
+            specs, readiness, servers, bound, deployment=deployment, security=security, prefix_lines=prefix_lines
         ) as running:
             yield running

@@ -68,7 +68,7 @@ class Sockets:
 async def supervise(
     specs: Sequence[ProcessSpec],
     readiness: Mapping[str, WaitUntilReady],
-    blocks: Sequence[ServerConfig],
+    servers: Sequence[ServerConfig],
     sockets: Sockets,
     *,
     deployment: Deployment,
@@ -81,7 +81,7 @@ async def supervise(
     Args:
         specs: The processes; `HEAD_NODE_ID` names the head, which ends last.
         readiness: Waits until a process is ready, by the name of the process.
-        blocks: The servers that the processes run.
+        servers: The servers that the processes run.
         sockets: The bound sockets of the servers.
         deployment: The deployment.
         security: The security settings.
@@ -106,13 +106,13 @@ async def supervise(
         # The sum of the time limits of the stages in which a server stops.
         seconds=deployment.times.grace + 2 * deployment.times.ending + 3.0,
         # Until their episodes end, agents need the resources servers and the models.
-        first={block.name for block in blocks if block.kind in {AGENTS, ENVIRONMENTS}},
+        first={server.name for server in servers if server.kind in {AGENTS, ENVIRONMENTS}},
         last=HEAD_NODE_ID,
         prefix_lines=prefix_lines,
         ended=report_exit,
     )
     node = _build_node(sockets, supervisor, deployment, security, exited)
-    services = tuple(_build_service(block, sockets.servers[block.name], deployment, security) for block in blocks)
+    services = tuple(_build_service(server, sockets.servers[server.name], deployment, security) for server in servers)
     running = asyncio.ensure_future(supervisor.run())
     if build_distributor is not None:
         distributor = build_distributor(supervisor.pid)
@@ -157,7 +157,7 @@ def build_spec(name: str, only: str, sock: socket.socket, child: Deployment, fil
 
 
 def bind_sockets(
-    blocks: Sequence[ServerConfig],
+    servers: Sequence[ServerConfig],
     deployment: Deployment,
     bound: Mapping[str, socket.socket],
     security: Security,
@@ -172,14 +172,14 @@ def bind_sockets(
         host = socket_host(head, deployment.host)
         check_advertised("the head", deployment.advertise_host, host, socket_port(head))
         head_url = build_url(host, socket_port(head), security.scheme)
-    servers: dict[str, socket.socket] = {}
-    for block in blocks:
-        sock = find_socket(block, deployment, bound)
-        sock = sock or bind_socket(block.host or deployment.host, block.port or 0, what=block.name)
-        servers[block.name] = stack.enter_context(sock)
-        advertised = block.advertise_host or deployment.advertise_host
-        check_advertised(block.name, advertised, block.host or deployment.host, socket_port(sock))
-    sockets_by_role = Sockets(head_url, head, servers)
+    sockets_by_server: dict[str, socket.socket] = {}
+    for server in servers:
+        sock = find_socket(server, deployment, bound)
+        sock = sock or bind_socket(server.host or deployment.host, server.port or 0, what=server.name)
+        sockets_by_server[server.name] = stack.enter_context(sock)
+        advertised = server.advertise_host or deployment.advertise_host
+        check_advertised(server.name, advertised, server.host or deployment.host, socket_port(sock))
+    sockets_by_role = Sockets(head_url, head, sockets_by_server)
     if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.
         for sock in sockets_by_role.by_name.values():
@@ -219,12 +219,12 @@ def _build_node(
     )
 
 
-def _build_service(block: ServerConfig, sock: socket.socket, deployment: Deployment, security: Security) -> Service:
-    host = block.advertise_host or deployment.advertise_host or block.host or deployment.host
+def _build_service(server: ServerConfig, sock: socket.socket, deployment: Deployment, security: Security) -> Service:
+    host = server.advertise_host or deployment.advertise_host or server.host or deployment.host
     return Service(
-        name=block.name,
-        kind=block.kind,
-        implementation=block.implementation,
+        name=server.name,
+        kind=server.kind,
+        implementation=server.implementation,
         host=host,
         port=socket_port(sock),
         scheme=security.scheme,

@@ -56,17 +56,17 @@ def check_workers(deployment: Deployment, *, separate: bool) -> None:
 
 @asynccontextmanager
 async def serve_with_workers(
-    blocks: Sequence[ServerConfig],
+    servers: Sequence[ServerConfig],
     *,
     deployment: Deployment,
     sockets: Mapping[str, socket.socket],
     security: Security,
     prefix_lines: bool = True,
 ) -> AsyncIterator[SupervisedServers]:
-    """Serve *blocks* in each of the workers of *deployment* while the context is open, with a head unless there is one.
+    """Serve *servers* in each worker of *deployment* while the context is open, with a head unless there is one.
 
     Args:
-        blocks: The servers that each worker runs.
+        servers: The servers that each worker runs.
         deployment: The deployment with all its servers; each process receives it on standard input (`deploy.child`).
         sockets: Sockets that are bound already, by the name of the server; `head_server` is the head.
         security: The security settings.
@@ -78,11 +78,11 @@ async def serve_with_workers(
     """
     raise_open_file_limit()
     with ExitStack() as stack:
-        plan = _open_plan(blocks, deployment, sockets, security, stack)
+        plan = _open_plan(servers, deployment, sockets, security, stack)
         async with supervise(
             _build_process_specs(plan, deployment),
             _build_readiness(plan, deployment.times.starting, security),
-            blocks,
+            servers,
             plan.sockets,
             deployment=deployment,
             security=security,
@@ -93,13 +93,13 @@ async def serve_with_workers(
 
 
 def _open_plan(
-    blocks: Sequence[ServerConfig],
+    servers: Sequence[ServerConfig],
     deployment: Deployment,
     bound: Mapping[str, socket.socket],
     security: Security,
     stack: ExitStack,
 ) -> _Plan:
-    sockets = bind_sockets(blocks, deployment, bound, security, stack)
+    sockets = bind_sockets(servers, deployment, bound, security, stack)
     channels = []
     for number in range(1, (deployment.workers or 1) + 1):
         channel = WorkerChannel.open(f"{WORKER_PREFIX}{number}")

@@ -234,18 +234,18 @@ def test_the_program_beside_the_configuration_file_has_precedence_over_that_of_t
     elsewhere = folder / "elsewhere"
     shutil.copytree(folder / "resources_servers", elsewhere / "resources_servers")
     monkeypatch.chdir(elsewhere)
-    block = load_config([get_config(folder)], []).servers[0]
-    assert programs.find_program(block) == folder / "resources_servers" / "counting" / "app.py"
+    server = load_config([get_config(folder)], []).servers[0]
+    assert programs.find_program(server) == folder / "resources_servers" / "counting" / "app.py"
     (folder / "resources_servers" / "counting" / "app.py").unlink()
-    assert programs.find_program(block) == elsewhere / "resources_servers" / "counting" / "app.py"
+    assert programs.find_program(server) == elsewhere / "resources_servers" / "counting" / "app.py"
 
 
 def test_a_relative_interpreter_is_that_of_the_working_folder(folder: Path) -> None:
     (folder / "bin").mkdir()
     (folder / "bin" / "python").symlink_to(sys.executable)
-    block = load_config([get_config(folder)], []).servers[0]
-    block = block.model_copy(update={"written": {"python": "bin/python"}})
-    program = programs.Program(block, folder / "resources_servers" / "counting" / "app.py")
+    server = load_config([get_config(folder)], []).servers[0]
+    server = server.model_copy(update={"written": {"python": "bin/python"}})
+    program = programs.Program(server, folder / "resources_servers" / "counting" / "app.py")
     assert programs.choose_python(program) == folder / "bin" / "python"
 
 
@@ -253,12 +253,12 @@ def test_the_interpreter_is_the_named_one_or_that_of_the_folder(folder: Path) ->
     _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
     assert programs.choose_python(program) == Path(sys.executable)
     own = program.folder / ".venv" / "bin" / "python"
-    unnamed = programs.Program(program.block.model_copy(update={"written": {}}), program.path)
+    unnamed = programs.Program(program.server.model_copy(update={"written": {}}), program.path)
     assert programs.choose_python(unnamed) == Path(sys.executable)
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
     assert programs.choose_python(unnamed) == own
-    wrong = programs.Program(program.block.model_copy(update={"written": {"python": "/nowhere"}}), program.path)
+    wrong = programs.Program(program.server.model_copy(update={"written": {"python": "/nowhere"}}), program.path)
     with pytest.raises(UsageError, match="no interpreter /nowhere"):
         programs.choose_python(wrong)
 
@@ -285,7 +285,7 @@ def test_the_requirement_of_the_repository_is_rewritten(
 def test_requirements_are_installed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     _, (program,) = programs.split_programs(load_config([get_config(folder)], []))
-    program = programs.Program(program.block.model_copy(update={"written": {}}), program.path)
+    program = programs.Program(program.server.model_copy(update={"written": {}}), program.path)
     (program.folder / "requirements.txt").write_text("# nothing\n")
     python = programs.choose_python(program)
     assert python.is_relative_to(folder / "cache")
@@ -342,14 +342,14 @@ def test_a_program_gets_its_file_as_nemo_gym_names_it(folder: Path, entrypoint: 
 
 
 def test_the_configuration_of_many_servers_fits_into_a_variable() -> None:
-    block = {"resources_servers": {"counting": {"judge_model_server": {"name": "judge 7"}}}}
+    entry = {"resources_servers": {"counting": {"judge_model_server": {"name": "judge 7"}}}}
     others = {f"judge {each}": {"responses_api_models": {"m": {"host": "127.0.0.1"}}} for each in range(3_000)}
     config = {"head_server": {"port": 1}, **others}
-    text = programs.write_config(config, "counter", block)
+    text = programs.write_config(config, "counter", entry)
     assert json.loads(text) == {
         "head_server": {"port": 1},
         "judge 7": others["judge 7"],
-        "counter": block,
+        "counter": entry,
     }
     code = "import os; print(len(os.environ['NEMO_GYM_CONFIG_DICT']))"
     variables = {**os.environ, "NEMO_GYM_CONFIG_DICT": text}
@@ -357,4 +357,4 @@ def test_the_configuration_of_many_servers_fits_into_a_variable() -> None:
     with pytest.raises(OSError, match="Argument list too long"):
         subprocess.check_output([sys.executable, "-c", code], env={**variables, "ALL": json.dumps(config)})
     few = dict([*config.items()][:100])
-    assert json.loads(programs.write_config(few, "counter", block)) == {**few, "counter": block}
+    assert json.loads(programs.write_config(few, "counter", entry)) == {**few, "counter": entry}
