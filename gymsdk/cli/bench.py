@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
-from gymsdk.cli.fields import Changed, Only, take_models
+from gymsdk.cli.fields import Changed, Only, Without, take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.rollouts.settings import Rows, RunLimits, Servers
-from gymsdk.settings import MODEL, OUTPUT, RUN
+from gymsdk.settings import MODEL, OUTPUT, RUN, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,70 +27,46 @@ OPEN_LOOP = "Open loop"
 """The panel of the options of an open loop."""
 
 
+class LoadOptions(BaseModel):
+    """The loads to run, and what plays them."""
+
+    shape: Annotated[str | None, Flag(RUN, "SHAPE[,SHAPE...]")] = Field(
+        None,
+        description="Instead of an environment, measure rollouts of these shapes: simple (one model call), steps:N (N"
+        " tool calls and a reply), turns:N (N user turns).",
+    )
+    rollouts: Annotated[int, Flag(RUN, "N")] = Field(200, ge=1, description="Play N rollouts per load.")
+    minutes: Annotated[float | None, Flag(RUN, "M")] = Field(
+        None, ge=0.01, description="Run each load for M minutes instead."
+    )
+    concurrency: Annotated[str, Flag(RUN, "C[,C...]")] = Field(
+        "1,16,64", description="Run one load per number, with this many concurrent rollouts (closed loop)."
+    )
+    rate: Annotated[str | None, Flag(OPEN_LOOP, "R[,R...]")] = Field(
+        None,
+        description="Run one load per number instead, with R rollouts per second at random (Poisson) times.",
+    )
+    max_outstanding: Annotated[int, Flag(OPEN_LOOP, "N")] = Field(
+        4096, ge=1, description="Delay rollouts while N are outstanding; their latency includes the delay."
+    )
+    seed: Annotated[int, Flag(OPEN_LOOP, "N")] = Field(0, ge=0, description="Draw the times with this seed.")
+    model: Annotated[str | None, Flag(MODEL, "scripted/NAME", shown="an endpoint that replays scripted/oracle")] = (
+        Field(
+            None,
+            description="Play with this model inside the servers; with --head, check rewards against this model's.",
+        )
+    )
+    plot: Annotated[Path | None, Flag(OUTPUT, "FILE")] = Field(
+        None, description="Draw the results as a PNG, SVG or PDF file; needs gymsdk[plot]."
+    )
+
+
 @take_models
-def bench(  # noqa: PLR0913  # each is an option of the command
+def bench(  # each is an option of the command
     names: options.OptionalNames = None,
     *,
     servers: Annotated[Servers, Only("head")],
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHAPE[,SHAPE...]",
-            help="Instead of an environment, measure rollouts of these shapes: simple (one model call), steps:N (N tool"
-            " calls and a reply), turns:N (N user turns).",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    rollouts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Play N rollouts per load.", rich_help_panel=RUN)
-    ] = 200,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            metavar="M",
-            callback=options.check_finite,
-            help="Run each load for M minutes instead.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str,
-        typer.Option(
-            metavar="C[,C...]",
-            help="Run one load per number, with this many concurrent rollouts (closed loop).",
-            rich_help_panel=RUN,
-        ),
-    ] = "1,16,64",
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R[,R...]",
-            help="Run one load per number instead, with R rollouts per second at random (Poisson) times.",
-            rich_help_panel=OPEN_LOOP,
-        ),
-    ] = None,
-    max_outstanding: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Delay rollouts while N are outstanding; their latency includes the delay.",
-            rich_help_panel=OPEN_LOOP,
-        ),
-    ] = 4096,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Draw the times with this seed.", rich_help_panel=OPEN_LOOP)
-    ] = 0,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="scripted/NAME",
-            help="Play with this model inside the servers; with --head, check rewards against this model's.",
-            show_default="an endpoint that replays scripted/oracle",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    load: Annotated[LoadOptions, Without("plot")],
     rows: Annotated[Rows, Only("split")],
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     limits: Annotated[
@@ -98,14 +75,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         Changed(attempts={"default": 1, "help": "Try a rollout that fails up to N times."}),
     ],
     json: options.Json = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw the results as a PNG, SVG or PDF file; needs gymsdk[plot].",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    drawn: Annotated[LoadOptions, Only("plot")],
 ) -> None:
     """Measure throughput and latency of served environments.
 
@@ -124,35 +94,35 @@ def bench(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.bench.shapes import parse_shapes
     from gymsdk.cli.process import Stopped, run_until_signal
 
-    if not names and shape is None:
+    if not names and load.shape is None:
         raise UsageError("name an environment to measure, or a shape with --shape")
-    if names and shape is not None:
+    if names and load.shape is not None:
         raise UsageError("name environments to measure, or shapes with --shape, but not both")
-    if shape is not None and (settings or rows.split is not None):
+    if load.shape is not None and (settings or rows.split is not None):
         raise UsageError("--shape has no settings and one split; leave out --set and --split")
     plan = BenchPlan(
         environments=options.parse_settings(names, settings) if names else {},
-        shapes=() if shape is None else parse_shapes(shape),
-        concurrency_levels=_parse_concurrency(concurrency),
-        rates=() if rate is None else _parse_rates(rate),
-        max_outstanding=max_outstanding,
-        seed=seed,
-        rollouts=rollouts,
-        minutes=minutes,
+        shapes=() if load.shape is None else parse_shapes(load.shape),
+        concurrency_levels=_parse_concurrency(load.concurrency),
+        rates=() if load.rate is None else _parse_rates(load.rate),
+        max_outstanding=load.max_outstanding,
+        seed=load.seed,
+        rollouts=load.rollouts,
+        minutes=load.minutes,
         head=servers.head,
-        model=model,
+        model=load.model,
         split=rows.split,
         attempts=limits.attempts,
     )
-    if plot is not None:
-        drawing.check_target(plot)
+    if drawn.plot is not None:
+        drawing.check_target(drawn.plot)
     try:
         results = run_until_signal(_print_measurements(plan, json=json))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    if plot is not None:
-        drawing.draw_results(results, plot)
-        typer.echo(f"drew {plot}", err=True)
+    if drawn.plot is not None:
+        drawing.draw_results(results, drawn.plot)
+        typer.echo(f"drew {drawn.plot}", err=True)
     if not all(load.is_correct for result in results for load in result.loads):
         raise typer.Exit(1)
 

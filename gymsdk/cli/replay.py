@@ -6,22 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
-from gymsdk.cli.fields import Given, Only, take_models
+from gymsdk.cli.fields import Changed, Given, Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import Traceback
 from gymsdk.cli.show import format_count
 from gymsdk.errors import UsageError
 from gymsdk.models.options import ModelOptions
 from gymsdk.rollouts.settings import RunOutput
-from gymsdk.settings import RUN
+from gymsdk.settings import RUN, Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.rollouts.replay import Replayed
 
 BRANCH = "Branch"
+
+
+class BranchChoice(BaseModel):
+    """How a rollout continues differently."""
+
+    to_turn: Annotated[int | None, Flag(BRANCH, "K", shown=False)] = Field(
+        None, ge=0, description="Replay the first K turns, and then continue with --say or --then."
+    )
+    say: Annotated[Path | None, Flag(BRANCH, "FILE", shown=False)] = Field(
+        None, description="Say the turn in FILE next: text, or JSON with the items of a turn."
+    )
+    then: Annotated[str | None, Flag(BRANCH, "MODEL", shown=False)] = Field(None, description="Let this model play on.")
+    repeats: Annotated[int, Flag(BRANCH, "N")] = Field(1, ge=1, description="Play the branch N times.")
 
 
 @take_models
@@ -32,39 +46,17 @@ def replay(  # noqa: PLR0913  # groups of options
         typer.Argument(metavar="[ID...]", help="The rollouts, such as 3:0. By default, all with a response."),
     ] = None,
     *,
-    to_turn: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="K",
-            help="Replay the first K turns, and then continue with --say or --then.",
-            show_default=False,
-            rich_help_panel=BRANCH,
-        ),
-    ] = None,
-    say: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Say the turn in FILE next: text, or JSON with the items of a turn.",
-            show_default=False,
-            rich_help_panel=BRANCH,
-        ),
-    ] = None,
-    then: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Let this model play on.", show_default=False, rich_help_panel=BRANCH),
-    ] = None,
+    choice: BranchChoice,
     model_options: Annotated[Given[ModelOptions], Only("base_url")],
     repeats: Annotated[
         int, typer.Option(min=1, metavar="N", help="Play the branch N times.", rich_help_panel=BRANCH)
     ] = 1,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Go on after the environment has answered differently.", rich_help_panel=RUN),
-    ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    out: Annotated[RunOutput, Only("output", "overwrite")],
+    out: Annotated[
+        RunOutput,
+        Only("output", "overwrite", "force"),
+        Changed(force={"panel": RUN, "help": "Go on after the environment has answered differently."}),
+    ],
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
@@ -83,9 +75,10 @@ def replay(  # noqa: PLR0913  # groups of options
     from gymsdk.rollouts.replay import read_turn
     from gymsdk.runs.replay import BranchOptions, Replayer
 
+    to_turn, say, then, repeats = choice.to_turn, choice.say, choice.then, choice.repeats
     is_branch = say is not None or then is not None
     with runs.read(run) as stored:
-        replayer = Replayer(stored, force=force)
+        replayer = Replayer(stored, force=out.force)
         episodes = [replayer.read_episode(name) for name in ids] if ids else list(replayer.read_scored_episodes())
         replayer.settings = options.parse_settings(list(dict.fromkeys(each.environment for each in episodes)), settings)
         if not is_branch:

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo, get_output
 from gymsdk.errors import UsageError
+from gymsdk.settings import Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -34,28 +37,26 @@ SHOWN_CHARACTERS = frozenset("\t\u200c\u200d")
 ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """The categories of Unicode that control how text is shown: controls, formats, surrogates and separators of lines."""
 
-Where = Annotated[
-    list[str],
-    typer.Option(
-        "--where",
-        metavar="CONDITION",
-        help="Choose rollouts by a condition such as reward<1, tool=get_weather, ended!=done or prompt~weather;"
+
+class RolloutChoice(BaseModel):
+    """Which rollouts of a run are shown, and in which order."""
+
+    where: Annotated[tuple[str, ...], Flag(SELECTION, "CONDITION")] = Field(
+        (),
+        description="Choose rollouts by a condition such as reward<1, tool=get_weather, ended!=done or prompt~weather;"
         " several conditions must all hold.",
-        show_default=False,
-        rich_help_panel=SELECTION,
-    ),
-]
-Search = Annotated[
-    str,
-    typer.Option(
-        metavar="TEXT",
-        help="Choose rollouts whose conversation has this text.",
-        show_default=False,
-        rich_help_panel=SELECTION,
-    ),
-]
+    )
+    search: Annotated[str, Flag(SELECTION, "TEXT", shown=False)] = Field(
+        "", description="Choose rollouts whose conversation has this text."
+    )
+    sort: Annotated[str, Flag(SELECTION, "FIELD")] = Field(
+        "reward", description="Sort the rollouts by this field, the lowest first."
+    )
+    descending: Annotated[bool, Flag(SELECTION)] = Field(False, description="List the highest first.")
+    limit: Annotated[int, Flag(SELECTION, "N")] = Field(20, ge=0, le=1000, description="List at most N rollouts.")
 
 
+@take_models
 def show(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a JSONL file of rollouts.")],
     rollout: Annotated[
@@ -63,20 +64,7 @@ def show(
         typer.Argument(metavar="ID", help="Print the transcript of this rollout, such as 3:0.", show_default=False),
     ] = None,
     *,
-    where: Where = [],  # noqa: B006  # typer copies it
-    search: Search = "",
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="FIELD", help="Sort the rollouts by this field, the lowest first.", rich_help_panel=SELECTION
-        ),
-    ] = "reward",
-    descending: Annotated[
-        bool, typer.Option("--descending", help="List the highest first.", rich_help_panel=SELECTION)
-    ] = False,
-    limit: Annotated[
-        int, typer.Option(min=0, max=1000, metavar="N", help="List at most N rollouts.", rich_help_panel=SELECTION)
-    ] = 20,
+    choice: RolloutChoice,
     json: options.Json = False,
 ) -> None:
     """Print a stored run with its lowest rewards, or one transcript.
@@ -90,30 +78,29 @@ def show(
 
     with runs.read(run) as stored:
         if rollout is None:
-            if search:
+            if choice.search:
                 stored.index.update_texts()
-            _show_run(stored, list(where), search, (sort, descending, limit), json=json)
+            _show_run(stored, choice, json=json)
         else:
             _show_rollout(stored, rollout, json=json)
 
 
-def _show_run(stored: Run, where: list[str], search: str, order: tuple[str, bool, int], *, json: bool) -> None:
+def _show_run(stored: Run, choice: RolloutChoice, *, json: bool) -> None:
     from rich.console import Console
 
     from gymsdk import jsonl
     from gymsdk.runs import build_filter
 
-    sort, descending, limit = order
-    chosen = build_filter(where, search)
+    chosen = build_filter(choice.where, choice.search)
     summary = stored.queries.summarize(chosen)
     failures = stored.queries.list_failures(chosen)
-    rows = stored.queries.list_rows(chosen, sort=sort, descending=descending, limit=limit)
+    rows = stored.queries.list_rows(chosen, sort=choice.sort, descending=choice.descending, limit=choice.limit)
     if json:
         content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
         echo(jsonl.dump_document(content), nl=False)
         _warn(stored)
         return
-    for line in _format_summary(stored, summary, is_chosen=bool(where or search)):
+    for line in _format_summary(stored, summary, is_chosen=bool(choice.where or choice.search)):
         echo(line)
     for failure in failures:
         echo(f"failed at {failure['stage'] or '?'}: {failure['kind']}, {failure['count']} times")

@@ -16,7 +16,7 @@ import typer
 
 from gymsdk.cli.fields import Given, Only, take_models
 from gymsdk.cli.output import echo
-from gymsdk.cli.show import Search, Where
+from gymsdk.cli.show import RolloutChoice
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
 from gymsdk.models.options import ModelOptions
@@ -65,8 +65,7 @@ def view(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=EXPORT,
         ),
     ] = None,
-    where: Where = [],  # noqa: B006  # typer copies it
-    search: Search = "",
+    choice: Annotated[RolloutChoice, Only("where", "search")],
     sample: Annotated[
         int | None,
         typer.Option(
@@ -107,9 +106,9 @@ def view(  # noqa: PLR0913  # each is an option of the command
     if not runs and not DEFAULT_FOLDER.is_dir():
         raise UsageError(f"there is no folder {DEFAULT_FOLDER}; name the folder of a run, or write one: gymsdk rollout")
     if export is not None:
-        _export(runs or [source.path for source in find_runs(DEFAULT_FOLDER)], export, where, search, sample)
+        _export(runs or [source.path for source in find_runs(DEFAULT_FOLDER)], export, choice, sample)
         return
-    if where or search or sample:
+    if choice.where or choice.search or sample:
         raise UsageError(
             "--where, --search and --sample choose what --export writes; the pages have filters of their own"
         )
@@ -128,11 +127,11 @@ def view(  # noqa: PLR0913  # each is an option of the command
         ViewerServer(app, library).run(sockets=[listening])
 
 
-def _export(runs: list[Path], target: Path, where: list[str], search: str, sample: int | None) -> None:
+def _export(runs: list[Path], target: Path, choice: RolloutChoice, sample: int | None) -> None:
     from gymsdk.runs import build_filter
     from gymsdk.studio.export import ExportChoice, export_runs
 
-    count = export_runs(runs, target, ExportChoice(build_filter(where, search), sample))
+    count = export_runs(runs, target, ExportChoice(build_filter(choice.where, choice.search), sample))
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     page = target if target.is_file() else target / "index.html"
