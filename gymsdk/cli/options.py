@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 
 RESERVED_REQUEST_KEYS = frozenset({"input", "messages", "stream", "tools"})
 """Request parameters that the host sets for each request, and that users cannot set."""
-
-
-def check_finite(value: float | None) -> float | None:
-    """Return *value*, or raise `typer.BadParameter` if *value* is not finite. Used as an option callback."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a finite number")
-    return value
 
 
 Settings = Annotated[
