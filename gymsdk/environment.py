@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from gymsdk import tools
+from gymsdk import tools, tracing
 from gymsdk.concurrency import INTERRUPTS, ThreadIterator
 from gymsdk.config.show import is_secret
 from gymsdk.errors import (
@@ -38,14 +38,7 @@ from gymsdk.errors import (
 from gymsdk.jsonl import copy_json
 from gymsdk.models import registry
 from gymsdk.models.registry import MeteredModel
-from gymsdk.plugins.calls import (
-    DEFAULT_STAGE_SECONDS,
-    Deadline,
-    HookCaller,
-    HookRunner,
-    get_loop_time_after,
-    run_stage,
-)
+from gymsdk.plugins.calls import DEFAULT_STAGE_SECONDS, Deadline, HookCaller, HookRunner, get_loop_time_after, run_stage
 from gymsdk.plugins.lifespan import Lifespan
 from gymsdk.plugins.results import (
     DefaultPlugin,
@@ -59,7 +52,7 @@ from gymsdk.plugins.results import (
     copy_state,
 )
 from gymsdk.plugins.stack import HookImplementation, build_stack
-from gymsdk.responses import get_played_actions, iter_turn_spans
+from gymsdk.responses import generate_id, get_played_actions, iter_turn_spans
 from gymsdk.types import (
     AGENT_SUFFIX,
     Action,
@@ -250,12 +243,18 @@ class Environment:
         if self._stack.implementations["lifespan"]:
             self._lifespan.check_entered()
         task = self.read(row)
+        # Another server may have got the id from its client.
+        episode_id = id or tracing.get_rollout_id() or generate_id("episode")
         with run_stage("reset", _build_episode_deadline(deadline)):
-            result = check_reset(await self._hooks.call("reset", config=self.config, task=task, seed=seed))
+            result = check_reset(
+                await self._hooks.call("reset", config=self.config, task=task, seed=seed, episode_id=episode_id)
+            )
             try:
                 state, offered_tools = copy_state(result.state), self._select_tools(task, result)
             except Failed:
-                await self._hooks.call("close", config=self.config, task=task, state=result.state)
+                await self._hooks.call(
+                    "close", config=self.config, task=task, state=result.state, episode_id=episode_id
+                )
                 raise
         return Episode(
             id=id,
@@ -268,6 +267,7 @@ class Environment:
             tools=offered_tools,
             repeat=repeat,
             deadline=deadline,
+            episode_id=episode_id,
         )
 
     async def step(self, episode: Episode, action: Action) -> Step:
@@ -282,14 +282,7 @@ class Environment:
             if action.has_surrogates():
                 return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE))
         with run_stage("step", _build_episode_deadline(episode.deadline)):
-            result = await self._hooks.call(
-                "step",
-                config=self.config,
-                task=episode.task,
-                state=episode.state,
-                action=action,
-                transcript=episode.transcript,
-            )
+            result = await self._call_episode_hook("step", episode, action=action, transcript=episode.transcript)
             step = check_step(result, action)
             episode.paid = add_rewards(episode.paid, step.reward, "step")
         return step
@@ -316,7 +309,7 @@ class Environment:
     async def close(self, episode: Episode) -> None:
         """Release what `reset` acquired, within `CLOSE_SECONDS`."""
         with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            await self._hooks.call("close", config=self.config, task=episode.task, state=episode.state)
+            await self._call_episode_hook("close", episode)
 
     async def replay(
         self, row: Row | Task, items: Sequence[Item], *, seed: int = 0, deadline: float | None = None
@@ -360,10 +353,7 @@ class Environment:
     async def solve(self, episode: Episode) -> list[Action] | None:
         """Return the next turn of a perfect policy, `None` if the environment has no solution."""
         with run_stage("solve", _build_episode_deadline(episode.deadline)):
-            result = await self._hooks.call(
-                "solve", config=self.config, task=episode.task, state=episode.state, transcript=episode.transcript
-            )
-            return check_solution(result)
+            return check_solution(await self._call_episode_hook("solve", episode, transcript=episode.transcript))
 
     async def claims(self, task: Task) -> Claims:
         """Return the properties of *task* that `gymsdk check` verifies."""
@@ -380,10 +370,7 @@ class Environment:
 
     async def _verify_once(self, episode: Episode) -> Verdict:
         with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
-            result = await self._hooks.call(
-                "verify", config=self.config, task=episode.task, state=episode.state, transcript=episode.transcript
-            )
-            verdict = check_verdict(result)
+            verdict = check_verdict(await self._call_episode_hook("verify", episode, transcript=episode.transcript))
             add_rewards(episode.paid, verdict.reward, "verify")
             return verdict
 
@@ -434,6 +421,10 @@ class Environment:
             raise
         except BaseException as error:
             raise self._build_hook_error(implementation.hook, error) from error
+
+    async def _call_episode_hook(self, hook: str, episode: Episode, **values: Any) -> Any:
+        about = {"task": episode.task, "state": episode.state, "episode_id": episode.episode_id}
+        return await self._hooks.call(hook, config=self.config, **about, **values)
 
     def _build_hook_error(self, hook: str, error: BaseException) -> BrokenEnvironment:
         reason = describe_exception(error, getattr(self.plugin, hook, None))

@@ -100,6 +100,12 @@ def build_log_context(server: str, headers: Iterable[tuple[bytes, bytes]], rollo
     return LogContext(server, request_id or f"{random_bits(64):016x}", rollout_id)
 
 
+def get_rollout_id() -> str:
+    """Return the id of the rollout that the running code works for; empty if unknown."""
+    current = _log_context.get()
+    return current.rollout if current is not None else ""
+
+
 def get_captured_rollout() -> str:
     """Return the id of the rollout for which the running code captures token ids; empty for none."""
     current = _log_context.get()

@@ -614,6 +614,7 @@ class Episode:
         deadline: When the episode must be over, as a time of the event loop's clock; `None` for no deadline.
         done: Whether the episode is over.
         paid: The sum of the rewards of the steps so far.
+        episode_id: The id that hooks get: that of the episode, or a generated one for an episode without one.
     """
 
     id: str
@@ -628,6 +629,7 @@ class Episode:
     deadline: float | None = None
     done: bool = False
     paid: float = 0.0
+    episode_id: str = ""
 
 
 # Protocols

@@ -35,12 +35,13 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def reset(task: Task, seed: int, config: Config, shared: Any) -> Reset | None:
+def reset(task: Task, seed: int, episode_id: str, config: Config, shared: Any) -> Reset | None:
     """Open an episode.
 
     Args:
         task: The task.
         seed: The seed for random choices.
+        episode_id: The id of the episode.
         config: The environment's settings.
         shared: The value that `lifespan` yielded.
 
@@ -50,7 +51,9 @@ def reset(task: Task, seed: int, config: Config, shared: Any) -> Reset | None:
 
 
 @hookspec
-def step(task: Task, state: State, action: Action, transcript: Transcript, config: Config, shared: Any) -> Step | None:
+def step(
+    task: Task, state: State, action: Action, transcript: Transcript, episode_id: str, config: Config, shared: Any
+) -> Step | None:
     """Respond to one tool call or one reply.
 
     Args:
@@ -58,6 +61,7 @@ def step(task: Task, state: State, action: Action, transcript: Transcript, confi
         state: The episode's state; the hook may change it in place.
         action: The tool call or reply.
         transcript: The conversation so far.
+        episode_id: The id of the episode.
         config: The environment's settings.
         shared: The value that `lifespan` yielded.
 
@@ -67,20 +71,23 @@ def step(task: Task, state: State, action: Action, transcript: Transcript, confi
 
 
 @hookspec
-def verify(task: Task, state: State, transcript: Transcript, config: Config, shared: Any) -> Verdict | None:
+def verify(
+    task: Task, state: State, transcript: Transcript, episode_id: str, config: Config, shared: Any
+) -> Verdict | None:
     """Judge the finished transcript.
 
     Args:
         task: The task.
         state: The episode's state.
         transcript: The whole conversation.
+        episode_id: The id of the episode.
         config: The environment's settings.
         shared: The value that `lifespan` yielded.
     """
 
 
 @hookspec
-def close(task: Task, state: State, shared: Any) -> None:
+def close(task: Task, state: State, episode_id: str, shared: Any) -> None:
     """Release what `reset` acquired; called once per reset, even after an error."""
 
 
@@ -98,7 +105,7 @@ def tasks(split: str, seed: int, config: Config) -> Iterable[Task] | None:
 
 
 @hookspec
-def solve(task: Task, state: State, transcript: Transcript) -> Message | list[ToolCall] | None:
+def solve(task: Task, state: State, transcript: Transcript, episode_id: str) -> Message | list[ToolCall] | None:
     """Return the next turn of a perfect policy."""
 
 

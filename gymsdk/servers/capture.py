@@ -109,8 +109,7 @@ class CapturingModel:
 
 
 def _rollout_id(episode: Episode | None) -> str | None:
-    log_context = tracing.get_log_context()
-    name = (episode.id if episode else "") or (log_context.rollout if log_context else "")
+    name = (episode.id if episode else "") or tracing.get_rollout_id()
     return name if re.fullmatch(ID_PATTERN, name) else None
 
 

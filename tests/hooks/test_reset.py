@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from gymsdk import Environment, Failed, Message, Reset, State, Task, hookimpl
+from gymsdk import Environment, Failed, Message, Reset, State, Step, Task, Verdict, hookimpl, play
 from gymsdk.errors import BadRow
 
 from .environments import Count, Judge, Question, Settings, Tooled
@@ -150,3 +150,69 @@ def verify(task: Odd): ...
 """)
     with pytest.raises(BadRow, match="environment 'made': its schema raised KeyError: 'x'"):
         raising.read({"responses_create_params": {"input": "?"}, "key": "x"})
+
+
+class Named(Judge):
+    """Records the id of the episode that each hook gets."""
+
+    def __init__(self) -> None:
+        self.ids: list[tuple[str, str]] = []
+
+    @hookimpl
+    def reset(self, episode_id: str) -> Reset:
+        self.ids.append(("reset", episode_id))
+        return Reset()
+
+    @hookimpl
+    async def step(self, episode_id: str) -> Step:
+        self.ids.append(("step", episode_id))
+        return Step(done=True)
+
+    @hookimpl
+    def verify(self, episode_id: str) -> Verdict:
+        self.ids.append(("verify", episode_id))
+        return Verdict(reward=1.0)
+
+    @hookimpl
+    def close(self, episode_id: str) -> None:
+        self.ids.append(("close", episode_id))
+
+    @hookimpl
+    def solve(self, episode_id: str) -> Message:
+        self.ids.append(("solve", episode_id))
+        return Message(content="4")
+
+
+async def test_the_hooks_of_an_episode_get_its_id(task, policy):
+    plugin = Named()
+    environment = Environment("named", plugin)
+    rollout = await play(environment, policy("4"), task, id="3:1")
+    assert rollout.failure is None
+    assert plugin.ids == [(hook, "3:1") for hook in ("reset", "step", "verify", "close")]
+
+
+async def test_an_episode_without_an_id_gets_a_generated_one(task):
+    plugin = Named()
+    environment = Environment("named", plugin)
+    for _ in range(2):
+        episode = await environment.reset(task)
+        await environment.solve(episode)
+        await environment.close(episode)
+        assert episode.id == ""
+    first, second = plugin.ids[:3], plugin.ids[3:]
+    assert [hook for hook, _ in first] == ["reset", "solve", "close"]
+    assert (len({name for _, name in first}), len({name for _, name in second})) == (1, 1)
+    assert first[0][1] != second[0][1]
+
+
+async def test_close_gets_the_id_of_an_episode_that_reset_opens_in_vain(task):
+    class OffersNothing(Named):
+        @hookimpl
+        def reset(self, episode_id: str) -> Reset:
+            self.ids.append(("reset", episode_id))
+            return Reset(tools=["missing"])
+
+    plugin = OffersNothing()
+    with pytest.raises(Failed):
+        await Environment("named", plugin).reset(task, id="9:0")
+    assert plugin.ids == [("reset", "9:0"), ("close", "9:0")]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gymsdk import Environment, Task, play
+from gymsdk import Environment, Task, Verdict, hookimpl, play
 from gymsdk.errors import BadRow
 from gymsdk.http.client import Retry
 from gymsdk.models.scripted import ScriptedModel
@@ -40,6 +40,22 @@ async def test_an_episode_is_played_as_in_process(
     assert remote.response is not None
     assert local.response is not None
     assert remote.response["output"] == local.response["output"]
+
+
+async def test_hooks_behind_a_server_get_the_id_of_the_rollout(policy: Callable[..., ScriptedModel]) -> None:
+    ids: list[str] = []
+
+    class Named:
+        @hookimpl
+        async def verify(self, episode_id: str) -> Verdict:
+            ids.append(episode_id)
+            return Verdict(reward=1.0)
+
+    async with serve_app(resources.create_app(Environment("named", Named()))) as url:
+        for name in ("r7.3.1.0", ""):
+            await play(RemoteEnvironment(url, "named"), policy("done"), ROW, id=name)
+    assert ids[0] == "r7.3.1.0"
+    assert ids[1].startswith("episode_")
 
 
 async def test_a_finished_episode_leaves_no_session(
