@@ -28,6 +28,15 @@ def compare(
     seed: Annotated[
         int, typer.Option(min=0, metavar="S", help="The seed of the bootstrap.", rich_help_panel=COMPARISON)
     ] = 0,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Print the difference for each value of a field of the first run, such as row:NAME or tag.",
+            show_default=False,
+            rich_help_panel=COMPARISON,
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Compare two runs on the tasks that both have.
@@ -37,13 +46,14 @@ def compare(
 
     Examples:
         gymsdk compare rollouts/base rollouts/tuned
+        gymsdk compare rollouts/base rollouts/tuned --by row:difficulty
         gymsdk compare rollouts/base rollouts/tuned --json
     """
     from gymsdk import jsonl, runs
     from gymsdk.runs.compare import to_json
 
     with runs.read(first) as a, runs.read(second) as b:
-        comparison = a.compare(b, seed=seed)
+        comparison = a.compare(b, seed=seed, by=by)
     if json:
         echo(jsonl.dump_document(to_json(comparison)), nl=False)
     else:
@@ -56,6 +66,7 @@ def compare(
 
 
 def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: int) -> Iterator[str]:
+    from gymsdk.cli.show import clean
     from gymsdk.runs.compare import list_best, list_worst
 
     if comparison.overall is None:
@@ -64,8 +75,11 @@ def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: in
     yield f"B  {comparison.b}"
     yield ""
     yield f"{'':16}{'tasks':>6}{'A':>8}{'B':>8}{'B - A':>8}  {'95 % interval':18}{'better':>7}{'worse':>7}"
-    for each in (*comparison.environments, comparison.overall):
-        yield _format_difference(each)
+    for each in comparison.environments:
+        yield _format_difference(each.environment, each)
+    for value, each in comparison.groups.items():
+        yield _format_difference(clean(value), each)
+    yield _format_difference("all", comparison.overall)
     overall = comparison.overall
     yield ""
     yield (
@@ -87,11 +101,11 @@ def _format_comparison(comparison: Comparison, paths: tuple[str, str], limit: in
         yield "print the first of these tasks"
 
 
-def _format_difference(each: Difference) -> str:
+def _format_difference(name: str, each: Difference) -> str:
     interval = "" if each.low is None else f"{each.low:+.3f} to {each.high:+.3f}"
     marked = " *" if each.is_significant else ""
     return (
-        f"{each.environment or 'all':16}{each.tasks:6}{each.a:8.3f}{each.b:8.3f}{each.difference:+8.3f}"
+        f"{name:16}{each.tasks:6}{each.a:8.3f}{each.b:8.3f}{each.difference:+8.3f}"
         f"  {interval + marked:18}{each.better:7}{each.worse:7}"
     )
 

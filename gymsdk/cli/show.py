@@ -54,6 +54,11 @@ class RolloutChoice(BaseModel):
     )
     descending: Annotated[bool, Flag(SELECTION)] = Field(False, description="List the highest first.")
     limit: Annotated[int, Flag(SELECTION, "N")] = Field(20, ge=0, le=1000, description="List at most N rollouts.")
+    by: Annotated[str | None, Flag(SELECTION, "FIELD")] = Field(
+        None,
+        description="Print the mean reward for each value of a field: row:NAME, a field of the row, tag, note, tool,"
+        " or a column such as ended.",
+    )
 
 
 @take_models
@@ -73,6 +78,7 @@ def show(
         gymsdk show rollouts/math-20260101-120000
         gymsdk show rollouts/math-20260101-120000 3:0
         gymsdk show rollouts/math-20260101-120000 --where 'reward<1' --where 'turns>4' --search Oslo
+        gymsdk show rollouts/math-20260101-120000 --by row:difficulty --where tag=unclear
     """
     from gymsdk import runs
 
@@ -95,8 +101,9 @@ def _show_run(stored: Run, choice: RolloutChoice, *, json: bool) -> None:
     summary = stored.queries.summarize(chosen)
     failures = stored.queries.list_failures(chosen)
     rows = stored.queries.list_rows(chosen, sort=choice.sort, descending=choice.descending, limit=choice.limit)
+    groups = {} if choice.by is None else {"groups": stored.queries.group(choice.by, chosen)}
     if json:
-        content = {"run": stored.name, "summary": summary, "failures": failures, "rollouts": rows}
+        content = {"run": stored.name, "summary": summary, "failures": failures, **groups, "rollouts": rows}
         echo(jsonl.dump_document(content), nl=False)
         _warn(stored)
         return
@@ -105,9 +112,12 @@ def _show_run(stored: Run, choice: RolloutChoice, *, json: bool) -> None:
     for failure in failures:
         echo(f"failed at {failure['stage'] or '?'}: {failure['kind']}, {failure['count']} times")
         echo(f"  {clean(failure['message'])[:300]}")
+    console = Console(file=get_output(), highlight=False)
+    if choice.by is not None:
+        echo()
+        console.print(_build_group_table(choice.by, groups["groups"]))
     if rows:
         echo()
-        console = Console(file=get_output(), highlight=False)
         console.print(_build_table(rows))
         echo(
             f"gymsdk show {shorten_path(stored.source.path)} {rows[0]['task']}:{rows[0]['repeat']} prints a transcript"
@@ -156,6 +166,21 @@ def _build_table(rows: list[Row]) -> Table:
     return table
 
 
+def _build_group_table(by: str, groups: list[Row]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(Text(clean(by)))
+    for name in ("rollouts", "tasks", "scored", "mean reward"):
+        table.add_column(name, justify="right")
+    for group in groups:
+        mean = "" if group["mean"] is None else f"{group['mean']:.3f}"
+        value = "none" if group["value"] is None else clean(str(group["value"]))
+        table.add_row(Text(value), *(str(group[name]) for name in ("rollouts", "tasks", "scored")), mean)
+    return table
+
+
 def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
     from gymsdk import jsonl
 
@@ -169,6 +194,8 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
         return
     for part in _render_rollout(rollout, row, stored.queries.get_figures(row["id"])):
         echo(part)
+    for field, values in stored.queries.get_fields(row["id"]).items():
+        echo(f"  {clean(field)}: {clean(', '.join(text for text, _ in values))}")
 
 
 def _render_rollout(rollout: StoredRollout, row: Row, figures: dict[str, float]) -> Iterator[str]:

@@ -141,9 +141,27 @@ class Run:
         """Yield the rows of rollouts as `list_rows` returns them, in the order of the lines, behind the id *after*."""
         return self.queries.iter_rows(after=after)
 
-    def compare(self, other: Run, *, seed: int = 0) -> Comparison:
-        """Compare this run with *other*, task by task; a positive difference means that *other* is better."""
-        return compare(self.index, other.index, seed=seed)
+    def compare(self, other: Run, *, seed: int = 0, by: str | None = None) -> Comparison:
+        """Compare this run with *other*, task by task; a positive difference means that *other* is better.
+
+        Args:
+            other: The other run.
+            seed: The seed of the bootstrap.
+            by: A field by which the tasks are grouped, too, such as `row:family`.
+        """
+        return compare(self.index, other.index, seed=seed, by=by)
+
+    def group(self, by: str, *, where: Where = ()) -> list[Row]:
+        """Return each value of a field with the number of its rollouts and tasks and their mean reward.
+
+        Args:
+            by: A column, `tool`, `tag`, `note`, or a field of the row such as `row:family`.
+            where: Conditions that the rollouts must meet.
+
+        Raises:
+            UsageError: The run has no such field, or a condition is not valid.
+        """
+        return self.queries.group(by, build_filter(where))
 
     def arrow(self, table: Table = "rollouts", *, where: Where = ()) -> pa.Table:
         """Return a table of the run as an Arrow table (`gymsdk[arrow]`).

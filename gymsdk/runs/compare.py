@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from gymsdk.runs.groups import list_task_values
 from gymsdk.runs.index import RunIndex
 from gymsdk.runs.queries import RunQueries
 from gymsdk.types import Row
@@ -125,6 +126,7 @@ class Comparison(BaseModel):
         only_a: The number of tasks that only the first run has, or that have a reward only there.
         only_b: The same for the second run.
         warnings: What makes the result less trustworthy.
+        groups: The difference of the tasks with each value of the field by which they are grouped.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -137,15 +139,20 @@ class Comparison(BaseModel):
     only_a: int
     only_b: int
     warnings: list[str]
+    groups: dict[str, Difference] = {}
 
 
-def compare(first: RunIndex, second: RunIndex, *, seed: int = 0) -> Comparison:
+def compare(first: RunIndex, second: RunIndex, *, seed: int = 0, by: str | None = None) -> Comparison:
     """Compare two runs; a positive difference means that *second* is better.
 
     Args:
         first: The index of the first run, up to date.
         second: The index of the second run, up to date.
         seed: The seed of the bootstrap.
+        by: A field of the rows or an annotation of the first run, by which the tasks are grouped.
+
+    Raises:
+        UsageError: The first run has no such field.
     """
     tasks_a, tasks_b = _read_tasks_of_both(first, second)
     common = [digest for digest in tasks_a if digest in tasks_b and tasks_a[digest].rewards and tasks_b[digest].rewards]
@@ -163,6 +170,7 @@ def compare(first: RunIndex, second: RunIndex, *, seed: int = 0) -> Comparison:
         only_a=len(tasks_a) - len(pairs),
         only_b=len(tasks_b) - len(pairs),
         warnings=[],
+        groups={value: measure(found, seed=seed) for value, found in _group_pairs(pairs, first, by).items()},
     )
     return comparison.model_copy(update={"warnings": list(_list_warnings(comparison, first, second))})
 
@@ -200,6 +208,19 @@ def bootstrap(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     ]
     low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
     return float(low), float(high)
+
+
+def _group_pairs(pairs: Sequence[TaskPair], index: RunIndex, by: str | None) -> dict[str, list[TaskPair]]:
+    """Return the pairs by the values of a field, in the order of the values; a task may have several."""
+    if by is None:
+        return {}
+    with closing(index.connect()) as connection:
+        values = list_task_values(connection, by)
+    found: defaultdict[str, list[TaskPair]] = defaultdict(list)
+    for pair in pairs:
+        for value in values.get((pair.environment, pair.task_a), ["none"]):
+            found[value].append(pair)
+    return dict(sorted(found.items()))
 
 
 class _Task(BaseModel):

@@ -22,13 +22,14 @@ from typing import Any, Literal, TypeAlias
 from gymsdk import jsonl
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.runs.lenses import LENSES
-from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS, KINDS, MAX_INTEGER
+from gymsdk.runs.records import ROW
+from gymsdk.runs.schema import COLUMNS, FAILURE_COLUMNS, KINDS, MAX_INTEGER, NOTE, TAG
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A field, an operator and a value."""
 
-Kind: TypeAlias = Literal["number", "text", "tools", "lens"]
-"""The type of the values of a field; `tools` are the names of tools."""
+Kind: TypeAlias = Literal["number", "text", "tools", "values", "lens"]
+"""The type of the values of a field; `tools` are the names of tools, and `values` any number of texts and numbers."""
 
 Sql: TypeAlias = tuple[str, list[Any]]
 """An expression on the table `rollout r`, and its values."""
@@ -43,7 +44,13 @@ COLUMN_KINDS: dict[str, Kind] = {
 }
 """The columns of a rollout, which can be filtered and sorted."""
 
-FIELD_KINDS: dict[str, Kind] = COLUMN_KINDS | {"tool": "tools", "tool_error": "tools", "lens": "lens"}
+FIELD_KINDS: dict[str, Kind] = COLUMN_KINDS | {
+    "tool": "tools",
+    "tool_error": "tools",
+    TAG: "values",
+    NOTE: "values",
+    "lens": "lens",
+}
 
 EQUALITY, ORDER = ("=", "!="), ("<", "<=", ">", ">=")
 
@@ -51,6 +58,7 @@ OPERATORS: dict[Kind, tuple[str, ...]] = {
     "number": (*EQUALITY, *ORDER, "in"),
     "text": (*EQUALITY, *ORDER, "in", "contains"),
     "tools": (*EQUALITY, "in", "contains"),
+    "values": (*EQUALITY, *ORDER, "in", "contains"),
     "lens": ("=",),
 }
 """The operators that a field can have. In text, `contains` is `~`, and there is no `in`."""
@@ -87,8 +95,9 @@ class Filter:
     """Which rollouts a query is about.
 
     Attributes:
-        where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `tool` (a tool that was
-            called), `tool_error` (a tool that returned an error) or `lens` (a saved filter, see `LENSES`).
+        where: Conditions that must all hold. A field is a column of the index, `figure:NAME`, `row:NAME` (a field of
+            the row), `tag` or `note` (an annotation), `tool` (a tool that was called), `tool_error` (a tool that
+            returned an error) or `lens` (a saved filter, see `LENSES`).
         search: A text that must occur in the conversation, ignoring case.
     """
 
@@ -289,9 +298,11 @@ def _get_kind(field: object) -> Kind:
     if isinstance(field, str):
         if check_text(field).startswith(FIGURE) and field != FIGURE:
             return "number"
+        if field.startswith(ROW) and field != ROW:
+            return "values"
         if field in FIELD_KINDS:
             return FIELD_KINDS[field]
-    names = [*sorted(FIELD_KINDS), f"{FIGURE}NAME"]
+    names = [*sorted(FIELD_KINDS), f"{FIGURE}NAME", f"{ROW}NAME"]
     known = f"the fields: {', '.join(names)}"
     suggestion = format_suggestion(field, names, known) if isinstance(field, str) else f"; {known}"
     raise _ConditionError("field", f"there is no field {field!r}{suggestion}")
@@ -349,7 +360,7 @@ def _build_column(field: str) -> Sql:
     return f"r.{field}", []
 
 
-def _build_part(field: str, operator: str, value: Any, connection: sqlite3.Connection) -> Sql:
+def _build_part(field: str, operator: str, value: Any, connection: sqlite3.Connection) -> Sql:  # noqa: PLR0911  # one for each kind
     """Return the SQL of one condition, which is never NULL where another condition negates it."""
     if field == "lens":
         lens_condition, lens_values = LENSES[value].build(connection)
@@ -360,6 +371,8 @@ def _build_part(field: str, operator: str, value: Any, connection: sqlite3.Conne
         return f"({condition}) IS NOT TRUE", used
     if FIELD_KINDS.get(field) == "tools":
         return _build_tool_part(field, operator, value)
+    if _get_kind(field) == "values":
+        return _build_values_part(field, operator, value)
     column, used = _build_column(field)
     missing = f"({column} IS NULL OR {column} = '')" if field in TEXTS else f"{column} IS NULL"
     missing_values = used * missing.count(column)
@@ -385,6 +398,23 @@ def _build_tool_part(field: str, operator: str, value: Any) -> Sql:
         return missing
     condition, values = _compare("t.name", operator, value)
     return f"{called} AND {condition})", values
+
+
+def _build_values_part(field: str, operator: str, value: Any) -> Sql:
+    if operator == "in":
+        parts = [_build_values_part(field, "=", one) for one in value]
+        return " OR ".join(part for part, _ in parts) or "0", [one for _, used in parts for one in used]
+    has_value = "EXISTS (SELECT 1 FROM field f WHERE f.rollout = r.id AND f.name = ?"
+    if value is None:
+        return f"NOT {has_value})", [field]
+    number = float(value) if _NUMBER.fullmatch(value) else None
+    if operator == "contains" or number is None:
+        condition, values = _compare("f.text", operator, value)
+        # A number has no order with a text.
+        return f"{has_value} AND {condition}{' AND f.number IS NULL' if operator in ORDER else ''})", [field, *values]
+    if operator == "=":
+        return f"{has_value} AND (f.text = ? OR f.number = ?))", [field, value, number]
+    return f"{has_value} AND f.number {operator} ?)", [field, number]
 
 
 def _build_in(column: str, used: list[Any], values: Sequence[Any], missing: Sql) -> Sql:

@@ -10,7 +10,6 @@ texts for the search. Both continue where they stopped, also while the run appen
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import time
@@ -27,6 +26,7 @@ from gymsdk.line import StoredRollout
 from gymsdk.rollouts.inputs import InputIndex
 from gymsdk.rollouts.jobs import compute_line_digest, compute_task_digest
 from gymsdk.runs.file_state import FileState, Verification, extend_digest, is_settled, sign
+from gymsdk.runs.notes import RunNotes
 from gymsdk.runs.records import parse_record
 from gymsdk.runs.schema import (
     FAILURES,
@@ -43,10 +43,11 @@ from gymsdk.runs.schema import (
     join_texts,
     read_state,
     transaction,
+    update_notes,
     write_state,
     write_texts_done,
 )
-from gymsdk.runs.source import RunSource, open_regular
+from gymsdk.runs.source import RunSource, get_default_path, open_regular
 from gymsdk.types import Row
 
 MAX_NAMED_LINES = 20
@@ -87,6 +88,7 @@ class RunIndex:
     def __init__(self, source: RunSource, path: Path | None = None) -> None:
         self.source = source
         self.path = path or get_default_path(source)
+        self.notes = RunNotes(source)
         self._verifications: dict[int, tuple[Verification, bool]] = {}
         try:
             self._prepare_file()
@@ -132,6 +134,7 @@ class RunIndex:
             changed = [self._update_file(connection, number) for number in numbers]
             for statement in INDEXES if any(changed) else ():
                 connection.execute(statement)
+            changed.append(update_notes(connection, self.notes))
         return any(changed)
 
     def verify(self, seconds: float | None = None, numbers: Sequence[int] = (0, 1)) -> bool:
@@ -416,13 +419,6 @@ class RunIndex:
         with suppress(OSError):
             rows.read()
         return rows, state
-
-
-def get_default_path(source: RunSource) -> Path:
-    """Return the path of the run's index in the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gymsdk" / "runs"
-    digest = hashlib.blake2b(os.fsencode(source.path.resolve()), digest_size=8).hexdigest()
-    return cache / f"{source.name[:80]}-{digest}.sqlite"
 
 
 def _create_text_tables(connection: sqlite3.Connection) -> None:

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymsdk import jsonl
 from gymsdk.errors import BadRow, GymsdkError, UsageError
-from gymsdk.runs.index import get_default_path
-from gymsdk.runs.source import NOTES, RunSource, find_read_error, open_regular
+from gymsdk.runs.source import NOTES, RunSource, find_read_error, get_default_path, open_regular
 from gymsdk.types import Row
 
 
@@ -55,6 +54,10 @@ class RunNotes:
         """Return the latest note about each rollout and item, in the order of their times; empty notes are left out."""
         latest = {(note.id, note.item): note for note in self._read()[0]}
         return sorted((note for note in latest.values() if note.tags or note.text), key=lambda note: note.time)
+
+    def describe_state(self) -> str:
+        """Return a text that differs after a note was added: the sizes and times of the files."""
+        return jsonl.dump_json([_measure(path) for path in filter(None, (self.path, self._additional))]).decode()
 
     def list_bad_lines(self) -> list[Row]:
         """Return the files with lines that are not notes of this version, their number, and why the first is not."""
@@ -103,6 +106,14 @@ class RunNotes:
         except OSError as error:
             raise GymsdkError(f"{path} cannot be written: {error.strerror}") from error
         return note
+
+
+def _measure(path: Path) -> list[int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return []
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def _describe(error: ValidationError) -> str:

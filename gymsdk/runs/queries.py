@@ -19,6 +19,7 @@ from gymsdk import jsonl, line
 from gymsdk.errors import GymsdkError
 from gymsdk.line import StoredRollout
 from gymsdk.metrics import compute_bin_edges
+from gymsdk.runs import groups
 from gymsdk.runs.filters import Filter, add_functions, build_condition, build_filter, build_sort_key
 from gymsdk.runs.index import RunIndex
 from gymsdk.runs.lenses import LengthComponent, find_length_components
@@ -195,8 +196,29 @@ class RunQueries:
             {"low": low, "high": high, "count": counts["bin"][number]}
             for number, (low, high) in enumerate(pairwise(edges) if found_bins else ())
         ]
+        facets["fields"] = groups.count_values(self._connection, (condition, values))
         facets["figures"] = self.list_figures()
         return facets
+
+    def group(self, by: str, chosen: Filter | None = None) -> list[dict[str, Any]]:
+        """Return each value of a field with the number of its rollouts and tasks and their mean reward.
+
+        Args:
+            by: A column, `tool`, `tag`, `note`, or a field of the row such as `row:family`.
+            chosen: Which rollouts.
+
+        Raises:
+            UsageError: The run has no such field.
+        """
+        return groups.group(self._connection, by, self._build_condition(chosen or Filter()))
+
+    def describe_fields(self) -> dict[str, str]:
+        """Return the kind of each field of the rows and annotations: `number`, `text` or `list`."""
+        return groups.describe_fields(self._connection)
+
+    def get_fields(self, rollout: int) -> dict[str, list[tuple[str, float | None]]]:
+        """Return the fields of a rollout's row and of its annotations: each value as text, and as a number."""
+        return groups.get_fields(self._connection, rollout)
 
     def list_figures(self) -> list[str]:
         """Return the names of the numbers of the verdicts and of the components of the reward."""

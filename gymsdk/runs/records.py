@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
 
 from gymsdk import jsonl, responses
 from gymsdk.line import RESULT_FIELDS, SKIPPED, STORED_REWARD, StoredRollout
@@ -20,6 +22,9 @@ GIVEN_ANSWER_FIELDS = ("extracted_answer", "given_answer")
 ANSWER_FIELDS = (*GIVEN_ANSWER_FIELDS, "answer")
 """The same fields of a line that lists the fields of its verdict. Elsewhere, `answer` may be the right answer."""
 
+HOST_FIELDS = RESULT_FIELDS | UNMASKED_FIELDS.keys() | {SKIPPED, "responses_create_params", "agent_ref"}
+"""The keys of a line that belong neither to the row nor to the verdict, beside those that begin with `_ng_`."""
+
 PART = "part/"
 """The prefix of a reward component among the figures of a record."""
 
@@ -28,6 +33,16 @@ ERROR_PREFIXES = ('{"error"', "error:", "Error:")
 
 REASONING, TOKEN_IDS, IMAGES, GRADER_TIMEOUT = 1, 2, 4, 8
 """The bits of `Record.flags`."""
+
+
+ROW = "row:"
+"""The prefix of a field of the row, such as `row:family`, in conditions and in tables."""
+
+MAX_FIELD_CHARS, MAX_FIELD_VALUES, MAX_FIELDS, MAX_FIELD_NUMBER = 200, 32, 64, 1e100
+"""The longest text, the most values of a list and of a row, and the largest number that conditions can find."""
+
+Field: TypeAlias = tuple[str, str, float | None]
+"""The name of a field, a value as text, and as a number if it is one. A list gives several of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,7 @@ class Record:
         figures: The numbers of the verdict, and the components of the reward as `part/NAME`.
         tools: The number of calls, and of calls that return an error, for each tool.
         digest: What identifies the task in every run; `None` if the line does not say it.
+        fields: The fields of the row.
     """
 
     environment: str
@@ -75,6 +91,7 @@ class Record:
     figures: dict[str, float] = field(default_factory=dict)
     tools: dict[str, tuple[int, int]] = field(default_factory=dict)
     digest: str | None = None
+    fields: list[Field] = field(default_factory=list)
 
 
 def parse_record(stored: StoredRollout) -> Record:
@@ -109,6 +126,7 @@ def parse_record(stored: StoredRollout) -> Record:
         figures=_select_figures(stored, verdict, is_scored=reward is not None),
         tools=tools,
         digest=stored.digest,
+        fields=list(islice(_iter_fields(stored), MAX_FIELDS)),
     )
 
 
@@ -167,8 +185,33 @@ def list_verdict_names(stored: StoredRollout) -> list[str]:
         return names
     if stored.is_own or stored.find_no_reward() is not None:
         return []
-    owned = RESULT_FIELDS | UNMASKED_FIELDS.keys() | {SKIPPED, "responses_create_params", "agent_ref"}
-    return [key for key in stored.line if key not in owned and not key.startswith("_ng_")]
+    return [key for key in stored.line if key not in HOST_FIELDS and not key.startswith("_ng_")]
+
+
+def _iter_fields(stored: StoredRollout) -> Iterator[Field]:
+    """Yield the fields of the row with short values: texts, numbers, lists of them, and the members of an object.
+
+    Of a line of another program, the fields of the verdict may be among them.
+    """
+    verdict = stored.verdict_names or ()
+    for key, value in stored.line.items():
+        if key in HOST_FIELDS or key in verdict or key.startswith("_ng_"):
+            continue
+        for name, member in value.items() if isinstance(value, dict) else (("", value),):
+            for single in member[:MAX_FIELD_VALUES] if isinstance(member, list) else (member,):
+                if (found := _read_field(single)) is not None:
+                    yield f"{ROW}{key}.{name}" if name else ROW + key, *found
+
+
+def _read_field(value: object) -> tuple[str, float | None] | None:
+    """Return a value as text, and as a number if it is one; `None` if no condition could find it."""
+    if isinstance(value, str):
+        return (value, None) if 0 < len(value) <= MAX_FIELD_CHARS else None
+    if isinstance(value, bool):
+        return str(value).lower(), None
+    if jsonl.is_finite_number(value) and abs(value) <= MAX_FIELD_NUMBER:
+        return jsonl.dump_json(value).decode(), float(value)
+    return None
 
 
 def _select_figures(stored: StoredRollout, verdict: Row, *, is_scored: bool) -> dict[str, float]:

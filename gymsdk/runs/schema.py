@@ -10,9 +10,10 @@ from dataclasses import astuple
 
 from gymsdk.line import FORMAT, StoredRollout
 from gymsdk.runs.file_state import FileState
+from gymsdk.runs.notes import RunNotes
 from gymsdk.runs.records import Record, iter_texts
 
-VERSION = 6_000 + FORMAT
+VERSION = 7_000 + FORMAT
 """The version of the schema, and the newest format of a line. An index with another version is built again."""
 
 MAX_INTEGER = 2**63 - 1
@@ -59,6 +60,9 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 }
 """The types of the values of the columns of the table `rollout`."""
 
+TAG, NOTE = "tag", "note"
+"""The fields with the tags and the texts of annotations."""
+
 FAILURES, INPUTS = 1, 2
 """The numbers of two files in the table `file`: the second of `RunSource.files`, and that of the rows as sent."""
 
@@ -77,6 +81,10 @@ CREATE INDEX figure_rollout ON figure (rollout);
 CREATE TABLE tool (rollout INTEGER, name TEXT, calls INTEGER, errors INTEGER,
     PRIMARY KEY (name, rollout)) WITHOUT ROWID;
 CREATE INDEX tool_rollout ON tool (rollout);
+CREATE TABLE field (name TEXT, text TEXT, rollout INTEGER, number REAL,
+    PRIMARY KEY (name, text, rollout)) WITHOUT ROWID;
+CREATE INDEX field_rollout ON field (rollout);
+CREATE TABLE notes (state TEXT);
 CREATE INDEX rollout_place ON rollout (file, offset);
 CREATE TABLE task (environment TEXT, task INTEGER, digest TEXT, line_digest TEXT,
     PRIMARY KEY (environment, task)) WITHOUT ROWID;
@@ -92,7 +100,7 @@ def create_tables(connection: sqlite3.Connection) -> None:
     """Replace the tables of an index of another version by empty ones."""
     for (name,) in connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN"
-        " ('progress', 'file', 'rollout', 'facets', 'figure', 'tool', 'task', 'text', 'texts_done')"
+        " ('progress', 'file', 'rollout', 'facets', 'figure', 'tool', 'field', 'notes', 'task', 'text', 'texts_done')"
     ).fetchall():
         connection.execute(f"DROP TABLE {name}")
     for statement in SCHEMA.split(";"):
@@ -133,6 +141,29 @@ def count_change(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE progress SET changes = changes + 1")
 
 
+def update_notes(connection: sqlite3.Connection, notes: RunNotes) -> bool:
+    """Copy the annotations into the index as the fields `tag` and `note`; return whether anything changed."""
+    [last] = connection.execute("SELECT coalesce(max(id), 0) FROM rollout").fetchone()
+    state = f"{last} {notes.describe_state()}"
+    if connection.execute("SELECT 1 FROM notes WHERE state = ?", (state,)).fetchone() is not None:
+        return False
+    with transaction(connection):
+        removed = connection.execute("DELETE FROM field WHERE name IN (?, ?)", (TAG, NOTE)).rowcount
+        added = 0
+        for note in notes.read():
+            values = [*((TAG, tag) for tag in note.tags), *([(NOTE, note.text)] if note.text else [])]
+            for name, text in values:
+                added += connection.execute(
+                    "INSERT OR IGNORE INTO field SELECT ?, ?, id, NULL FROM rollout WHERE task = ? AND repeat = ?",
+                    (name, _to_sql(text), *map(int, note.id.split(":"))),
+                ).rowcount
+        connection.execute("DELETE FROM notes")
+        connection.execute("INSERT INTO notes VALUES (?)", (state,))
+        if removed or added:
+            count_change(connection)
+    return bool(removed or added)
+
+
 def are_texts_indexed(connection: sqlite3.Connection) -> bool:
     """Return whether the texts of all indexed rollouts are searchable."""
     if not has_search(connection):
@@ -160,7 +191,7 @@ def forget(connection: sqlite3.Connection, number: int) -> bool:
     """
     if read_state(connection, number) is None:
         return False
-    for table in ("figure", "tool"):
+    for table in ("figure", "tool", "field"):
         connection.execute(
             f"DELETE FROM {table} WHERE rollout IN (SELECT id FROM rollout WHERE file = ?)",  # noqa: S608  # a constant name
             (number,),
@@ -191,6 +222,7 @@ class Batch:
         self._rollouts: list[tuple[object, ...]] = []
         self._figures: list[tuple[object, ...]] = []
         self._tools: list[tuple[object, ...]] = []
+        self._fields: list[tuple[object, ...]] = []
         self._texts: list[tuple[int, str]] = []
 
     def add(self, record: Record, stored: StoredRollout, place: tuple[int, int, int]) -> None:
@@ -204,6 +236,7 @@ class Batch:
         self._rollouts.append((self._last, *place, *values, number, _to_sql(record.digest)))
         self._figures += [(self._last, _to_sql(name), value) for name, value in record.figures.items()]
         self._tools += [(self._last, _to_sql(name), *counts) for name, counts in record.tools.items()]
+        self._fields += [(_to_sql(name), _to_sql(text), self._last, number) for name, text, number in record.fields]
         if self._with_texts:
             self._texts.append((self._last, text))
 
@@ -216,6 +249,7 @@ class Batch:
         self._connection.executemany("INSERT OR IGNORE INTO facets VALUES (?, ?, ?, ?, ?)", facets)
         self._connection.executemany("INSERT OR REPLACE INTO figure VALUES (?, ?, ?)", self._figures)
         self._connection.executemany("INSERT OR REPLACE INTO tool VALUES (?, ?, ?, ?)", self._tools)
+        self._connection.executemany("INSERT OR IGNORE INTO field VALUES (?, ?, ?, ?)", self._fields)
         if self._with_texts:
             self._connection.executemany(INSERT_TEXT, self._texts)
             write_texts_done(self._connection, self._last)

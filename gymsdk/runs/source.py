@@ -6,6 +6,7 @@ Other programs may have written anything into these files. What cannot be read i
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -195,6 +196,13 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> Iterator[RunSource]:
             # The run has been removed meanwhile.
             continue
         yield source
+
+
+def get_default_path(source: RunSource) -> Path:
+    """Return the path of the run's index in the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gymsdk" / "runs"
+    digest = hashlib.blake2b(os.fsencode(source.path.resolve()), digest_size=8).hexdigest()
+    return cache / f"{source.name[:80]}-{digest}.sqlite"
 
 
 def open_regular(path: Path) -> IO[bytes]:

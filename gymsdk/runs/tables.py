@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -45,10 +45,11 @@ def iter_rows(queries: RunQueries, table: Table, chosen: Filter | None = None) -
             raise UsageError("the table 'metrics' is about all rollouts of the run; leave out the conditions")
         yield from _iter_metrics(queries.index.source)
         return
+    kinds = queries.describe_fields() if table == "rollouts" else {}
     for row in queries.iter_rows(chosen):
         if table == "rollouts":
             kept = {key: value for key, value in row.items() if key not in {"id", "flags"}}
-            yield kept | queries.get_figures(row["id"])
+            yield kept | queries.get_figures(row["id"]) | _convert_fields(queries.get_fields(row["id"]), kinds)
             continue
         keys = {name: row[name] for name in ("environment", "task", "repeat", "reward")}
         stored = queries.read(row["id"])
@@ -217,6 +218,8 @@ def _iter_batches(queries: RunQueries, table: Table, chosen: Filter | None) -> I
     fields = [(name, getattr(arrow, kind)()) for name, kind in _FIELDS[table].items()]
     if table == "rollouts":
         fields += [(name, arrow.float64()) for name in queries.list_figures() if name not in _FIELDS[table]]
+        types = {"number": arrow.float64(), "text": arrow.string(), "list": arrow.list_(arrow.string())}
+        fields += [(name, types[kind]) for name, kind in queries.describe_fields().items()]
     schema = arrow.schema(fields)
     batch: list[Row] = []
     for row in iter_rows(queries, table, chosen):
@@ -226,6 +229,15 @@ def _iter_batches(queries: RunQueries, table: Table, chosen: Filter | None) -> I
             batch = []
     if batch:
         yield batch, schema
+
+
+def _convert_fields(fields: Mapping[str, Sequence[tuple[str, float | None]]], kinds: Mapping[str, str]) -> Row:
+    """Return the values of the fields of a rollout as its columns of these *kinds* have them."""
+    row: Row = {}
+    for name, values in fields.items():
+        text, number = values[0]
+        row[name] = [text for text, _ in values] if kinds[name] == "list" else text if kinds[name] == "text" else number
+    return row
 
 
 def _clean(row: Row) -> Row:

@@ -251,6 +251,7 @@ class StudioApi:
         run = await run_in_threadpool(self._get_run, request)
         row = await _read_json(request)
         note = await run_in_threadpool(run.notes.add, row)
+        await run_in_threadpool(run.index.update_lines)
         return _build_json(note.model_dump())
 
     async def replay(self, request: Request) -> Response:

@@ -144,6 +144,7 @@ def _list_rows(run: OpenRun, choice: ExportChoice) -> Iterator[Row]:
             count += 1
             lenses = [name for name, ids in ids_by_lens.items() if row["id"] in ids]
             details = {"figures": queries.get_figures(row["id"]), "tools": queries.get_tools(row["id"])}
+            details["fields"] = queries.get_fields(row["id"])
             yield row | details | {"lenses": lenses}
 
 

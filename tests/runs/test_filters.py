@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +22,7 @@ from gymsdk.jsonl import dump_row
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import build_summaries
 from gymsdk.runs import Run, read
-from gymsdk.runs.filters import FIELD_KINDS, OPERATORS, Filter, build_filter, check_condition, parse_condition
+from gymsdk.runs.filters import FIELD_KINDS, NUMBER, OPERATORS, Filter, build_filter, check_condition, parse_condition
 from gymsdk.studio.app import STATIC
 from gymsdk.studio.export import export_runs
 
@@ -44,6 +45,9 @@ specs = st.fixed_dictionaries(
         "failure": st.sampled_from(["", "none", "model_timeout"]),
         "figures": st.dictionaries(st.sampled_from(["x", "part/y", "a b"]), st.sampled_from(NUMBERS)),
         "tools": st.dictionaries(st.sampled_from(["find", "none", "Find_all", "%"]), st.booleans()),
+        "fields": st.dictionaries(
+            st.sampled_from(["f", "g h"]), st.lists(st.sampled_from((*TEXTS, *NUMBERS)), max_size=3)
+        ),
     }
 )
 
@@ -53,7 +57,7 @@ def draw_conditions() -> st.SearchStrategy[Condition]:
     numbers = st.none() | st.sampled_from(NUMBERS)
 
     def choose(field: str) -> st.SearchStrategy[Condition]:
-        kind = FIELD_KINDS.get(field, "number")
+        kind = "values" if field.startswith("row:") else FIELD_KINDS.get(field, "number")
         values = numbers if kind == "number" else texts
         return st.sampled_from(OPERATORS[kind]).flatmap(
             lambda operator: st.tuples(
@@ -68,7 +72,8 @@ def draw_conditions() -> st.SearchStrategy[Condition]:
         )
 
     fields = [name for name in FIELD_KINDS if name not in {"lens", "flags", "model_seconds", "started", "stage"}]
-    return st.sampled_from([*fields, "figure:x", "figure:part/y", "figure:a b", "figure:nowhere"]).flatmap(choose)
+    others = ["figure:x", "figure:part/y", "figure:a b", "figure:nowhere", "row:f", "row:g h", "row:nowhere"]
+    return st.sampled_from([*fields, *others]).flatmap(choose)
 
 
 def build_line(spec: Spec, number: int) -> Line:
@@ -90,6 +95,7 @@ def build_line(spec: Spec, number: int) -> Line:
         "reward_components": parts,
         "extracted_answer": spec["answer"],
         **figures,
+        **spec["fields"],
         "gymsdk": {
             "id": f"{number // 2}:{number % 2}",
             "environment": spec["environment"],
@@ -122,6 +128,7 @@ def list_expected(run_specs: Sequence[Spec]) -> list[Spec]:
         | {"failure": spec["failure"] if spec["reward"] is None else ""}
         | {"message": spec["prompt"] if spec["reward"] is None else ""}
         | {f"figure:{name}": value for name, value in spec["figures"].items()}
+        | {f"row:{name}": values for name, values in spec["fields"].items()}
         | {"tool": list(spec["tools"]), "tool_error": [name for name, fails in spec["tools"].items() if fails]}
         for place, (number, spec) in enumerate(ordered, 1)
     ]
@@ -131,6 +138,8 @@ def holds(spec: Spec, condition: Condition) -> bool:
     """Return whether a rollout meets a condition, in plain Python."""
     field, operator, value = condition
     own = spec.get(field)
+    if field.startswith("row:") and operator in {"=", "<", "<=", ">", ">=", "contains"} and value is not None:
+        return any(holds_value(one, operator, value) for one in own or [])
     values = own if isinstance(own, list) else [] if own in {None, ""} else [own]
     if operator == "=":
         return value in values if value is not None else not values
@@ -142,6 +151,20 @@ def holds(spec: Spec, condition: Condition) -> bool:
         return any(value.lower() in one.lower() for one in values)
     tests = {"<": lambda one: one < value, "<=": lambda one: one <= value, ">": lambda one: one > value}
     return any(map(tests.get(operator, lambda one: one >= value), values))
+
+
+def holds_value(own: str | float, operator: str, value: str) -> bool:
+    """Return whether a value of a field of the row meets a condition: numbers are compared with numbers only."""
+    text = own if isinstance(own, str) else json.dumps(own)
+    if operator == "contains":
+        return value.lower() in text.lower()
+    is_number = re.fullmatch(NUMBER, value, re.ASCII) is not None
+    if operator == "=":
+        return text == value or (is_number and not isinstance(own, str) and own == float(value))
+    if is_number == isinstance(own, str):
+        return False
+    first, second = (own, float(value)) if is_number else (text, value)
+    return {"<": first < second, "<=": first <= second, ">": first > second, ">=": first >= second}[operator]
 
 
 @contextmanager
@@ -247,6 +270,11 @@ TEXT_CONDITIONS: dict[str, Condition] = {
     "tool_error!=find": ("tool_error", "!=", "find"),
     "figure:part/a b<1": ("figure:part/a b", "<", 1),
     "lens=alike": ("lens", "=", "alike"),
+    "row:a b=7": ("row:a b", "=", "7"),
+    "row:x<-2": ("row:x", "<", "-2"),
+    "row:x=none": ("row:x", "=", None),
+    "tag~hard": ("tag", "contains", "hard"),
+    "note!=": ("note", "!=", None),
 }
 
 
@@ -274,6 +302,9 @@ TEXT_ERRORS: dict[str, tuple[int, str]] = {
     "prompt~": (8, "expected a text"),
     "figure:x=some": (10, "must be a number"),
     "figure:=1": (1, "no field 'figure:'"),
+    "row:=1": (1, "no field 'row:'"),
+    "row:x<none": (7, "expected a text"),
+    "tags=x": (1, "did you mean 'tag'?"),
     "rewrad<1": (1, "did you mean 'reward'?"),
     "  environmet=x": (3, "did you mean 'environment'?"),
     "tols=x": (1, "did you mean 'tool'?"),
@@ -352,6 +383,7 @@ EMPTY: Spec = {
     "failure": "",
     "figures": {},
     "tools": {},
+    "fields": {},
 }
 
 

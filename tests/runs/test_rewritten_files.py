@@ -20,9 +20,9 @@ import pytest
 
 from gymsdk.runs import Run, read, source
 from gymsdk.runs.compare import compare
-from gymsdk.runs.index import RunIndex, get_default_path
+from gymsdk.runs.index import RunIndex
 from gymsdk.runs.queries import RunQueries
-from gymsdk.runs.source import find_run
+from gymsdk.runs.source import find_run, get_default_path
 from gymsdk.studio.app import describe_run
 from gymsdk.studio.library import Library, OpenRun
 

@@ -18,9 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk.runs.index import get_default_path
 from gymsdk.runs.notes import RunNotes
-from gymsdk.runs.source import find_run
+from gymsdk.runs.source import find_run, get_default_path
 from gymsdk.studio.app import _dump_state, describe_run
 from gymsdk.studio.library import Library
 

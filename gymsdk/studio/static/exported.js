@@ -91,6 +91,29 @@ function countValues(rows, getValues) {
   return [...counts].map(([value, count]) => ({ value, count })).sort((one, other) => other.count - one.count || compareValues(one.value, other.value)).slice(0, 50);
 }
 
+const MAX_FACET_VALUES = 50;
+
+function countFields(rows) {
+  const fields = new Map();
+  for (const row of rows) {
+    for (const [name, values] of Object.entries(row.fields)) {
+      if (name === "note") continue;
+      if (!fields.has(name)) fields.set(name, new Map());
+      for (const [value, number] of values) {
+        const known = fields.get(name).get(value) || { value, number, count: 0, rewards: [] };
+        known.count++;
+        if (row.reward !== null) known.rewards.push(row.reward);
+        fields.get(name).set(value, known);
+      }
+    }
+  }
+  const order = (one, other) => (one.number === null) - (other.number === null) || (one.number ?? 0) - (other.number ?? 0) || other.count - one.count || compareValues(one.value, other.value);
+  return [...fields].filter(([, values]) => values.size <= MAX_FACET_VALUES).sort(([one], [other]) => compareValues(one, other)).map(([name, values]) => ({
+    name,
+    values: [...values.values()].sort(order).map(({ value, count, rewards }) => ({ value, count, mean: mean(rewards) })),
+  }));
+}
+
 function buildHistogram(rows, edges) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   if (!rewards.length) return [];
@@ -190,6 +213,7 @@ async function answer(path, parameters) {
       return {
         ...Object.fromEntries(["environment", "outcome", "ended", "failure"].map((name) => [name, countValues(rows, (row) => [row[name]])])),
         tool: countValues(rows, (row) => Object.keys(row.tools)),
+        fields: countFields(rows),
         reward: buildHistogram(rows, run.info.reward_edges),
         figures: run.info.figures,
       };

@@ -39,8 +39,21 @@ export function matches(row, [field, operator, value], grammar) {
     const names = Object.entries(row.tools).filter(([, [, errors]]) => field === "tool" || errors > 0).map(([name]) => name);
     return value === null ? names.length === 0 : names.some((name) => compare(name, operator, value));
   }
+  if (getKind(field, grammar) === "values") return matchesValues(row.fields[field] || [], operator, value, grammar);
   const own = getValue(row, field);
   return own === null || value === null ? operator === "=" && own === value : compare(own, operator, value);
+}
+
+const getKind = (field, grammar) => (field.startsWith("row:") ? "values" : grammar.fields[field]);
+
+// `values` are pairs of a text and a number, which is null for a text. A number has no order with a text.
+function matchesValues(values, operator, value, grammar) {
+  if (value === null) return values.length === 0;
+  const number = new RegExp(`^(?:${grammar.number})$`).test(value) ? Number(value.replaceAll("_", "")) : null;
+  if (operator === "contains" || number === null) {
+    return values.some(([text, own]) => (own === null || !["<", "<=", ">", ">="].includes(operator)) && compare(text, operator, value));
+  }
+  return values.some(([text, own]) => (operator === "=" && text === value) || (own !== null && compare(own, operator, number)));
 }
 
 // Returns a negative number if `one` comes first. Python and SQLite order texts by code points, `<` by UTF-16 units.
@@ -72,7 +85,8 @@ function unquote(text) {
 // `fail` gets the number of the part, from 1, and what is wrong with it.
 function check(field, operator, value, grammar, fail) {
   const isFigure = typeof field === "string" && field.startsWith("figure:") && field !== "figure:";
-  const kind = isFigure ? "number" : Object.hasOwn(grammar.fields, field) ? grammar.fields[field] : fail(1, `there is no field '${field}'`);
+  const isRow = typeof field === "string" && field.startsWith("row:") && field !== "row:";
+  const kind = isFigure ? "number" : isRow ? "values" : Object.hasOwn(grammar.fields, field) ? grammar.fields[field] : fail(1, `there is no field '${field}'`);
   if (!grammar.operators.text.includes(operator)) fail(2, `there is no operator '${operator}'`);
   const lensForm = `a condition on \`lens\` is lens=NAME, with one of: ${grammar.lenses.join(", ")}`;
   if (!grammar.operators[kind].includes(operator)) fail(2, kind === "lens" ? lensForm : `'${field}' has only the operators ${grammar.operators[kind].join(", ").replace("contains", "~")}`);

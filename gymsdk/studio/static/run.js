@@ -139,6 +139,9 @@ function Facets({ run, query, version }) {
       ${["environment", "outcome", "ended", "failure", "tool"].map((name) => facets[name].length > 0 && html`
         <h2 key=${name}>${name}</h2>
         ${facets[name].map(({ value, count }) => html`<button key=${value} class="facet" aria-pressed=${where.some((each) => sameCondition(each, [name, "=", value]))} onClick=${() => toggle([name, "=", value])}><span>${value}</span><span class="muted">${formatNumber(count)}</span></button>`)}`)}
+      ${facets.fields.map(({ name, values }) => html`
+        <h2 key=${name} title="number of rollouts, and their mean reward">${name}</h2>
+        ${values.map(({ value, count, mean }) => html`<button key=${value} class="facet" aria-pressed=${where.some((each) => sameCondition(each, [name, "=", value]))} onClick=${() => toggle([name, "=", value])}><span>${value}</span><span class="muted">${formatNumber(count)}${mean !== null && ` · ${mean.toFixed(3)}`}</span></button>`)}`)}
     </aside>`;
 }
 
