@@ -77,8 +77,7 @@ def show(
     Examples:
         gymsdk show rollouts/math-20260101-120000
         gymsdk show rollouts/math-20260101-120000 3:0
-        gymsdk show rollouts/math-20260101-120000 --where 'reward<1' --where 'turns>4' --search Oslo
-        gymsdk show rollouts/math-20260101-120000 --by row:difficulty --where tag=unclear
+        gymsdk show rollouts/math-20260101-120000 --where 'reward<1' --search Oslo --by row:difficulty
     """
     from gymsdk import runs
 
@@ -183,6 +182,7 @@ def _build_group_table(by: str, groups: list[Row]) -> Table:
 
 def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
     from gymsdk import jsonl
+    from gymsdk.runs.schema import NOTE, TAG
 
     row = stored.queries.find(name)
     if row is None:
@@ -194,8 +194,10 @@ def _show_rollout(stored: Run, name: str, *, json: bool) -> None:
         return
     for part in _render_rollout(rollout, row, stored.queries.get_figures(row["id"])):
         echo(part)
-    for field, values in stored.queries.get_fields(row["id"]).items():
-        echo(f"  {clean(field)}: {clean(', '.join(text for text, _ in values))}")
+    fields = stored.queries.get_fields(row["id"])
+    for field in (TAG, NOTE):
+        if field in fields:
+            echo(f"  {field}: {clean(', '.join(text for text, _ in fields[field]))}")
 
 
 def _render_rollout(rollout: StoredRollout, row: Row, figures: dict[str, float]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeAlias
 
 from gymsdk import jsonl, responses
@@ -126,7 +125,7 @@ def parse_record(stored: StoredRollout) -> Record:
         figures=_select_figures(stored, verdict, is_scored=reward is not None),
         tools=tools,
         digest=stored.digest,
-        fields=list(islice(_iter_fields(stored), MAX_FIELDS)),
+        fields=_list_fields(stored),
     )
 
 
@@ -188,30 +187,36 @@ def list_verdict_names(stored: StoredRollout) -> list[str]:
     return [key for key in stored.line if key not in HOST_FIELDS and not key.startswith("_ng_")]
 
 
-def _iter_fields(stored: StoredRollout) -> Iterator[Field]:
-    """Yield the fields of the row with short values: texts, numbers, lists of them, and the members of an object.
+def _list_fields(stored: StoredRollout) -> list[Field]:
+    """Return the fields of the row with short values: texts, numbers, lists of them, and the members of an object.
 
     Of a line of another program, the fields of the verdict may be among them.
     """
+    fields: list[Field] = []
     verdict = stored.verdict_names or ()
     for key, value in stored.line.items():
         if key in HOST_FIELDS or key in verdict or key.startswith("_ng_"):
             continue
-        for name, member in value.items() if isinstance(value, dict) else (("", value),):
-            for single in member[:MAX_FIELD_VALUES] if isinstance(member, list) else (member,):
-                if (found := _read_field(single)) is not None:
-                    yield f"{ROW}{key}.{name}" if name else ROW + key, *found
+        if isinstance(value, dict):
+            for name, member in value.items():
+                _add_field(fields, f"{ROW}{key}.{name}", member)
+        else:
+            _add_field(fields, ROW + key, value)
+        if len(fields) >= MAX_FIELDS:
+            break
+    return fields[:MAX_FIELDS]
 
 
-def _read_field(value: object) -> tuple[str, float | None] | None:
-    """Return a value as text, and as a number if it is one; `None` if no condition could find it."""
-    if isinstance(value, str):
-        return (value, None) if 0 < len(value) <= MAX_FIELD_CHARS else None
-    if isinstance(value, bool):
-        return str(value).lower(), None
-    if jsonl.is_finite_number(value) and abs(value) <= MAX_FIELD_NUMBER:
-        return jsonl.dump_json(value).decode(), float(value)
-    return None
+def _add_field(fields: list[Field], name: str, value: object) -> None:
+    """Add the values of a field that conditions can find."""
+    for single in value[:MAX_FIELD_VALUES] if isinstance(value, list) else (value,):
+        if isinstance(single, str):
+            if 0 < len(single) <= MAX_FIELD_CHARS:
+                fields.append((name, single, None))
+        elif isinstance(single, bool):
+            fields.append((name, "true" if single else "false", None))
+        elif jsonl.is_finite_number(single) and abs(single) <= MAX_FIELD_NUMBER:
+            fields.append((name, jsonl.dump_json(single).decode(), float(single)))
 
 
 def _select_figures(stored: StoredRollout, verdict: Row, *, is_scored: bool) -> dict[str, float]:
