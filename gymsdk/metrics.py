@@ -60,10 +60,13 @@ def parse_scored_rollout(stored: StoredRollout) -> ScoredRollout:
     The numbers of the row are no metrics if the line lists the fields of the verdict.
     """
     names = stored.verdict_names
-    kept = stored.line if names is None else {name: value for name, value in stored.line.items() if name in names}
-    own = {name: value for name, value in kept.items() if not name.startswith("_ng_") and name != "reward"}
+    own = {
+        name: value
+        for name, value in stored.line.items()
+        if (names is None or name in names) and name != "reward" and not name.startswith("_ng_")
+    }
     parts = {f"reward_components/{name}": value for name, value in stored.components.items()}
-    answer = kept.get(ANSWER)
+    answer = own.get(ANSWER)
     return ScoredRollout(
         task=stored.task,
         repeat=stored.repeat,
