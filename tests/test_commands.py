@@ -20,8 +20,7 @@ WIDTH = 100
 OPENING = """\
 # Commands
 
-This page contains the `--help` text of every command; `python tests/test_commands.py` writes the page. Settings that
-several commands share are described in [configuration](configuration.md).
+This page contains the `--help` text of every command; `python tests/test_commands.py` writes the page.
 
 Exit codes:
 
@@ -44,7 +43,9 @@ def commands() -> Iterator[tuple[str, str]]:
 
 def _commands(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     context = click.Context(command, info_name=name.rsplit(maxsplit=1)[-1], parent=parent, terminal_width=WIDTH)
-    yield name, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    help_text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    # Every command has this option, mostly in a section of its own.
+    yield name, re.sub(r"\n(?:\nOther options:\n)? +--help +Show this message and exit\.", "", help_text)
     for child, each in getattr(command, "commands", {}).items():
         yield from _commands(each, f"{name} {child}", context)
 
