@@ -154,11 +154,17 @@ class Disagreeing(Judge):
         (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'? The hooks are reset, step, verify, close"),
         (
             WrongParameter(),
-            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, config, ",
+            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, episode_id, config, ",
         ),
-        (FarParameter(), "hook 'close' has an unknown parameter 'zzz'; its parameters: task, state, shared"),
+        (
+            FarParameter(),
+            "hook 'close' has an unknown parameter 'zzz'; its parameters: task, state, episode_id, shared",
+        ),
         (Defaulted(), "hook 'reset' has a default for 'seed'; remove it, the host fills the value"),
-        (Starred(), "hook 'reset' has an unknown parameter 'given'; its parameters: task, seed, config, shared"),
+        (
+            Starred(),
+            "hook 'reset' has an unknown parameter 'given'; its parameters: task, seed, episode_id, config, shared",
+        ),
         (Wrapper(), "hook 'reset' is a hook wrapper, which is not supported; write a plain hook"),
         (OldWrapper(), "hook 'reset' is a hook wrapper, which is not supported; write a plain hook"),
         (AsyncTools(), "hook 'tools' is called outside the event loop; write it as a plain `def`"),

@@ -209,7 +209,7 @@ def test_foreign_files_are_not_overwritten(out: Path) -> None:
 
 def test_changed_settings_are_rejected_on_resume_and_named(out: Path) -> None:
     _run(out)
-    differences = r"\n  --model was .*oracle, now .*null\n  --repeats was 1, now 2\nresume it unchanged"
+    differences = r"\n  --repeats was 1, now 2\n  --model was .*oracle, now .*null\nresume it unchanged"
     with pytest.raises(BadOutput, match=differences):
         _run(out, resume=True, model="scripted/null", repeats=2)
 
