@@ -164,12 +164,12 @@ def load(server: Server, python: Path) -> list[dict[str, Any]]:
     return [
         {
             "app": str(program.path),
-            "name": program.block.name,
+            "name": program.server.name,
             "config": {
                 "dry_run": False,
                 "head_server": {"host": "127.0.0.1", "port": 9},
                 "policy_model": model,
-                program.block.name: {"resources_servers": {program.block.implementation: {**program.block.written}}},
+                program.server.name: {"resources_servers": {program.block.implementation: {**program.block.written}}},
             },
         }
         for program in programs
