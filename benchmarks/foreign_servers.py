@@ -169,7 +169,7 @@ def load(server: Server, python: Path) -> list[dict[str, Any]]:
                 "dry_run": False,
                 "head_server": {"host": "127.0.0.1", "port": 9},
                 "policy_model": model,
-                program.server.name: {"resources_servers": {program.block.implementation: {**program.block.written}}},
+                program.server.name: {"resources_servers": {program.server.implementation: {**program.server.written}}},
             },
         }
         for program in programs

@@ -19,7 +19,8 @@ from gymsdk.config.overrides import apply_overrides, parse_overrides
 from gymsdk.config.yaml import COMMAND_LINE, Node, Problems, to_plain
 from gymsdk.errors import UsageError, format_error_detail
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import Run, RunLimits, execute
+from gymsdk.rollouts.run import Run, execute
+from gymsdk.rollouts.settings import RunLimits
 from gymsdk.types import Row
 from gymsdk_nemo_compat.commands import find_head, run_command
 from gymsdk_nemo_compat.running import ServerRun

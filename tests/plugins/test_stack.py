@@ -154,7 +154,7 @@ class Disagreeing(Judge):
         (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'? The hooks are reset, step, verify, close"),
         (
             WrongParameter(),
-            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, episode_id, ",
+            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, ",
         ),
         (
             FarParameter(),

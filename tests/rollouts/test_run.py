@@ -11,7 +11,8 @@ import pytest
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
 from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import DEFAULT_TASKS, Run, RunLimits, execute
+from gymsdk.rollouts.run import DEFAULT_TASKS, Run, execute
+from gymsdk.rollouts.settings import RunLimits
 from rollouts.conftest import RecordingProgress
 
 TASK = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}\n'

@@ -14,7 +14,8 @@ from aiohttp import web
 from gymsdk.config.model import Deployment, ModelServerConfig
 from gymsdk.deploy.process import serve as serve_deployment
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import Run, RunLimits, execute
+from gymsdk.rollouts.run import Run, execute
+from gymsdk.rollouts.settings import RunLimits
 from gymsdk.testing.endpoint import serve
 from gymsdk.types import Item
 from rollouts.conftest import RecordingProgress

@@ -30,7 +30,8 @@ from gymsdk.rollouts.agent_client import AgentClient
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.remote import RemotePlayer
-from gymsdk.rollouts.run import Run, RunLimits, execute
+from gymsdk.rollouts.run import Run, execute
+from gymsdk.rollouts.settings import RunLimits
 from gymsdk.servers import agent
 from gymsdk.types import Episode, Item, Model
 
