@@ -36,25 +36,26 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 
 LIMITS = {
-    "modules": 320,
-    "code lines": 51_000,
-    "code lines of gymsdk/cli": 5_300,
-    "code lines of gymsdk/config": 2_700,
-    "private functions used once, in %": 25.0,
-    "module constants per 1,000 code lines": 27.0,
-    "modules that know the key of a stored line": 14,
-    "modules that name token_interface": 15,
-    "options declared by hand": 195,
-    "code lines of tests": 58_000,
-    "words of docs": 50_000,
-    "play: files": 17,
-    "play: moves": 172,
-    "step: files": 22,
-    "step: moves": 134,
-    "/run: files": 37,
-    "/run: moves": 296,
-    "/verify: files": 29,
-    "/verify: moves": 113,
+    "modules": 310,
+    "code lines": 50_920,
+    "code lines of gymsdk/cli": 4_700,
+    "code lines of gymsdk/config": 2_750,
+    "private functions used once, in %": 22.6,
+    "module constants per 1,000 code lines": 29.4,
+    "modules that know the key of a stored line": 4,
+    "modules that name token_interface": 6,
+    "options declared by hand": 79,
+    "code lines of tests": 60_500,
+    "words of docs": 45_250,
+    # The numbers of files and moves differ a little from run to run, those of a server most.
+    "play: files": 13,
+    "play: moves": 92,
+    "step: files": 16,
+    "step: moves": 80,
+    "/run: files": 40,
+    "/run: moves": 210,
+    "/verify: files": 30,
+    "/verify: moves": 106,
 }
 """The largest value of each figure: what landed last."""
 
@@ -151,7 +152,7 @@ class Tracer:
         if not self.is_on or event != "call" or frame.f_code.co_name.startswith("<"):
             return
         found = re.search(r"(?:.*/)?((?:gymsdk|gym_env_math)/.*\.py)$", frame.f_code.co_filename)
-        if found and self.files[-1:] != [found[1]]:
+        if found and found[1].split("/")[1] not in BUDGETS and self.files[-1:] != [found[1]]:
             self.files.append(found[1])
 
     def take(self) -> list[str]:
