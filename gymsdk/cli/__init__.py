@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from gymsdk.cli import output, process
 from gymsdk.cli.group import CommandGroup, LazyCommand, create_group
 from gymsdk.cli.output import echo
 from gymsdk.cli.process import limit_exit_time
-from gymsdk.errors import GymsdkError, UsageError, format_suggestion
+from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.settings import VARIABLES, list_unknown_variables
 from gymsdk.working_folder import find_working_folder
 
@@ -83,7 +84,9 @@ def _warn_of_unknown_variables() -> None:
     # The commands that another command starts have the same variables.
     if not {"--fd", "--with-parent"} & set(sys.argv):
         for name in list_unknown_variables(os.environ):
-            hint = format_suggestion(name, VARIABLES)
+            # All names begin alike, which must not make any two of them similar.
+            nearest = get_close_matches(name, VARIABLES, n=1, cutoff=0.85)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             typer.echo(f"{name} is not a variable of gymsdk and is ignored{hint}", err=True)
 
 

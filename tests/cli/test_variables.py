@@ -28,6 +28,10 @@ def test_an_unknown_variable_is_named_and_changes_nothing_else() -> None:
     assert (plain.stderr, odd.stderr) == ("", line)
 
 
+def test_a_name_is_suggested_only_if_more_than_the_prefix_is_alike() -> None:
+    assert run_with(GYMSDK_FOO="1").stderr == "GYMSDK_FOO is not a variable of gymsdk and is ignored\n"
+
+
 @pytest.mark.parametrize(
     "name",
     ["GYMSDK_SERVICE_HOST", "GYMSDK_PORT", "GYMSDK_HEAD_SERVICE_PORT_HTTP", "GYMSDK_HEAD_PORT_11000_TCP_ADDR"],
