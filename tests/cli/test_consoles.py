@@ -90,7 +90,7 @@ def test_a_command_runs_in_the_debug_mode_of_asyncio(folder: Path, variable: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["gymsdk.cli", "typer", "gymsdk.cli.rollout"])
+@pytest.mark.parametrize("module", ["gymsdk.cli", "typer", "gymsdk.cli.list"])
 def test_ctrl_c_before_the_command_begins_exits_without_a_traceback(module: str) -> None:
     program = f"""
 import importlib.abc, os, signal, sys

@@ -284,5 +284,5 @@ async def test_a_secret_key_is_sent_to_the_model() -> None:
         with pytest.raises(Failed):
             await policy.respond({"input": "hello"})
     await client.aclose()
-    assert all(b"Authorization: Bearer hush-key" in each for each in headers)
+    assert all(b"\r\nauthorization: Bearer hush-key\r\n" in each for each in headers)
     assert headers
