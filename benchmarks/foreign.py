@@ -33,8 +33,8 @@ from typing import Any
 from clients.between import serve_app, with_streaming, without_cookies
 
 from gymsdk import load, model, play
-from gymsdk.line import build_line
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
+from gymsdk.line import build_line, compute_seed
+from gymsdk.rollouts.jobs import build_input_row
 
 NAME, ROWS = "tool_call", 8
 LONG = "multineedle"
@@ -139,7 +139,7 @@ async def play_in_process(folder: Path) -> Results:
     async with found:
         for number, task in enumerate(islice(found.tasks("validation", seed=3), ROWS)):
             row = build_input_row(task.row(), environment=NAME, task=number, sampling={})
-            rollout = await play(found, policy, row, seed=compute_seed(0, Job(NAME, number, 0, row)))
+            rollout = await play(found, policy, row, seed=compute_seed(0, NAME, number))
             rollouts.append(build_line(rollout, (number, 0)))
             # Agents on other machines know only the tools in the row.
             row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]

@@ -25,8 +25,8 @@ from typing import Any
 from foreign import CommandError, Results, Score, create_venv, row_result, run_command
 
 from gymsdk import load, model, play
-from gymsdk.line import build_line
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
+from gymsdk.line import build_line, compute_seed
+from gymsdk.rollouts.jobs import build_input_row
 
 NAMES, SKIPPED, ROWS = ("tool_call", "multineedle"), 1, 2
 """The environments, and the rows of each: skip the first row, because that of tool_call needs no tool."""
@@ -123,7 +123,7 @@ async def play_in_process(folder: Path, policy: str) -> Results:
         async with load(name) as found:
             for number, task in enumerate(islice(found.tasks("validation"), SKIPPED, SKIPPED + ROWS)):
                 row = build_input_row(task.row(), environment=name, task=number, sampling={})
-                rollout = await play(found, model(policy), row, seed=compute_seed(0, Job(name, number, 0, row)))
+                rollout = await play(found, model(policy), row, seed=compute_seed(0, name, number))
                 ready.append(row_result(build_line(rollout, (number, 0))))
                 row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]
                 rows.append(row)

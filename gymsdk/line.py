@@ -5,6 +5,7 @@ A line stands in `rollouts.jsonl` or `failures.jsonl`, in NeMo Gym's files, or i
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -611,3 +612,9 @@ def _show(reward: object) -> str:
         # Python does not convert the longest integers to text.
         return "an integer beyond the range of a double"
     return str(reward)[:MAX_SHOWN_CHARS]
+
+
+def compute_seed(seed: int, environment: str, task: int) -> int:
+    """Return the seed of an episode in a run with *seed*: that of all repeats of a task, so that they open alike."""
+    digest = hashlib.sha256(f"{seed}:{environment}:{task}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

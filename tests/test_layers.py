@@ -170,6 +170,17 @@ def test_packages_beside_each_other_do_not_import_each_other():
     assert not across
 
 
+def test_the_servers_do_not_need_the_runs_that_use_them():
+    found = [
+        f"{module} imports {other}"
+        for module, tree in MODULES.items()
+        if module.split(".")[0] in {"cluster", "edge", "servers"}
+        for other in own_modules(imported_names(ast.walk(tree)))
+        if other.split(".")[0] in {"rollouts", "runs"}
+    ]
+    assert not found
+
+
 def test_no_modules_import_each_other_in_a_cycle():
     graph = {
         module: set(own_modules(imported_names(import_time_statements(tree.body)))) - {module, ""}

@@ -16,11 +16,11 @@ from aiohttp import web
 from pydantic import Field
 
 from gymsdk import Action, Reset, State, Step, Task, ToolCall, Transcript, Verdict, hookimpl, model, play, responses
+from gymsdk.convert.trajectory import build_trajectory
 from gymsdk.environment import Environment
 from gymsdk.jsonl import dump_row, read_rows
 from gymsdk.line import StoredRollout
 from gymsdk.responses import get_played_actions, iter_turn_spans
-from gymsdk.rollouts.trajectory import build_trajectory
 from gymsdk.runs import read
 from gymsdk.runs.records import parse_record
 from gymsdk.testing.endpoint import serve

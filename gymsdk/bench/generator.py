@@ -23,7 +23,7 @@ from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, get_agent_name
 from gymsdk.observability.loop_lag import LoopLagSampler
 from gymsdk.request_options import RequestOptions
 from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.rollouts.jobs import Job, PlayedJob, catch_errors, compute_seed, play_with_retries
+from gymsdk.rollouts.jobs import Job, PlayedJob, catch_errors, play_with_retries
 from gymsdk.rollouts.remote import parse_response_row, parse_rollout
 from gymsdk.types import Budget, Rollout, Row, Timing
 
@@ -131,7 +131,7 @@ class RowSender:
 
 def _encode_job(job: Job) -> bytes:
     """Return the JSON of a job's row without its last brace, after which the ID follows."""
-    options = RequestOptions(compute_seed(0, job), job.repeat, budget=Budget().model_dump())
+    options = RequestOptions(job.compute_seed(0), job.repeat, budget=Budget().model_dump())
     row = {**job.row, TASK_INDEX: job.task, ROLLOUT_INDEX: job.repeat, **options.to_field()}
     return jsonl.dump_portable_json(row)[:-1]
 

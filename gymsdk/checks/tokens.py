@@ -18,7 +18,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import Failed, ModelLost
 from gymsdk.responses import BROKEN_FIELD, TOKEN_FIELDS
-from gymsdk.rollouts.jobs import build_input_row, compute_seed, iter_jobs
+from gymsdk.rollouts.jobs import build_input_row, iter_jobs
 from gymsdk.tokens.history import find_history
 from gymsdk.types import Budget, Episode, Item, Model, Row
 
@@ -181,7 +181,7 @@ async def _play_all(
     ]
     for job in iter_jobs(inputs):
         recorder = _Recorder(model, job.task)
-        rollout = await play(environment, recorder, job.row, seed=compute_seed(seed, job), id=job.id, budget=budget)
+        rollout = await play(environment, recorder, job.row, seed=job.compute_seed(seed), id=job.id, budget=budget)
         failure = rollout.failure
         if failure is not None and failure.kind == "model_no_token_ids":
             raise Failed(failure.message, kind=failure.kind)

@@ -125,14 +125,14 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
 async def _play_episode(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
     from gymsdk.episode import play
     from gymsdk.http import client
-    from gymsdk.rollouts.jobs import compute_seed, iter_jobs
+    from gymsdk.rollouts.jobs import iter_jobs
     from gymsdk.types import Budget
 
     job = next(iter_jobs([row]))
     budget = Budget(seconds=PLAY_SECONDS)
     try:
         async with environment:
-            return await play(environment, model, job.row, seed=compute_seed(seed, job), id=job.id, budget=budget)
+            return await play(environment, model, job.row, seed=job.compute_seed(seed), id=job.id, budget=budget)
     finally:
         await client.aclose()
 
@@ -141,12 +141,12 @@ def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, r
     from gymsdk.gym import slot
     from gymsdk.gym.policy import make_env, rollout
     from gymsdk.http import client
-    from gymsdk.rollouts.jobs import compute_seed, iter_jobs
+    from gymsdk.rollouts.jobs import iter_jobs
 
     job = next(iter_jobs([row]))
     env = make_env(name, seconds=PLAY_SECONDS, settings=settings)
     try:
-        played = rollout(env, model, seed=compute_seed(seed, job), options={"task": job.row}, timeout=PLAY_SECONDS)
+        played = rollout(env, model, seed=job.compute_seed(seed), options={"task": job.row}, timeout=PLAY_SECONDS)
     finally:
         env.close()
         slot.run(client.aclose())

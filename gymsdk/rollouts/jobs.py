@@ -12,7 +12,7 @@ from typing import Any
 from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.http.backoff import Backoff
 from gymsdk.jsonl import dump_canonical_json
-from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, StoredRollout, get_environment_name, strip_results
+from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, Key, StoredRollout, compute_seed, get_environment_name, strip_results
 from gymsdk.responses import UsageByRole, merge_usage
 from gymsdk.types import AGENT_SUFFIX, Failure, Item, Rollout, Row, build_agent_reference
 
@@ -44,6 +44,10 @@ class Job:
     def id(self) -> str:
         """The ID of the rollout."""
         return f"{self.task}:{self.repeat}"
+
+    def compute_seed(self, seed: int) -> int:
+        """Return the seed of the episode in a run with *seed*."""
+        return compute_seed(seed, self.environment, self.task)
 
 
 def build_input_row(
@@ -141,12 +145,6 @@ def iter_jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[J
     for row in inputs:
         if (row[TASK_INDEX], row[ROLLOUT_INDEX]) not in done:
             yield builder.build(row)
-
-
-def compute_seed(seed: int, job: Job) -> int:
-    """Return the seed of a job's episode: the same for all repeats of a task, so that they open alike."""
-    digest = hashlib.sha256(f"{seed}:{job.environment}:{job.task}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
 
 
 BACKOFF = Backoff(first=0.25)

@@ -29,7 +29,7 @@ from gymsdk.line import (
 from gymsdk.request_options import RequestOptions
 from gymsdk.responses import parse_usage
 from gymsdk.rollouts.agent_client import AgentClient
-from gymsdk.rollouts.jobs import Job, PlayedJob, build_unscored_rollout, catch_errors, compute_seed, play_with_retries
+from gymsdk.rollouts.jobs import Job, PlayedJob, build_unscored_rollout, catch_errors, play_with_retries
 from gymsdk.types import AGENT_SUFFIX, Budget, Item, Rollout, Row, Timing
 
 UNPROCESSABLE_STATUS = 422
@@ -382,7 +382,7 @@ class RemotePlayer:
 
     async def play_once(self, job: Job, attempt: int) -> Rollout:
         """Play *job* once; *attempt* is the index of the attempt."""
-        rollout = await catch_errors(job, compute_seed(self.seed, job), self._play_attempt(job, attempt))
+        rollout = await catch_errors(job, job.compute_seed(self.seed), self._play_attempt(job, attempt))
         return rollout.model_copy(update={"rollout_id": self._build_rollout_id(job, attempt)})
 
     async def _play_attempt(self, job: Job, attempt: int) -> Rollout:
@@ -391,10 +391,10 @@ class RemotePlayer:
             await self.agents.run(get_agent_name(job.row) or "", self._build_body(job, attempt)), "host"
         )
         spent = (time.perf_counter() - began) * 1e3
-        return parse_rollout(body, job, compute_seed(self.seed, job), milliseconds=spent)
+        return parse_rollout(body, job, job.compute_seed(self.seed), milliseconds=spent)
 
     def _build_body(self, job: Job, attempt: int) -> Row:
-        options = RequestOptions(compute_seed(self.seed, job), job.repeat, budget=self.budget.model_dump())
+        options = RequestOptions(job.compute_seed(self.seed), job.repeat, budget=self.budget.model_dump())
         return {
             **job.row,
             TASK_INDEX: job.task,

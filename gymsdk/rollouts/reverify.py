@@ -23,7 +23,7 @@ from gymsdk.rollouts import remote
 from gymsdk.rollouts.agent_client import convert_to_server_error
 from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.inputs import InputIndex
-from gymsdk.rollouts.jobs import Job, compute_seed
+from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.rollouts.tasks import MAX_SAMPLED_LINES
 from gymsdk.types import Budget, EndReason, Item, Row, build_agent_reference
@@ -145,7 +145,7 @@ def _get_grader(fields: Mapping[str, Any]) -> str:
 def _get_seed(stored: StoredRollout) -> int:
     """Return the seed of the episode: the one on the line, or else that of a run with the default seed."""
     job = Job(stored.environment, *stored.key, {})
-    return compute_seed(0, job) if stored.seed is None else stored.seed
+    return job.compute_seed(0) if stored.seed is None else stored.seed
 
 
 def _get_response(stored: StoredRollout) -> Item:

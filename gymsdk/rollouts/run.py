@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from gymsdk.client import UnknownServer
 from gymsdk.concurrency import yield_regularly
+from gymsdk.convert.trajectory import build_trajectory, get_task_name
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
@@ -42,7 +43,6 @@ from gymsdk.rollouts.jobs import (
     build_failed_rollout,
     build_input_row,
     catch_errors,
-    compute_seed,
     play_with_retries,
 )
 from gymsdk.rollouts.plan import (
@@ -75,7 +75,6 @@ from gymsdk.rollouts.tasks import (
     read_file_for_servers,
     read_splits,
 )
-from gymsdk.rollouts.trajectory import build_trajectory, get_task_name
 from gymsdk.sockets import count_affordable, raise_open_file_limit
 from gymsdk.types import Budget, Failure, Model, Playable, Rollout, Row
 from gymsdk.working_folder import shorten_path
@@ -134,14 +133,14 @@ class LocalPlayer:
 
     async def play_once(self, job: Job, _attempt: int = 0) -> Rollout:
         """Play *job* once."""
-        return await catch_errors(job, compute_seed(self.seed, job), self._play(job))
+        return await catch_errors(job, job.compute_seed(self.seed), self._play(job))
 
     async def _play(self, job: Job) -> Rollout:
         return await play(
             self.environments[job.environment],
             self.model,
             job.row,
-            seed=compute_seed(self.seed, job),
+            seed=job.compute_seed(self.seed),
             repeat=job.repeat,
             id=job.id,
             budget=self.budget,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk import tracing
 from gymsdk.cluster.workers import Ownership
+from gymsdk.convert.trajectory import build_observations, build_trajectory, get_task_name
 from gymsdk.edge.app import create_app as create_base_app
 from gymsdk.edge.errors import RequestRejected, ServerOverloaded
 from gymsdk.edge.openapi import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, document_endpoint
@@ -22,7 +23,6 @@ from gymsdk.errors import UsageError
 from gymsdk.jsonl import is_finite_number
 from gymsdk.line import ATTEMPT_INDEX, ROLLOUT_INDEX, TASK_INDEX, TRAJECTORY, build_failure_fields
 from gymsdk.observability.metrics import ServerMetrics
-from gymsdk.rollouts.trajectory import build_observations, build_trajectory, get_task_name
 from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, RolloutFailed, RunService
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
 from gymsdk.servers.session_clients import check_rollout_path

@@ -23,10 +23,9 @@ from gymsdk.edge.errors import RequestRejected
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
-from gymsdk.line import HOST, ROLLOUT_INDEX, TASK_INDEX, strip_results
+from gymsdk.line import HOST, ROLLOUT_INDEX, TASK_INDEX, compute_seed, strip_results
 from gymsdk.request_options import RequestOptions
 from gymsdk.responses import TOKEN_FIELDS, is_incomplete_response
-from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.types import (
     Budget,
     EndReason,
@@ -198,10 +197,10 @@ class RowIdentity:
         index = self.row.get(TASK_INDEX)
         return index if isinstance(index, int) and not isinstance(index, bool) else None
 
-    def seed(self, environment: str, *, repeat: int = 0) -> int:
+    def seed(self, environment: str) -> int:
         """Return the seed of an episode, derived from the task index if the row has one, else from the fields."""
         if self.task_index is not None:
-            return compute_seed(0, Job(environment, self.task_index, repeat, self.fields))
+            return compute_seed(0, environment, self.task_index)
         return self.seed_of_fields(environment)
 
     def seed_of_fields(self, environment: str) -> int:
@@ -289,7 +288,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     return RowRequest(
         row=row,
         identity=identity,
-        seed=identity.seed(environment.name, repeat=repeat) if own.seed is None else own.seed,
+        seed=identity.seed(environment.name) if own.seed is None else own.seed,
         repeat=repeat,
         id=rollout_id,
         options=options,

@@ -18,11 +18,11 @@ from gymsdk.concurrency import ThreadPool
 from gymsdk.environment import Environment
 from gymsdk.episode import EpisodeRunner, build_request
 from gymsdk.errors import BadRow, Failed, GymsdkError, UnknownSplit
+from gymsdk.line import compute_seed
 from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import get_input_items, iter_turn_spans
-from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.rollouts.tasks import Environments, NamedRows, check_one_source, read_file, read_splits
 from gymsdk.types import Budget, Episode, Item, Model, Row
 
@@ -231,7 +231,7 @@ def decompress_row(row: bytes) -> Row:
 def _add_seeds(source: NamedRows, seed: int) -> Iterator[_SeededRow]:
     """Yield rows with the seeds that `gymsdk rollout` gives them."""
     for number, (name, row) in enumerate(source):
-        yield _SeededRow(name, row, compute_seed(seed, Job(name, number, 0, row)))
+        yield _SeededRow(name, row, compute_seed(seed, name, number))
 
 
 NAMED = "scripted/oracle"

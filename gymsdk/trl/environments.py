@@ -21,8 +21,8 @@ from gymsdk.gym import slot
 from gymsdk.gym.config import build_budget
 from gymsdk.gym.env import close_on_finalize
 from gymsdk.gym.spaces import build_response
+from gymsdk.line import compute_seed
 from gymsdk.plugins.registry import load
-from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.trl.rollouts import NUMBER_KEY, build_prompt, read_rows
 from gymsdk.trl.samples import describe_failure, report_failures
 from gymsdk.types import Budget, Item, Rollout, Row
@@ -72,7 +72,7 @@ class ToolEpisode:
         self._calls = 0
         self._runner = runner = EpisodeRunner(self._environment, self._budget)
         try:
-            episode = await runner.open(row, seed=compute_seed(self._seed, Job(self._environment.name, number, 0, row)))
+            episode = await runner.open(row, seed=compute_seed(self._seed, self._environment.name, number))
         except EpisodeError as error:
             runner.result = error
             return None
@@ -314,8 +314,7 @@ async def _complete_rows(environment: Environment, rows: Sequence[Row], seed: in
     """Enter the environment, and return the rows with the tools that each episode offers."""
     await environment.__aenter__()
     return [
-        await environment.row(row, seed=compute_seed(seed, Job(environment.name, number, 0, row)))
-        for number, row in enumerate(rows)
+        await environment.row(row, seed=compute_seed(seed, environment.name, number)) for number, row in enumerate(rows)
     ]
 
 

@@ -19,9 +19,9 @@ from gymsdk.gym.codecs import Tokens
 from gymsdk.gym.config import EnvConfig, EpisodeStart, build_budget
 from gymsdk.gym.env import close_on_finalize
 from gymsdk.gym.slot import Slots
-from gymsdk.line import get_agent_name, get_environment_name
+from gymsdk.line import compute_seed, get_agent_name, get_environment_name
 from gymsdk.plugins.registry import load
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
+from gymsdk.rollouts.jobs import Job, build_input_row
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
 from gymsdk.rollouts.token_limit import MAX_NORMAL_SHARE, TokenLimitCounter, is_prompt_too_long
 from gymsdk.trl.samples import Sample, build_sample, report_failures
@@ -347,7 +347,7 @@ class LocalPlayer:
         return self._slots
 
     def _compute_seed(self, number: int) -> int:
-        return compute_seed(self._seed, Job(self._environment.name, number, 0, self._rows[number]))
+        return compute_seed(self._seed, self._environment.name, number)
 
 
 class ServerPlayer:

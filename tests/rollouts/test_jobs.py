@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gymsdk.line import get_environment_name
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed, iter_jobs
+from gymsdk.line import compute_seed, get_environment_name
+from gymsdk.rollouts.jobs import Job, build_input_row, iter_jobs
 
 ROW = {"responses_create_params": {"input": "2 + 2", "temperature": 0.5}, "answer": 4}
 
@@ -63,11 +63,9 @@ def test_rows_are_read_lazily() -> None:
 
 def test_repeats_share_a_seed_and_tasks_do_not() -> None:
     one, again, other = (Job("sums", task, repeat, {}) for task, repeat in ((0, 0), (0, 1), (1, 0)))
-    assert compute_seed(7, one) == compute_seed(7, again) != compute_seed(7, other)
-    assert compute_seed(8, one) != compute_seed(7, one)
+    assert one.compute_seed(7) == again.compute_seed(7) != other.compute_seed(7)
+    assert one.compute_seed(8) != one.compute_seed(7)
 
 
 def test_a_seed_fits_every_generator() -> None:
-    assert all(
-        0 <= compute_seed(seed, Job("sums", task, 0, {})) < 2**31 for seed in (-5, 0, 2**62) for task in range(50)
-    )
+    assert all(0 <= compute_seed(seed, "sums", task) < 2**31 for seed in (-5, 0, 2**62) for task in range(50))

@@ -13,7 +13,8 @@ import aiohttp
 import orjson
 
 from gymsdk import load, model, play
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
+from gymsdk.line import compute_seed
+from gymsdk.rollouts.jobs import build_input_row
 from gymsdk.types import Item, Row
 
 POLICIES = ("scripted/oracle:0.7", "scripted/random")
@@ -46,7 +47,7 @@ async def record_episodes(name: str, count: int) -> list[RecordedEpisode]:
     async with environment:
         for number, task in enumerate(islice(environment.tasks(environment.splits[0], seed=5), count)):
             row = build_input_row(task.row(), environment=name, task=number, sampling={})
-            seed = compute_seed(0, Job(name, number, 0, row))
+            seed = compute_seed(0, name, number)
             rollout = await play(environment, policies[number % len(policies)], row, seed=seed)
             assert rollout.failure is None, rollout.failure
             episodes.append(RecordedEpisode(name, row, tuple(rollout.response["output"]), rollout.reward or 0.0))

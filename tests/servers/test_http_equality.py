@@ -17,7 +17,7 @@ from gymsdk.cluster.balancing import LoadBalancer
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
 from gymsdk.http import client as http
 from gymsdk.line import build_line
-from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
+from gymsdk.rollouts.jobs import Job, build_input_row
 from gymsdk.servers import agent, environment, resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import UNMASKED_FIELDS, Playable, Row
@@ -53,7 +53,7 @@ def play_directly(against: Playable, policy: Model) -> PlayRow:
 
     async def play_row(row: Row) -> Row:
         job = Job(against.name, row["_ng_task_index"], 0, {k: v for k, v in row.items() if not k.startswith("_ng_")})
-        rollout = await play(against, policy, job.row, seed=compute_seed(0, job), id=job.id)
+        rollout = await play(against, policy, job.row, seed=job.compute_seed(0), id=job.id)
         assert rollout.failure is None, rollout.failure
         return build_line(rollout, job.key)
 
