@@ -93,11 +93,23 @@ function countValues(rows, getValues) {
 
 const MAX_FACET_VALUES = 50;
 
-function countFields(rows) {
+// As with a server, the values in the whole run decide whether a field is counted, not those of the chosen rollouts.
+function listCountedFields(rows) {
+  const texts = new Map();
+  for (const row of rows) {
+    for (const [name, values] of Object.entries(row.fields)) {
+      if (!texts.has(name)) texts.set(name, new Set());
+      for (const [value] of values) texts.get(name).add(value);
+    }
+  }
+  return new Set([...texts].filter(([name, values]) => name !== "note" && values.size <= MAX_FACET_VALUES).map(([name]) => name));
+}
+
+function countFields(rows, names) {
   const fields = new Map();
   for (const row of rows) {
     for (const [name, values] of Object.entries(row.fields)) {
-      if (name === "note") continue;
+      if (!names.has(name)) continue;
       if (!fields.has(name)) fields.set(name, new Map());
       for (const [value, number] of values) {
         const known = fields.get(name).get(value) || { value, number, count: 0, rewards: [] };
@@ -108,7 +120,7 @@ function countFields(rows) {
     }
   }
   const order = (one, other) => (one.number === null) - (other.number === null) || (one.number ?? 0) - (other.number ?? 0) || other.count - one.count || compareValues(one.value, other.value);
-  return [...fields].filter(([, values]) => values.size <= MAX_FACET_VALUES).sort(([one], [other]) => compareValues(one, other)).map(([name, values]) => ({
+  return [...fields].sort(([one], [other]) => compareValues(one, other)).map(([name, values]) => ({
     name,
     values: [...values.values()].sort(order).map(({ value, count, rewards }) => ({ value, count, mean: mean(rewards) })),
   }));
@@ -213,7 +225,7 @@ async function answer(path, parameters) {
       return {
         ...Object.fromEntries(["environment", "outcome", "ended", "failure"].map((name) => [name, countValues(rows, (row) => [row[name]])])),
         tool: countValues(rows, (row) => Object.keys(row.tools)),
-        fields: countFields(rows),
+        fields: countFields(rows, listCountedFields(run.rows)),
         reward: buildHistogram(rows, run.info.reward_edges),
         figures: run.info.figures,
       };
