@@ -108,7 +108,7 @@ UNNAMED_FAILURE = NoReward("failed", "", "", "")
 
 
 class StoredRollout:
-    """A line, of which nothing is parsed before it is asked for.
+    """A line, whose fields are parsed when a reader needs them.
 
     Args:
         line: The line.
@@ -528,7 +528,7 @@ def build_line(rollout: Rollout, key: Key, *, attempts: int = 1, digest: str = "
 
 
 def build_verified_fields(reward: float, components: Row, fields: Row, details: Row) -> Row:
-    """Return what a server adds to a row that it has verified.
+    """Return the fields that a server adds to a verified row.
 
     Args:
         reward: The reward.

@@ -2,7 +2,7 @@
 
 A folder in `stored/` holds the files that a version wrote (`stored/write.py`), and in `answers.json` what that version
 said about them. `python tests/test_stored.py FOLDER` writes `answers.json`; run it with the version that wrote the
-files. If a later version has to say something else, CHANGELOG says so under *Changed*, and the answer is written again.
+files. If a later version must answer differently, CHANGELOG says so under *Changed*, and the answer is written again.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ COMMANDS: dict[str, list[str]] = {
     "export pairs": ["export", "scored", "mixed", "--dpo", "pairs.jsonl"],
     "view": ["view", "scored", "mixed", "lines.jsonl", "--export", "pages"],
 }
-"""The commands that read stored files; what they print and write is compared."""
+"""The commands that read stored files; the test compares their output and files."""
 
 CHANGING = re.compile(r"\d+(\.\d+)? ?(s|ms|MB)\b|gymsdk-\w+|\d{8}-\d{6}")
-"""What a command prints and differs from one execution to the next."""
+"""The parts of a command's output that differ from one execution to the next."""
 
 LONG = 3000
 """Texts above this number of characters are stored as their digest."""
 
 
 def run(*words: str) -> tuple[int, str, str]:
-    """Run a command of gymsdk in this process; return its exit code and what it prints on both streams."""
+    """Run a command of gymsdk in this process; return its exit code and its output on both streams."""
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as ended:
         main([*words])
@@ -123,7 +123,7 @@ def shorten(text: str) -> str:
 def stored(
     request: pytest.FixtureRequest, tmp_path: Path, installed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, dict[str, Any]]:
-    """Return a copy of the stored files, which is the working folder, and what the version that wrote them says."""
+    """Return a copy of the stored files, which is the working folder, and the answers of their version."""
     installed("outcomes", OUTCOMES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here" / "cache"))
     monkeypatch.setenv("COLUMNS", "120")
@@ -189,7 +189,7 @@ def test_captured_calls_are_continued(stored: tuple[Path, dict[str, Any]]) -> No
 
 
 def write_answers(folder: Path) -> None:
-    """Write what the installed version says about the files of *folder*."""
+    """Write the answers of the installed version about the files of *folder*."""
     with tempfile.TemporaryDirectory() as scratch:
         here = Path(scratch).resolve() / "here"
         sys.path.insert(0, install(Path(scratch) / "site"))

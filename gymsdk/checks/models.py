@@ -251,7 +251,7 @@ async def _find_error_problem(
     Args:
         model: The model.
         request: The request.
-        what: What is wrong with the request or the server, for the message.
+        what: The fault of the request or the server, for the message.
         retryable: Whether another try may help; `None` allows both.
         must_fail: Whether a response is an error, too.
     """

@@ -79,7 +79,8 @@ def iter_slots(model: type[BaseModel], owner: str = "", path: tuple[str, ...] = 
 def take_models(function: Callable[..., None]) -> Callable[..., None]:
     """Return *function* for Typer, with an option for each flagged field of the models that its parameters name.
 
-    A parameter of type `Model` receives the validated model, and one of type `Given[Model]` what the user has set.
+    A parameter of type `Model` receives the validated model, a parameter of type `Given[Model]` the values that the user
+    has set.
     `Only`, `Without` and `Changed` in its annotation choose and change the options.
     """
     parameters: dict[str, inspect.Parameter] = {}
@@ -124,7 +125,7 @@ def list_options(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, 
 
 
 def _find_model(annotation: Any) -> tuple[type[BaseModel], bool] | None:
-    """Return the model that a parameter names, and whether it receives only what the user has set."""
+    """Return the model that a parameter names, and whether it receives only the values that the user has set."""
     inner = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     is_given = get_origin(inner) is Given
     model = get_args(inner)[0] if is_given else inner

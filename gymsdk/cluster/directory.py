@@ -79,7 +79,7 @@ UNKNOWN_SECONDS = 5.0
 """Seconds before an unknown id is looked up again."""
 
 SILENT_SECONDS = 1.0
-"""Seconds before an instance that did not answer is asked again: it may have been busy."""
+"""Seconds until the next request to an instance that did not answer: it may have been busy."""
 
 log = logging.getLogger("gymsdk")
 
@@ -461,7 +461,7 @@ class HeadWait:
     Args:
         place: The head's URL.
         seconds: The longest wait.
-        cure: What the user can do, for the error message.
+        cure: The remedy for the user, for the error message.
         log_after: Seconds before the log line.
     """
 

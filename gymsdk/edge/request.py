@@ -160,7 +160,7 @@ class ServerState:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """What the server knows about one request. Middleware that copies the scope of a request keeps the same state.
+    """The state of one request. Middleware that copies the scope of a request keeps the same state.
 
     Attributes:
         server: The state of the server.

@@ -1,4 +1,4 @@
-"""The open sessions of a server: what is known about each, and the store, which decides when a session ends."""
+"""The open sessions of a server, and the store, which decides when a session ends."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Turn:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoredSession:
-    """What a `SessionStore` knows about a session.
+    """The record of a session in a `SessionStore`.
 
     Attributes:
         token: The secret in the client's cookie.
@@ -114,7 +114,7 @@ class StoredSession:
         last_used: When the session was last used, on the store's clock.
         users: How many requests use the session now.
         left: Whether the client left the session; it then closes soon, or when another session needs its place.
-        closing: Releases what the session holds, once that has begun.
+        closing: The task that releases the resources of the session, once it has begun.
     """
 
     token: str
@@ -133,7 +133,7 @@ class StoredSession:
         return True
 
     async def close(self) -> None:
-        """Release what the session holds."""
+        """Release the resources of the session."""
 
     def build_close_reply(self) -> Any:
         """Return the reply to the request that closes the session, and to its repetitions."""
@@ -196,7 +196,7 @@ class Session(StoredSession):
         return not self.is_judged and not self.episode.transcript.items
 
     async def close(self) -> None:
-        """Close the episode after the call that runs in it, and forget what was played.
+        """Close the episode after the call that runs in it, and forget its transcript.
 
         A judged session stays open for its client, and needs only its row, its tools and the verdict.
         """
@@ -217,7 +217,7 @@ class SessionStore(Generic[S]):
     """The open sessions of one server.
 
     Args:
-        noun: What a session is called in messages, with its article.
+        noun: The name of a session in messages, with its article.
         ttl: Seconds after its last use when a session expires.
         max_sessions: The largest number of open sessions.
         instance: The id of this instance, if several servers have the same name; each token then starts with it.
@@ -429,7 +429,7 @@ class SessionStore(Generic[S]):
             await asyncio.shield(closing)
 
     def release(self, session: S) -> None:
-        """Release what a session holds, in the background; its client still finds the session."""
+        """Release the resources of a session in the background; its client still finds the session."""
         if session.closing is None:
             session.closing = asyncio.create_task(session.close())
             self._closing.add(session.closing)

@@ -1,6 +1,6 @@
 """Every key of a configuration keeps its place, its meaning and its error messages.
 
-`stored/*/keys.json` holds, for each place and key, what `gymsdk config` said of several values with that version.
+`stored/*/keys.json` holds the output of that version's `gymsdk config` for several values of each key in each place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PLACES: dict[str, tuple[str, dict[str, str]]] = {
 """The beginning of a configuration whose last mapping is the place of the key, and the other keys of the mapping."""
 
 VALUES = ("text", "7", "http://127.0.0.1:9/v1", "[a, 1]")
-"""The values of a key that is used; one that is ignored has the first."""
+"""The values of a used key; an ignored key has the first."""
 
 
 def describe(text: str) -> str:

@@ -3,8 +3,8 @@
 usage: python tests/stored/messages.py [--write] FOLDER      (in the root of the project; FOLDER holds messages.txt)
 
 A message is a text of at least four words in the code, in one piece, with `{}` for each value. Wording may change; a
-change of the structure, on the other hand, should lose no message without a decision. This prints what is gone, and
-with --write it stores the messages of today.
+change of the structure, on the other hand, should lose no message without a decision. The script prints the messages
+that are gone; with --write it stores the messages of today.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 usage: python tests/stored/write.py FOLDER      (with gymsdk, gym-env-math and gym-env-tool-call installed)
 
-Run it with the last version before a change of the formats, and commit what it writes as a folder of its own. What the
-readers of that version say about the files is recorded by `python tests/test_stored.py FOLDER`.
+Run it with the last version before a change of the formats, and commit its files as a new folder. Then
+`python tests/test_stored.py FOLDER` records the answers of that version's commands about the files.
 
 - `scored`: maths and tool calls, right and wrong answers, two repeats, annotations.
 - `tokens`: a task with token ids, log-probabilities and trajectories.
@@ -94,7 +94,7 @@ def verify(task: Case, transcript, state: Count, config: Settings):
 def solve(task: Case):
     return Message(content="done")
 '''
-"""An environment whose tasks end in all the ways in which an episode can end."""
+"""An environment whose tasks end in every way: scored, unscorable, failed."""
 
 SCRIPT = [
     {"calls": [{"name": "count", "arguments": {"amount": 2}}]},
@@ -116,7 +116,7 @@ def run(*words: object, folder: Path, code: int = 0, **environment: str) -> str:
 
 @contextmanager
 def started(*words: object, folder: Path) -> Iterator[dict[str, Any]]:
-    """Start a server of gymsdk, yield what it prints once it is ready, and stop it."""
+    """Start a server of gymsdk, yield its output once it is ready, and stop it."""
     command = [sys.executable, "-m", "gymsdk", *map(str, words), "--port", "0", "--json"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -174,7 +174,7 @@ def write_scored(folder: Path) -> None:
 
 
 def write_mixed(folder: Path) -> None:
-    """Play tasks that end in all ways, then one more whose episode exceeds its budget."""
+    """Play tasks that end in all ways, then another task whose episode exceeds its budget."""
     rows = ("outcomes", "--split", "train", "--model", "scripted/script:script.jsonl", "--attempts", 2)
     run("rollout", *rows, "--output", "mixed", folder=folder, code=1)
     run("rollout", *rows, "--turns", 2, "--limit", 1, "--output", "short", folder=folder)
@@ -212,7 +212,7 @@ def write_lines(folder: Path) -> None:
 
 
 def write_captures(folder: Path) -> None:
-    """Write the token ids of two rollouts: three calls of a conversation, and one that lost a call."""
+    """Write the token ids of two rollouts: three calls of a conversation, and a rollout that lost a call."""
     with (
         started("policy", "serve", "echo", folder=folder) as policy,
         started(
