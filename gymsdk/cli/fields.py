@@ -79,8 +79,8 @@ def iter_slots(model: type[BaseModel], owner: str = "", path: tuple[str, ...] = 
 def take_models(function: Callable[..., None]) -> Callable[..., None]:
     """Return *function* for Typer, with an option for each flagged field of the models that its parameters name.
 
-    A parameter of type `Model` receives the validated model, a parameter of type `Given[Model]` the values that the user
-    has set.
+    A parameter of type `Model` receives the validated model, a parameter of type `Given[Model]` the values that the
+    user has set.
     `Only`, `Without` and `Changed` in its annotation choose and change the options.
     """
     parameters: dict[str, inspect.Parameter] = {}
