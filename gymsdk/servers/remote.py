@@ -381,7 +381,8 @@ def _parse_failure(answer: HttpResponse) -> Failed:
         return failure
     is_retryable = answer.headers.get("retry-after") is not None
     message = str(detail.get("message"))
-    return Failed(message, kind=detail["code"], retryable=is_retryable, retry_after=answer.retry_after)
+    kind: str = detail["code"]
+    return Failed(message, kind=kind, retryable=is_retryable, retry_after=answer.retry_after)
 
 
 def _parse_failure_detail(answer: HttpResponse) -> Item | None:
