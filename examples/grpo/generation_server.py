@@ -17,8 +17,8 @@ from fastapi import FastAPI, HTTPException, Request
 from models import FolderModel
 from policy import DigitModel
 
+from gymsdk.edge.app import HostCheck
 from gymsdk.http.pages import LOOPBACK_NAMES
-from gymsdk.servers.middleware import HostCheck
 from gymsdk.tokens.chatml import parse_output
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

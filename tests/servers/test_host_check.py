@@ -14,6 +14,7 @@ from gymsdk import Environment, Task, testing
 from gymsdk.config.model import Deployment
 from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.edge import listener
+from gymsdk.edge.app import HostCheck
 from gymsdk.http import client as http
 from gymsdk.http.pages import allowed_hosts
 from gymsdk.models.registry import model
@@ -208,3 +209,9 @@ def test_a_serving_process_may_open_many_connections() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (expected, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_former_import_path_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"import it from gymsdk\.edge\.app"):
+        from gymsdk.servers.middleware import HostCheck as Former
+    assert Former is HostCheck
