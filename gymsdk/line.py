@@ -9,15 +9,13 @@ import hashlib
 import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import orjson
 from pydantic import ConfigDict
 
-from gymsdk import jsonl, responses
+from gymsdk import __version__, jsonl, responses
 from gymsdk.errors import BadRow
 from gymsdk.jsonl import is_finite_number
 from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Usage, Verdict
@@ -497,7 +495,7 @@ def _check_format(host: Mapping[str, Any], where: str) -> None:
     named = f"gymsdk {writer}" if isinstance(writer, str) else "a later version of gymsdk"
     package = f"gymsdk>={writer}" if isinstance(writer, str) else "gymsdk"
     raise BadRow(
-        f"{where or 'the rollout'}: {named} wrote it in format {found}, and this version, {get_own_version()}, reads"
+        f"{where or 'the rollout'}: {named} wrote it in format {found}, and this version, {__version__}, reads"
         f" formats up to {FORMAT}; install the other version: pip install -U '{package}'"
     )
 
@@ -592,14 +590,8 @@ def _build_host_fields(rollout: Rollout, attempts: int, digest: str) -> Row:
     return _describe_writer() | fields | ({"weight_versions": versions} if versions else {})
 
 
-@cache
-def get_own_version() -> str:
-    """Return the version of gymsdk that runs."""
-    return version("gymsdk")
-
-
 def _describe_writer() -> Row:
-    return {"format": FORMAT, "version": get_own_version()}
+    return {"format": FORMAT, "version": __version__}
 
 
 def _is_set(name: str, value: object) -> bool:

@@ -250,11 +250,6 @@ ACTIVE_COUNTER: ContextVar[CpuCounter | None] = ContextVar("gymsdk_cpu_counter",
 """The counter of the hook that runs, in a process that is profiled."""
 
 
-def is_profiling() -> bool:
-    """Return whether this process is profiled."""
-    return profile is not None
-
-
 @contextmanager
 def profile_to_directory(directory: Path | None) -> Iterator[None]:
     """Profile this process inside the block, then write one file per server to *directory*.

@@ -181,6 +181,10 @@ def test_the_servers_do_not_need_the_runs_that_use_them():
     assert not found
 
 
+def test_gymsdk_knows_its_version_without_installed_metadata():
+    assert not [path for path in PACKAGE.rglob("*.py") if 'version("gymsdk")' in path.read_text()]
+
+
 def test_no_modules_import_each_other_in_a_cycle():
     graph = {
         module: set(own_modules(imported_names(import_time_statements(tree.body)))) - {module, ""}

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 
-from gymsdk import credentials
+from gymsdk import __version__, credentials
 from gymsdk.client import VERSION_KEY
 from gymsdk.cluster.directory import ROUTES_KEY, bind_head
 from gymsdk.cluster.reports import MAX_ENTRIES, Service, build_url
@@ -349,7 +348,7 @@ def _describe_head(builder: ServerBuilder, servers: Sequence[ServerConfig]) -> d
         server for server in servers if server.kind == "environment_servers" and RESOURCES_REF in server.refers
     )
     routes = {server.refers[RESOURCES_REF]: server.name for server in environment_servers}
-    return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
+    return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: __version__, ROUTES_KEY: routes}
 
 
 def _describe_deployment(deployment: Deployment) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
@@ -27,7 +26,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from gymsdk import tracing
+from gymsdk import __version__, tracing
 from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RETRY_AFTER_SECONDS, STOPPED_ERROR, RequestRejected
 from gymsdk.edge.request import (
     App,
@@ -220,7 +219,7 @@ class RoutingMiddleware:
         finally:
             release_body(state)
             # With profiling on, a step's CPU time is recorded after the request.
-            if not tracing.is_profiling():
+            if tracing.profile is None:
                 tracing.reset_log_context(previous)
 
     async def _handle_counted(
@@ -275,7 +274,7 @@ class RoutingMiddleware:
                 "Seconds that requests waited until they were started.",
                 server.get_admission_seconds,
             )
-        if tracing.is_profiling():
+        if tracing.profile is not None:
             tracing.profile_tasks(asyncio.get_running_loop())
         with sample_loop_lag(self._metrics):
             await self._app(scope, receive, send)
@@ -360,7 +359,7 @@ def create_app(
         lifespan: The lifespan context of the app.
         waiting: The paths that answer 503 until `ready` returns true.
     """
-    app = ServerApp(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
+    app = ServerApp(title=name, version=__version__, description=about, lifespan=lifespan)
     app.add_middleware(RoutingMiddleware, metrics=metrics)
     for path in HEALTH_PATHS:
         if path not in waiting:
@@ -375,7 +374,7 @@ def create_app(
     for path in waiting:
         app.add_api_route(path, readiness, include_in_schema=False)
     app.add_api_route("/metrics", counted, include_in_schema=False)
-    if tracing.is_profiling():
+    if tracing.profile is not None:
 
         async def statistic() -> Response:
             return json_response(tracing.get_statistics(metrics.name))

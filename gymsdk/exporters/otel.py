@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from opentelemetry import trace
@@ -27,7 +26,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from gymsdk import jsonl, responses
+from gymsdk import __version__, jsonl, responses
 from gymsdk.errors import GymsdkError
 from gymsdk.exporters.base import ExportOptions, compute_run_id
 from gymsdk.line import StoredRollout
@@ -38,7 +37,7 @@ from gymsdk.types import Item, Row, pair_outputs
 BATCH_SPANS = 500
 """The number of spans of a request."""
 
-SCOPE = InstrumentationScope("gymsdk", version("gymsdk"), schema_url="https://opentelemetry.io/schemas/1.41.0")
+SCOPE = InstrumentationScope("gymsdk", __version__, schema_url="https://opentelemetry.io/schemas/1.41.0")
 
 TOOL_ERROR = "tool_error"
 """The `error.type` of a tool call that returned an error."""

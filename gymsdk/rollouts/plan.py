@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from gymsdk import __version__
 from gymsdk.config.show import REDACTED, redact_settings, redact_words
 from gymsdk.environment import Environment, is_model_field
 from gymsdk.errors import BadRow
@@ -68,7 +69,7 @@ def build_settings(
         "tokens": plan.model_options.get("tokens") or None,
         "head": True if plan.head else None,
         "servers": servers,
-        "gymsdk": version("gymsdk"),
+        "gymsdk": __version__,
         ENVIRON_KEY: key,
         "split": None if plan.tasks else {name: _resolve_split(plan, each) for name, each in environments.items()},
         "environments": {

@@ -10,13 +10,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
+from gymsdk import __version__
 from gymsdk.convert import chat_inbound
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import COUNTING_APIS, INBOUND_APIS, CountingApi
@@ -390,7 +390,7 @@ async def _metrics(metrics: ServerMetrics, engine: Engine, _: web.Request) -> we
 
 
 async def _version(_: web.Request) -> web.Response:
-    return build_json_response({"version": version("gymsdk")})
+    return build_json_response({"version": __version__})
 
 
 async def _health(_: web.Request) -> web.Response:

@@ -136,7 +136,7 @@ async def test_without_profiling_nothing_is_recorded(environment: Made, serve_ap
     ):
         await client.post("/run", json=ROW)
         assert (await client.get("/stats")).status_code == 404
-    assert not tracing.is_profiling()
+    assert tracing.profile is None
 
 
 async def test_without_profiling_a_resources_server_has_no_stats(resources_client):
