@@ -204,7 +204,7 @@ async def test_a_public_host_is_rejected_at_every_place_in_the_configuration(
         name="there",
         kind="resources_servers",
         implementation="tool_call",
-        part=ResourcesServerConfig(environment="tool_call"),
+        kind_settings=ResourcesServerConfig(environment="tool_call"),
         host="0.0.0.0" if key == "made" else None,
     )
     head_host = "0.0.0.0" if key == "head_server" else None

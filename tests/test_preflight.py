@@ -23,7 +23,7 @@ exit 1
 
 def build_agent(**refers: str) -> ServerConfig:
     part = AgentServerConfig()
-    return ServerConfig(name="agent", kind=AGENTS, implementation="simple_agent", part=part, refers=refers)
+    return ServerConfig(name="agent", kind=AGENTS, implementation="simple_agent", kind_settings=part, refers=refers)
 
 
 @pytest.mark.parametrize(

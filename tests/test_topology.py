@@ -34,7 +34,7 @@ def service(name: str, kind: str, **refers: str) -> Service:
 
 def test_each_environment_gets_an_agent_and_an_environment_server() -> None:
     found = plan.complete_servers(
-        Deployment(), plan.build_resources_server("math"), plan.build_resources_server("lamp"), player=PLAYER
+        Deployment(), plan.build_resources_server("math"), plan.build_resources_server("lamp"), policy_model=PLAYER
     )
     assert names(found) == [*MATH, "lamp", "lamp_simple_agent", "lamp_environment_server", "policy_model"]
 
@@ -42,7 +42,11 @@ def test_each_environment_gets_an_agent_and_an_environment_server() -> None:
 def test_a_configured_agent_replaces_the_default_agent_and_keeps_its_references() -> None:
     refers = {"resources_server": "math", "model_server": "big"}
     mine = ServerConfig(
-        name="mine", kind="responses_api_agents", implementation="simple_agent", part=AgentServerConfig(), refers=refers
+        name="mine",
+        kind="responses_api_agents",
+        implementation="simple_agent",
+        kind_settings=AgentServerConfig(),
+        refers=refers,
     )
     found = plan.complete_servers(Deployment(servers=(mine,)), plan.build_resources_server("math"))
     assert names(found) == ["math", "mine", "mine_environment_server"]
@@ -60,12 +64,12 @@ def test_agents_without_a_model_use_the_only_model() -> None:
     [("head", []), ("resources", MATH[:1]), ("agent", MATH[1:]), ("model", ["policy_model"]), (None, None)],
 )
 def test_a_role_selects_the_servers_of_its_kinds(role: plan.Role | None, there: list[str] | None) -> None:
-    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), player=PLAYER)
+    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), policy_model=PLAYER)
     assert names(plan.select_local(whole, role=role)) == (names(whole) if there is None else there)
 
 
 def test_a_single_server_is_selected_by_name() -> None:
-    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), player=PLAYER)
+    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), policy_model=PLAYER)
     assert names(plan.select_local(whole, only="math_simple_agent")) == ["math_simple_agent"]
 
 
@@ -96,7 +100,10 @@ def test_servers_with_another_agent_and_expected_servers_are_not_missing() -> No
 def test_the_policy_model_is_not_the_judge() -> None:
     def build_model(name: str, model: str) -> ServerConfig:
         return ServerConfig(
-            name=name, kind="responses_api_models", implementation="gymsdk_model", part=ModelServerConfig(name=model)
+            name=name,
+            kind="responses_api_models",
+            implementation="gymsdk_model",
+            kind_settings=ModelServerConfig(name=model),
         )
 
     math = plan.build_resources_server("math").model_copy(update={"models": {"judge": "judge"}})

@@ -116,15 +116,15 @@ def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
     from gymsdk.deploy import plan
 
     secrets = plan.find_wrong_settings(deployment)
-    for block in deployment.servers:
-        if not isinstance(block.part, ResourcesServerConfig):
+    for server in deployment.servers:
+        if not isinstance(server.kind_settings, ResourcesServerConfig):
             continue
-        right = {key: value for key, value in block.settings.items() if key not in secrets[block.name]}
-        fields = _read_config_fields(block.part.environment, {}, right)
+        right = {key: value for key, value in server.settings.items() if key not in secrets[server.name]}
+        fields = _read_config_fields(server.kind_settings.environment, {}, right)
         if fields is None:
-            secrets[block.name] |= block.settings.keys()
+            secrets[server.name] |= server.settings.keys()
         else:
-            secrets[block.name] |= {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+            secrets[server.name] |= {name for name, field in fields.items() if "Secret" in str(field.annotation)}
     return secrets
 
 

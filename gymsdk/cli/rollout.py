@@ -107,7 +107,7 @@ def rollout(  # noqa: PLR0913  # groups of options
         )
     _check_head_options(head, environments, listed, tasks=rows.get("tasks"), settings=settings, agent=agent)
     sampled = options.build_sampling(sampling)
-    configured = chosen if chosen and chosen.player and head is None and model is None else None
+    configured = chosen if chosen and chosen.policy_model and head is None and model is None else None
     if configured:
         _check_model_options(listed)
     environment_settings = options.parse_settings(environments, settings)

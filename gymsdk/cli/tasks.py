@@ -45,7 +45,7 @@ class ChosenDataset:
         environment: The name of the environment.
         settings: The settings of the environment.
         models: The model servers that settings of the environment name, by setting.
-        player: The model server of the agent, or `None` if the configuration names none.
+        policy_model: The model server of the agent, or `None` if the configuration names none.
     """
 
     path: Path
@@ -54,13 +54,13 @@ class ChosenDataset:
     environment: str
     settings: Mapping[str, Any] = field(repr=False)
     models: Mapping[str, str]
-    player: ModelServerConfig | None
+    policy_model: ModelServerConfig | None
 
     def build_model(self) -> Model | None:
         """Build the model that the configuration names, or return `None`."""
         from gymsdk.models import registry as models
 
-        return models.model(self.player.name, **self.player.options) if self.player else None
+        return models.model(self.policy_model.name, **self.policy_model.options) if self.policy_model else None
 
     def check_models(self) -> None:
         """Raise `UsageError` if the environment calls a model server, because no server runs in this process."""
@@ -73,12 +73,12 @@ class ChosenDataset:
 
     def describe_model(self) -> dict[str, Any]:
         """Return the fields of a run's plan that describe the model."""
-        if self.player is None:
+        if self.policy_model is None:
             return {}
-        model_options = self.player.options
+        model_options = self.policy_model.options
         described = ("base_url", "api", "pinned", "tokens")
         return {
-            "model": self.player.name,
+            "model": self.policy_model.name,
             "model_options": {key: model_options[key] for key in described if key in model_options},
         }
 
@@ -114,15 +114,15 @@ def find_dataset(files: Sequence[str], name: str, *, played: bool = False) -> Ch
     deployment = config.load_config(files, played=played)
     for note in deployment.notes:
         typer.echo(note, err=True)
-    blocks = {each.name: each for each in plan.complete_servers(deployment)}
-    block, dataset = _find_blocks(blocks.values(), name, files)
+    servers = {each.name: each for each in plan.complete_servers(deployment)}
+    server, dataset = _find_named(servers.values(), name, files)
     if not dataset.path.is_file():
         raise BadConfig(
             f"{dataset.place}: the file {shorten_path(dataset.path)} of dataset {name!r} does not exist;"
             " correct jsonl_fpath, or create the file"
         )
-    agent = _find_agent(block, blocks)
-    resources = blocks.get(agent.refers.get(plan.RESOURCES_REF, ""))
+    agent = _find_agent(server, servers)
+    resources = servers.get(agent.refers.get(plan.RESOURCES_REF, ""))
     if resources is None:
         raise BadConfig(
             f"{agent.place}: {agent.name} has no resources_server; name the server whose environment it plays"
@@ -131,15 +131,15 @@ def find_dataset(files: Sequence[str], name: str, *, played: bool = False) -> Ch
         path=dataset.path,
         repeats=dataset.repeats,
         agent=agent.name,
-        environment=getattr(resources.part, "environment", resources.implementation),
+        environment=getattr(resources.kind_settings, "environment", resources.implementation),
         settings=resources.settings,
         models=resources.models,
-        player=_find_model_server(agent, blocks),
+        policy_model=_find_model_server(agent, servers),
     )
 
 
-def _find_blocks(blocks: Iterable[ServerConfig], name: str, files: Sequence[str]) -> tuple[ServerConfig, DatasetConfig]:
-    all_datasets = [(block, each) for block in blocks for each in block.datasets]
+def _find_named(servers: Iterable[ServerConfig], name: str, files: Sequence[str]) -> tuple[ServerConfig, DatasetConfig]:
+    all_datasets = [(server, dataset) for server in servers for dataset in server.datasets]
     matches = [each for each in all_datasets if name in {each[1].name, _qualify_name(*each)}]
     if len(matches) == 1:
         return matches[0]
@@ -147,7 +147,9 @@ def _find_blocks(blocks: Iterable[ServerConfig], name: str, files: Sequence[str]
         several = " and ".join(_qualify_name(*each) for each in matches)
         raise UsageError(f"--dataset {name}: several datasets have this name; write one of {several}")
     called = [each.name for _, each in all_datasets]
-    names = [each.name if called.count(each.name) == 1 else _qualify_name(block, each) for block, each in all_datasets]
+    names = [
+        each.name if called.count(each.name) == 1 else _qualify_name(server, each) for server, each in all_datasets
+    ]
     file_names = ", ".join(files) or "the configuration"
     hint = (
         format_suggestion(name, names, f"its datasets are {', '.join(names)}")
@@ -157,29 +159,29 @@ def _find_blocks(blocks: Iterable[ServerConfig], name: str, files: Sequence[str]
     raise UsageError(f"--dataset {name}: {file_names} does not define this dataset{hint}")
 
 
-def _qualify_name(block: ServerConfig, dataset: DatasetConfig) -> str:
+def _qualify_name(server: ServerConfig, dataset: DatasetConfig) -> str:
     """Return the name that distinguishes *dataset* from datasets of the same name."""
-    return f"{block.name}.{dataset.name}"
+    return f"{server.name}.{dataset.name}"
 
 
-def _find_agent(block: ServerConfig, blocks: Mapping[str, ServerConfig]) -> ServerConfig:
-    """Return the agent that plays the rows of *block*: *block* itself, or the agent that refers to it."""
+def _find_agent(server: ServerConfig, servers: Mapping[str, ServerConfig]) -> ServerConfig:
+    """Return the agent that plays the rows of *server*: *server* itself, or the agent that refers to it."""
     from gymsdk.deploy.plan import AGENT_REF, RESOURCES_REF
 
-    if block.kind == "environment_servers":
-        return blocks[block.refers[AGENT_REF]]
-    if block.kind == "resources_servers":
-        agents = (each for each in blocks.values() if each.kind == "responses_api_agents")
-        return next(each for each in agents if each.refers.get(RESOURCES_REF) == block.name)
-    return block
+    if server.kind == "environment_servers":
+        return servers[server.refers[AGENT_REF]]
+    if server.kind == "resources_servers":
+        agents = (each for each in servers.values() if each.kind == "responses_api_agents")
+        return next(each for each in agents if each.refers.get(RESOURCES_REF) == server.name)
+    return server
 
 
-def _find_model_server(agent: ServerConfig, blocks: Mapping[str, ServerConfig]) -> ModelServerConfig | None:
+def _find_model_server(agent: ServerConfig, servers: Mapping[str, ServerConfig]) -> ModelServerConfig | None:
     from gymsdk.config.model import ModelServerConfig
     from gymsdk.deploy.plan import MODEL_REF
 
-    model = blocks.get(agent.refers.get(MODEL_REF, ""))
-    return model.part if model is not None and isinstance(model.part, ModelServerConfig) else None
+    model = servers.get(agent.refers.get(MODEL_REF, ""))
+    return model.kind_settings if model is not None and isinstance(model.kind_settings, ModelServerConfig) else None
 
 
 MAX_ERRORS_SHOWN = 100

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, Vali
 from pydantic.fields import FieldInfo
 
 from gymsdk.config.model import MODELS, SERVER_KINDS, AgentServerConfig, Deployment, PolicyConfig
-from gymsdk.config.yaml import KeyPath, Node, Problems, format_key_path, to_plain
+from gymsdk.config.yaml import KeyPath, Problems, YamlNode, format_key_path, to_plain
 from gymsdk.errors import list_setting_errors
 from gymsdk.models.options import INTERNAL_OPTIONS, ModelOptions
 
@@ -269,7 +269,7 @@ DATASET_TEXT_KEYS = frozenset({"jsonl_fpath", "name", "type"})
 """The keys of a dataset with values that are text."""
 
 
-def restore_texts(node: Node, path: KeyPath = ()) -> Node:
+def restore_texts(node: YamlNode, path: KeyPath = ()) -> YamlNode:
     """Return *node* with the text in the file for each value that is text.
 
     YAML reads `0711` as 457, `1.10` as 1.1 and `no` as false, which are other keys and other names. The settings of an
@@ -278,10 +278,10 @@ def restore_texts(node: Node, path: KeyPath = ()) -> Node:
     if _is_text(path) or _is_reference(node):
         return node.to_text()
     if isinstance(node.value, dict):
-        return Node({key: restore_texts(child, (*path, key)) for key, child in node.value.items()}, node.place)
+        return YamlNode({key: restore_texts(child, (*path, key)) for key, child in node.value.items()}, node.place)
     if isinstance(node.value, list):
         items = [restore_texts(child, (*path, str(index))) for index, child in enumerate(node.value)]
-        return Node([*items], node.place)
+        return YamlNode([*items], node.place)
     return node
 
 
@@ -298,7 +298,7 @@ def _is_text(path: KeyPath) -> bool:
     return False
 
 
-def _is_reference(node: Node) -> bool:
+def _is_reference(node: YamlNode) -> bool:
     """Whether *node* refers to a server, as in `{type: KIND, name: NAME}`."""
     kind = node.get("type")
     return node.children.keys() == {"type", "name"} and kind is not None and kind.value in SERVER_KINDS
@@ -334,7 +334,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate_fields(
-    model: type[M], values: dict[str, Any], *, root: Node, path: KeyPath, problems: Problems
+    model: type[M], values: dict[str, Any], *, root: YamlNode, path: KeyPath, problems: Problems
 ) -> M | None:
     """Return *values* as an instance of *model*, `None` if they are invalid.
 
@@ -355,7 +355,7 @@ def validate_fields(
         return None
 
 
-def _find_key(model: type[BaseModel], location: KeyPath, node: Node | None) -> KeyPath:
+def _find_key(model: type[BaseModel], location: KeyPath, node: YamlNode | None) -> KeyPath:
     """Return the key in *node* that sets the field at *location*, with the rest of the location."""
     for path, field in list_fields(model).items():
         if location[: len(path)] == path:
@@ -365,12 +365,12 @@ def _find_key(model: type[BaseModel], location: KeyPath, node: Node | None) -> K
     return location
 
 
-def is_set(node: Node | None) -> bool:
+def is_set(node: YamlNode | None) -> bool:
     """Whether *node* exists and is not null."""
     return node is not None and node.value is not None
 
 
-def read_fields(node: Node, model: type[BaseModel], *, without: Collection[str] = ()) -> dict[str, Any]:
+def read_fields(node: YamlNode, model: type[BaseModel], *, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of *node* by field of *model*, *without* some keys; null values are left out."""
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():

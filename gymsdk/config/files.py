@@ -22,7 +22,7 @@ from gymsdk.config.model import (
 from gymsdk.config.overrides import API_KEY_SETTING, BASE_URL_SETTING
 from gymsdk.config.resolve import expand_variables
 from gymsdk.config.servers import get_endpoint_keys
-from gymsdk.config.yaml import KeyPath, Node, Place, Problems, format_key_path, get_child
+from gymsdk.config.yaml import KeyPath, Place, Problems, YamlNode, format_key_path, get_child
 from gymsdk.errors import BadConfig, format_suggestion
 from gymsdk.http.tls import is_loopback
 from gymsdk.models.options import INTERPOLATION_MARK, find_references
@@ -36,7 +36,7 @@ HOST_KEYS = ("host", "advertise_host")
 HEADER_KEYS = ("headers", "default_headers", "openai_default_headers")
 
 
-def check_untrusted_references(node: Node, path: KeyPath, root: Node, problems: Problems) -> None:
+def check_untrusted_references(node: YamlNode, path: KeyPath, root: YamlNode, problems: Problems) -> None:
     """Report each text in an untrusted file that refers to more than that file's own values.
 
     Args:
@@ -67,7 +67,7 @@ def check_untrusted_references(node: Node, path: KeyPath, root: Node, problems: 
                 )
 
 
-def check_protected_settings(named: Node, merged: Node, problems: Problems) -> None:
+def check_protected_settings(named: YamlNode, merged: YamlNode, problems: Problems) -> None:
     """Report each protected setting of the *named* files that the *merged* configuration changes."""
     for key in PROTECTED_KEYS:
         before, after = named.get(key), merged.get(key)
@@ -81,7 +81,7 @@ def check_protected_settings(named: Node, merged: Node, problems: Problems) -> N
         )
 
 
-def check_safety(root: Node, problems: Problems) -> None:
+def check_safety(root: YamlNode, problems: Problems) -> None:
     """Report each resolved setting of an untrusted file that would expose the servers or a key."""
     for path, node in _find_exposing_settings(root):
         if (file := _get_untrusted_place(node.place)) is not None:
@@ -119,7 +119,7 @@ def _format_referrer(place: Place) -> str:
     return f" ({place})" if place.origin is not None else ""
 
 
-def _find_exposing_settings(root: Node) -> Iterator[tuple[KeyPath, Node]]:
+def _find_exposing_settings(root: YamlNode) -> Iterator[tuple[KeyPath, YamlNode]]:
     """Yield every setting that opens the servers to other machines, or sends them to another machine's head."""
     for key in EXPOSING_SWITCHES:
         node = root.get(key)
@@ -137,7 +137,7 @@ def _find_exposing_settings(root: Node) -> Iterator[tuple[KeyPath, Node]]:
             yield path, node
 
 
-def _pair_addresses_with_secrets(root: Node) -> Iterator[tuple[KeyPath, Place, Place]]:
+def _pair_addresses_with_secrets(root: YamlNode) -> Iterator[tuple[KeyPath, Place, Place]]:
     """Yield the path and place of each address of a model server, with the place of each secret that it receives."""
     policy_urls = [leaf.place for leaf in _list_values(root.get(BASE_URL_SETTING))]
     policy_keys = [leaf.place for leaf in _list_values(root.get(API_KEY_SETTING))]
@@ -158,7 +158,7 @@ def _pair_addresses_with_secrets(root: Node) -> Iterator[tuple[KeyPath, Place, P
             yield from ((each, address, secret) for each, address in addresses for secret in secrets)
 
 
-def _list_values(node: Node | None) -> Iterator[Node]:
+def _list_values(node: YamlNode | None) -> Iterator[YamlNode]:
     """Yield *node* or its descendants, as far as they have a value."""
     if node is None:
         return
@@ -166,9 +166,9 @@ def _list_values(node: Node | None) -> Iterator[Node]:
     yield from (leaf for leaf in leaves if leaf.value not in (None, ""))
 
 
-def _find_trusted_place(root: Node, path: KeyPath) -> Place | None:
+def _find_trusted_place(root: YamlNode, path: KeyPath) -> Place | None:
     """Return the place of a value at or below *path* that no untrusted file set, `None` if there is none."""
-    node: Node | None = root
+    node: YamlNode | None = root
     for key in path:
         node = get_child(node, key) if node is not None else None
     return next((leaf.place for leaf in _list_values(node) if not leaf.place.untrusted), None)
@@ -238,7 +238,7 @@ class FileLoader:
 
     def load_files(
         self, entries: Sequence[tuple[str, Place]], beside: Path | None = None, *, untrusted: bool = False
-    ) -> Iterator[Node]:
+    ) -> Iterator[YamlNode]:
         """Yield the settings of each of *entries* in order, each after the files that it includes.
 
         Args:
@@ -253,12 +253,12 @@ class FileLoader:
             except BadConfig as error:
                 self._problems.add_error(error)
 
-    def load_file(self, path: Path, *, untrusted: bool = False) -> Iterator[Node]:
+    def load_file(self, path: Path, *, untrusted: bool = False) -> Iterator[YamlNode]:
         """Yield the settings of the file at *path* if it exists; *untrusted* as for `load_files`."""
         if path.is_file():
             yield from self.load_files([(str(path), Place(source=self._shorten(path)))], untrusted=untrusted)
 
-    def _load_entry(self, entry: str, place: Place, beside: Path | None, *, untrusted: bool) -> Iterator[Node]:
+    def _load_entry(self, entry: str, place: Place, beside: Path | None, *, untrusted: bool) -> Iterator[YamlNode]:
         folders = [beside, self._folder, *_find_repository(beside)] if beside else [self._folder]
         path = next((path for folder in folders if (path := folder / entry).is_file()), None)
         text = self._get_builtin(entry, place, folders) if path is None else _read_text(path, self._shorten(path))
@@ -304,7 +304,7 @@ class FileLoader:
             return str(path)
 
 
-def read_includes(root: Node, problems: Problems) -> list[tuple[str, Place]]:
+def read_includes(root: YamlNode, problems: Problems) -> list[tuple[str, Place]]:
     """Return the files that *root* includes, each with its place."""
     node = root.get(INCLUDE_KEY)
     if node is None or node.value is None:
@@ -332,9 +332,9 @@ def _find_repository(folder: Path) -> list[Path]:
     return [path.parent for path in above if path.name in REPOSITORY_FOLDERS][:1]
 
 
-def _check_mapping(root: Node) -> Node:
+def _check_mapping(root: YamlNode) -> YamlNode:
     if root.value is None:
-        return Node({}, root.place)
+        return YamlNode({}, root.place)
     if root.is_mapping:
         return root
     raise BadConfig(f"{root.place}: a configuration must hold `key: value` lines, as in default_host: 127.0.0.1")

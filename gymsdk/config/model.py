@@ -20,7 +20,7 @@ from pydantic import (
     SerializationInfo,
 )
 
-from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place
+from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode
 from gymsdk.errors import UsageError
 from gymsdk.http.tls import TextPath, Tls
 from gymsdk.settings import LIMITS, LOGGING, NETWORK, RAY, RUN, SECURITY, Flag
@@ -319,7 +319,7 @@ class ServerConfig(FrozenModel):
         name: The name of the instance.
         kind: The kind of server.
         implementation: The implementation; for a resources server, the name of its environment.
-        part: The configuration that depends on the kind.
+        kind_settings: The configuration that depends on the kind.
         host: The host to listen on, `None` for the default.
         port: The port to listen on, `None` for any.
         advertise_host: The host under which other machines reach the server.
@@ -337,7 +337,7 @@ class ServerConfig(FrozenModel):
     name: str
     kind: ServerKind
     implementation: str
-    part: ResourcesServerConfig | ModelServerConfig | AgentServerConfig
+    kind_settings: ResourcesServerConfig | ModelServerConfig | AgentServerConfig
     host: str | None = Field(None, validation_alias="host")
     port: AnyPort | None = Field(None, validation_alias="port")
     advertise_host: str | None = Field(None, validation_alias="advertise_host")
@@ -597,7 +597,7 @@ def find_kind(implementation: str) -> ServerKind | None:
     return next((kind for kind, known in IMPLEMENTATIONS.items() if implementation in known), None)
 
 
-def normalize_keys(root: Node) -> Node:
+def normalize_keys(root: YamlNode) -> YamlNode:
     """Return *root* with aliases in model servers replaced by the real keys, so that later files override earlier."""
     for name, server in root.children.items():
         models = server.get(MODELS)
@@ -606,12 +606,12 @@ def normalize_keys(root: Node) -> Node:
         renamed = {
             implementation: _rename_keys(implementation, node) for implementation, node in models.children.items()
         }
-        root = root.with_key(name, server.with_key(MODELS, Node({**renamed}, models.place)))
+        root = root.with_key(name, server.with_key(MODELS, YamlNode({**renamed}, models.place)))
     return root
 
 
-def _rename_keys(implementation: str, node: Node) -> Node:
+def _rename_keys(implementation: str, node: YamlNode) -> YamlNode:
     if not node.is_mapping:
         return node
     aliases = KEY_ALIASES.get(implementation, {"model_name": "model"})
-    return Node({aliases.get(key, key): each for key, each in node.children.items()}, node.place)
+    return YamlNode({aliases.get(key, key): each for key, each in node.children.items()}, node.place)

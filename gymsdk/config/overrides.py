@@ -11,7 +11,16 @@ from enum import Enum
 from gymsdk.config import fields, yaml
 from gymsdk.config.model import SERVER_KINDS, find_kind, normalize_keys
 from gymsdk.config.resolve import apply_inheritance
-from gymsdk.config.yaml import COMMAND_LINE, HANDED_OVER, KeyPath, Node, Place, Problems, format_key_path, merge_nodes
+from gymsdk.config.yaml import (
+    COMMAND_LINE,
+    HANDED_OVER,
+    KeyPath,
+    Place,
+    Problems,
+    YamlNode,
+    format_key_path,
+    merge_nodes,
+)
 from gymsdk.errors import BadConfig, format_name, format_suggestion
 from gymsdk.models.options import ENVIRONMENT_VARIABLES
 
@@ -29,7 +38,7 @@ class Override:
     """A setting on the command line: its path and its value; `None` deletes the setting."""
 
     path: KeyPath
-    value: Node | None
+    value: YamlNode | None
 
 
 def parse_overrides(words: Iterable[str], problems: Problems) -> list[Override]:
@@ -64,26 +73,26 @@ def _parse_override(word: str, problems: Problems) -> Override | None:
         return None
 
 
-def _parse_value(text: str) -> Node:
+def _parse_value(text: str) -> YamlNode:
     """Parse *text* as YAML; an empty text stays an empty string."""
     if not text.strip():
-        return Node("", COMMAND_LINE)
+        return YamlNode("", COMMAND_LINE)
     node = yaml.parse_yaml(text, COMMAND_LINE.source)
     if any(":" in key and child.value is None for key, child in node.children.items()):
         raise BadConfig("a colon in a mapping must be followed by a space")
     return _move_to_command_line(node)
 
 
-def _move_to_command_line(node: Node) -> Node:
+def _move_to_command_line(node: YamlNode) -> YamlNode:
     """Return *node* with the command line as the place of all its values."""
     if isinstance(node.value, dict):
-        return Node({key: _move_to_command_line(each) for key, each in node.value.items()}, COMMAND_LINE)
+        return YamlNode({key: _move_to_command_line(each) for key, each in node.value.items()}, COMMAND_LINE)
     if isinstance(node.value, list):
-        return Node([_move_to_command_line(each) for each in node.value], COMMAND_LINE)
+        return YamlNode([_move_to_command_line(each) for each in node.value], COMMAND_LINE)
     return replace(node, place=COMMAND_LINE)
 
 
-def apply_overrides(root: Node, overrides: Iterable[Override], problems: Problems) -> Node:
+def apply_overrides(root: YamlNode, overrides: Iterable[Override], problems: Problems) -> YamlNode:
     """Return *root* with *overrides* applied in order; errors go to *problems*."""
     for override in overrides:
         path = _complete_path(root, override.path)
@@ -91,7 +100,7 @@ def apply_overrides(root: Node, overrides: Iterable[Override], problems: Problem
     return root
 
 
-def _complete_path(root: Node, path: KeyPath) -> KeyPath:
+def _complete_path(root: YamlNode, path: KeyPath) -> KeyPath:
     """Return *path* with the kind and the implementation of a server inserted where it leaves them out."""
     if len(path) < 2 or path[1] in SERVER_KINDS:  # noqa: PLR2004 - a server's name and its implementation
         return path
@@ -104,7 +113,7 @@ def _complete_path(root: Node, path: KeyPath) -> KeyPath:
     return (path[0], *_find_server_body(root, path[0], implementation), *path[1:])
 
 
-def _find_server_body(root: Node, name: str, key: str) -> KeyPath:
+def _find_server_body(root: YamlNode, name: str, key: str) -> KeyPath:
     """Return the kind and the implementation of the server *name*, empty if it has not one of each.
 
     A *key* that resembles a kind of server is a misspelled kind, and no setting.
@@ -122,13 +131,13 @@ def _find_server_body(root: Node, name: str, key: str) -> KeyPath:
     return (kinds[0], *implementations) if len(implementations) == 1 else ()
 
 
-def _set_value(root: Node, path: KeyPath, value: Node) -> Node:
+def _set_value(root: YamlNode, path: KeyPath, value: YamlNode) -> YamlNode:
     for key in reversed(path):
-        value = Node({key: value}, COMMAND_LINE)
+        value = YamlNode({key: value}, COMMAND_LINE)
     return merge_nodes(root, normalize_keys(value))
 
 
-def _delete(root: Node, path: KeyPath, problems: Problems) -> Node:
+def _delete(root: YamlNode, path: KeyPath, problems: Problems) -> YamlNode:
     parent = root.get(*path[:-1])
     if parent is None or path[-1] not in parent.children:
         hint = format_suggestion(path[-1], parent.children if parent else root.children)
@@ -164,7 +173,7 @@ def get_source(place: Place) -> SettingSource:
     return SettingSource.VARIABLE if is_variable else SettingSource.FILE
 
 
-def apply_environment(root: Node) -> tuple[Node, tuple[str, ...]]:
+def apply_environment(root: YamlNode) -> tuple[YamlNode, tuple[str, ...]]:
     """Return *root* with the settings of environment variables, and warnings about an API key that is not used.
 
     A file's base URL never receives the key of an environment variable, nor the other way round: the author of the
@@ -196,8 +205,8 @@ def _may_receive(key: SettingSource, base_url: SettingSource) -> bool:
     return key is (SettingSource.FOUND if base_url is SettingSource.FOUND else SettingSource.VARIABLE)
 
 
-def _apply_variable(root: Node, key: str, variable: str) -> Node:
+def _apply_variable(root: YamlNode, key: str, variable: str) -> YamlNode:
     value, present = os.environ.get(variable), root.get(key)
     if not value or (present is not None and get_source(present.place) is SettingSource.GIVEN):
         return root
-    return root.with_key(key, Node(value, Place(source=variable)))
+    return root.with_key(key, YamlNode(value, Place(source=variable)))

@@ -40,9 +40,9 @@ from gymsdk.config.yaml import (
     DEFAULT_PLACE,
     HANDED_OVER,
     MIN_SECRET_CHARS,
-    Node,
     Place,
     Problems,
+    YamlNode,
     build_node,
     format_key_path,
     merge_nodes,
@@ -59,7 +59,7 @@ REQUIRED_REFERENCES: dict[ServerKind, tuple[tuple[str, ServerKind], ...]] = {
 }
 """The references that servers of a kind need: the key, and the kind of the other server."""
 
-EMPTY_NODE = Node({}, DEFAULT_PLACE)
+EMPTY_NODE = YamlNode({}, DEFAULT_PLACE)
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def check_environments(deployment: Deployment, installed: Collection[str]) -> No
     """
     problems = Problems()
     for server in deployment.get_servers(RESOURCES):
-        name = getattr(server.part, "environment", server.implementation)
+        name = getattr(server.kind_settings, "environment", server.implementation)
         # A name on the command line has its own error when the environment is loaded.
         if name not in installed and server.is_in_files:
             hint = format_suggestion(
@@ -149,7 +149,9 @@ def find_judge_servers(servers: Iterable[ServerConfig]) -> set[str]:
     return {name for server in servers for name in server.models.values()}
 
 
-def check_server_references(written: Node, root: Node, servers: Collection[ServerConfig], problems: Problems) -> None:
+def check_server_references(
+    written: YamlNode, root: YamlNode, servers: Collection[ServerConfig], problems: Problems
+) -> None:
     """Report references to servers that do not exist or are of another kind.
 
     Args:
@@ -204,7 +206,7 @@ def _infer_references(server: ServerConfig, servers: Collection[ServerConfig]) -
             yield key, names[0]
 
 
-def check_ports(root: Node, deployment: Deployment, problems: Problems) -> None:
+def check_ports(root: YamlNode, deployment: Deployment, problems: Problems) -> None:
     """Report ports that two servers use, and ports that are disallowed."""
     for place, sentence in find_port_errors(_list_ports(root, deployment), deployment.port_range.disallowed):
         problems.add(place, sentence)
@@ -227,7 +229,7 @@ def find_port_errors(ports: Iterable[tuple[str, str, int, T]], disallowed: Colle
         used[port].append((name, host))
 
 
-def _list_ports(root: Node, deployment: Deployment) -> Iterator[tuple[str, str, int, Place]]:
+def _list_ports(root: YamlNode, deployment: Deployment) -> Iterator[tuple[str, str, int, Place]]:
     """Yield name, host, port and place of every server with a port."""
     head_host, head_port = deployment.head_address
     if head_port:
@@ -258,7 +260,7 @@ def _warn_of_exposed_secrets(overrides: Iterable[Override]) -> Iterator[str]:
             yield show.format_exposure_warning(format_key_path(each.path), instead)
 
 
-def _replace_policy(root: Node) -> Node:
+def _replace_policy(root: YamlNode) -> YamlNode:
     """Return *root* with a scripted policy, unless a server of another kind has the policy's name."""
     server = root.get(POLICY_SERVER)
     if server is not None and MODELS not in server.children:
@@ -275,10 +277,10 @@ def names_files(words: Iterable[str]) -> bool:
 def _list_included_files(overrides: Iterable[Override], problems: Problems) -> list[tuple[str, Place]]:
     """Return the files that *overrides* of `config_paths` name."""
     values = [each.value for each in overrides if each.path == (INCLUDE_KEY,) and each.value is not None]
-    return [entry for each in values for entry in read_includes(Node({INCLUDE_KEY: each}, COMMAND_LINE), problems)]
+    return [entry for each in values for entry in read_includes(YamlNode({INCLUDE_KEY: each}, COMMAND_LINE), problems)]
 
 
-def _add_environments(root: Node, names: Iterable[str]) -> Node:
+def _add_environments(root: YamlNode, names: Iterable[str]) -> YamlNode:
     """Return *root* with a resources server for each environment in *names* that has none of its name."""
     for name in names:
         if root.get(name) is None:
@@ -286,7 +288,7 @@ def _add_environments(root: Node, names: Iterable[str]) -> Node:
     return root
 
 
-def _apply(overrides: Iterable[Override], root: Node, problems: Problems) -> Node:
+def _apply(overrides: Iterable[Override], root: YamlNode, problems: Problems) -> YamlNode:
     """Return *root* with all *overrides* applied but those that name files."""
     return apply_overrides(root, [each for each in overrides if each.path != (INCLUDE_KEY,)], problems)
 
@@ -298,7 +300,7 @@ def _load_files(
     *,
     env_file: Path | None = None,
     reads_env: bool = True,
-) -> Node:
+) -> YamlNode:
     """Return the settings of the files *entries*, overridden by *env_file* or by the `env.yaml` of the folder."""
     loader = FileLoader(folder, problems)
     layers = [*loader.load_files(entries)]
@@ -313,7 +315,7 @@ def _load_files(
     return merged
 
 
-def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: bool = False) -> Deployment:
+def _build_deployment(root: YamlNode, folder: Path, problems: Problems, *, played: bool = False) -> Deployment:
     root = remove_deleted(apply_inheritance(root, problems))
     # If a `${policy_model.…}` refers to the policy's server, the server must stay until references are resolved.
     root = _replace_policy(root) if played and POLICY_SERVER not in find_referenced_keys(root) else root
@@ -342,7 +344,7 @@ def _build_deployment(root: Node, folder: Path, problems: Problems, *, played: b
     return deployment.model_copy(update={"settings": settings})
 
 
-def _check_references_before_resolving(root: Node, problems: Problems) -> None:
+def _check_references_before_resolving(root: YamlNode, problems: Problems) -> None:
     """Raise the errors of untrusted references: resolving them would read environment variables."""
     check_untrusted_references(root, (), root, reference_problems := Problems())
     if reference_problems:
@@ -350,7 +352,7 @@ def _check_references_before_resolving(root: Node, problems: Problems) -> None:
         problems.raise_if_any()
 
 
-def _resolve(root: Node, problems: Problems) -> Node:
+def _resolve(root: YamlNode, problems: Problems) -> YamlNode:
     """Return *root* with references resolved; raise the errors if some do not resolve."""
     unresolved = Problems()
     resolved = fields.restore_texts(resolve_references(root, unresolved, absent=fields.POLICY_KEYS))
@@ -363,7 +365,7 @@ def _resolve(root: Node, problems: Problems) -> Node:
     return resolved
 
 
-def _warn_of_readable_key(root: Node, folder: Path) -> tuple[str, ...]:
+def _warn_of_readable_key(root: YamlNode, folder: Path) -> tuple[str, ...]:
     key = root.get(API_KEY_SETTING)
     if key is None or not key.value or key.place.line is None:
         return ()
@@ -373,7 +375,7 @@ def _warn_of_readable_key(root: Node, folder: Path) -> tuple[str, ...]:
     return (f"{file} has a key that other users can read; run: chmod 600 {file}",)
 
 
-def _remove_unknown_keys(root: Node, problems: Problems) -> tuple[Node, dict[str, Place]]:
+def _remove_unknown_keys(root: YamlNode, problems: Problems) -> tuple[YamlNode, dict[str, Place]]:
     """Return *root* without the keys that gymsdk does not use, and the places of NeMo Gym's among them.
 
     Another key is an error if it is likely a mistake, else a warning.
@@ -398,14 +400,14 @@ def _remove_unknown_keys(root: Node, problems: Problems) -> tuple[Node, dict[str
     return root.without(*unknown), ignored
 
 
-def _is_mistake(key: str, node: Node) -> bool:
+def _is_mistake(key: str, node: YamlNode) -> bool:
     """Whether the unknown *key* should have an effect: it is typed by hand, misspelled, or looks like a server."""
     if node.place == COMMAND_LINE or fields.is_misspelling(key, fields.TOP_LEVEL_KEYS):
         return True
     return _looks_like_server(node)
 
 
-def _belongs_to_another_program(key: str, node: Node) -> bool:
+def _belongs_to_another_program(key: str, node: YamlNode) -> bool:
     """Whether *key* is in an `env.yaml`, which other programs read too, and does not look like one of ours.
 
     Only a key that differs by a letter counts as a misspelling; `judge_api_key` is not one of `policy_api_key`.
@@ -415,11 +417,11 @@ def _belongs_to_another_program(key: str, node: Node) -> bool:
     return not _looks_like_server(node)
 
 
-def _looks_like_server(node: Node) -> bool:
+def _looks_like_server(node: YamlNode) -> bool:
     return any(find_kind(each) or format_suggestion(each, SERVER_KINDS) for each in node.children)
 
 
-def _describe_unknown_key(key: str, node: Node, servers: Iterable[str]) -> str:
+def _describe_unknown_key(key: str, node: YamlNode, servers: Iterable[str]) -> str:
     kinds = [kind for each in node.children if (kind := find_kind(each))]
     if kinds:
         return f"{key} has no kind of server; write {kinds[0]}: above {next(iter(node.children))}:"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gymsdk.config.model import AGENTS, ENVIRONMENTS, MODELS, RESOURCES, SERVER_KINDS, ServerConfig, ServerKind
 from gymsdk.config.yaml import (
     KeyPath,
-    Node,
     Place,
     Problems,
+    YamlNode,
     build_node,
     format_key_path,
     get_child,
@@ -52,7 +52,7 @@ REFERENCE_KEYS: Mapping[str, ServerKind] = {
 REFERENCE_FIELDS = {"type", "name"}
 
 
-def apply_inheritance(root: Node, problems: Problems) -> Node:
+def apply_inheritance(root: YamlNode, problems: Problems) -> YamlNode:
     """Return *root* with `_inherit_from`, `_copy` and `${inherit_from:…}` applied; errors go to *problems*.
 
     Settings that were inherited, rather than copied, are removed from their original place.
@@ -71,33 +71,35 @@ class _Inheritance:
         moved: The paths of the settings that were inherited rather than copied.
     """
 
-    def __init__(self, root: Node, problems: Problems) -> None:
+    def __init__(self, root: YamlNode, problems: Problems) -> None:
         self.moved: set[KeyPath] = set()
         self._root = root
         self._problems = problems
         self._bases_in_progress: list[KeyPath] = []
 
-    def apply(self, node: Node, path: KeyPath) -> Node:
+    def apply(self, node: YamlNode, path: KeyPath) -> YamlNode:
         if isinstance(node.value, list):
-            return Node([self.apply(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place)
+            return YamlNode(
+                [self.apply(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place
+            )
         if isinstance(node.value, str) and (match := INHERIT_PATTERN.fullmatch(node.value)):
             base = self._get_base(node, path, match[2], moves=match[1] == "inherit_from")
-            return base or Node(None, node.place)
+            return base or YamlNode(None, node.place)
         if not node.is_mapping:
             return node
         children = {
             key: self.apply(each, (*path, key)) for key, each in node.children.items() if key not in INHERIT_KEYS
         }
-        merged = Node({**children}, node.place)
+        merged = YamlNode({**children}, node.place)
         for key in INHERIT_KEYS:
             source = node.get(key)
             if source is not None and (
                 base := self._get_base(source, path, source.to_text().value, moves=key == INHERIT_KEYS[0])
             ):
-                merged = merge_nodes(Node(base.value, node.place), merged)
+                merged = merge_nodes(YamlNode(base.value, node.place), merged)
         return merged
 
-    def _get_base(self, marker: Node, path: KeyPath, source: object, *, moves: bool) -> Node | None:
+    def _get_base(self, marker: YamlNode, path: KeyPath, source: object, *, moves: bool) -> YamlNode | None:
         """Return the node at the path *source*, with inheritance applied to it too; `None` after an error.
 
         With *moves*, the node is recorded as moved.
@@ -134,13 +136,13 @@ def expand_variables(text: str) -> str:
         return text
 
 
-def find_referenced_keys(root: Node) -> set[str]:
+def find_referenced_keys(root: YamlNode) -> set[str]:
     """Return the top-level keys that `${…}` in *root* refers to."""
     texts = (node.value for _, node in root.walk() if isinstance(node.value, str))
     return {name for text in texts for name in ROOT_KEY_PATTERN.findall(text)}
 
 
-def resolve_references(root: Node, problems: Problems, absent: tuple[str, ...] = ()) -> Node:
+def resolve_references(root: YamlNode, problems: Problems, absent: tuple[str, ...] = ()) -> YamlNode:
     """Return *root* with all `${…}` resolved; errors, including missing required values, go to *problems*.
 
     Args:
@@ -159,18 +161,18 @@ def resolve_references(root: Node, problems: Problems, absent: tuple[str, ...] =
     return resolved
 
 
-def _remove_unparseable(node: Node, path: KeyPath, problems: Problems) -> Node:
+def _remove_unparseable(node: YamlNode, path: KeyPath, problems: Problems) -> YamlNode:
     """Return *node* without the texts that OmegaConf cannot parse."""
     if isinstance(node.value, dict):
         children = {key: _remove_unparseable(each, (*path, key), problems) for key, each in node.value.items()}
-        return Node({**children}, node.place)
+        return YamlNode({**children}, node.place)
     if isinstance(node.value, list):
         items = [_remove_unparseable(each, (*path, str(index)), problems) for index, each in enumerate(node.value)]
-        return Node([*items], node.place)
+        return YamlNode([*items], node.place)
     if not isinstance(node.value, str) or INTERPOLATION_MARK not in node.value or _is_parseable(node.value):
         return node
     problems.add(node.place, f"{format_key_path(path)} has a ${{ without a matching }}; write ${{key.of.another}}")
-    return Node(None, node.place)
+    return YamlNode(None, node.place)
 
 
 def _is_parseable(text: str) -> bool:
@@ -190,7 +192,7 @@ class _Resolver:
     In *texts*, a number or a truth value is the text in the file.
     """
 
-    def __init__(self, config: DictConfig, texts: DictConfig, root: Node, problems: Problems) -> None:
+    def __init__(self, config: DictConfig, texts: DictConfig, root: YamlNode, problems: Problems) -> None:
         self._config = config
         self._texts = texts
         self._root = root
@@ -198,24 +200,26 @@ class _Resolver:
         self._origins = self._find_origins()
         self._add_computed_texts()
 
-    def resolve(self, node: Node, path: KeyPath) -> Node:
+    def resolve(self, node: YamlNode, path: KeyPath) -> YamlNode:
         if isinstance(node.value, dict):
-            return Node({key: self.resolve(each, (*path, key)) for key, each in node.value.items()}, node.place)
+            return YamlNode({key: self.resolve(each, (*path, key)) for key, each in node.value.items()}, node.place)
         if isinstance(node.value, list):
-            return Node([self.resolve(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place)
+            return YamlNode(
+                [self.resolve(each, (*path, str(index))) for index, each in enumerate(node.value)], node.place
+            )
         if isinstance(node.value, str) and INTERPOLATION_MARK in node.value:
             value, text = self._resolve_text(node.value, path, node.place)
             return _combine(value, text, self._get_place(node, path))
         return node
 
-    def _get_place(self, node: Node, path: KeyPath) -> Place:
+    def _get_place(self, node: YamlNode, path: KeyPath) -> Place:
         """Return the place of a resolved value, which is untrusted if the whole value comes from an untrusted file."""
         origin = self._origins.get(path)
         if origin is None:
             return node.place
         return node.place.model_copy(update={"origin": origin, "untrusted": self._is_untrusted(node, ())})
 
-    def _is_untrusted(self, node: Node, seen: tuple[Node, ...]) -> bool:
+    def _is_untrusted(self, node: YamlNode, seen: tuple[YamlNode, ...]) -> bool:
         """Whether *node* comes from an untrusted file, or is nothing but a reference to a value of such a file."""
         if node.place.untrusted or any(node is each for each in seen):
             return node.place.untrusted
@@ -223,7 +227,7 @@ class _Resolver:
             leaves = [leaf for _, leaf in node.walk()]
             return bool(leaves) and all(self._is_untrusted(leaf, (*seen, node)) for leaf in leaves)
         match = REFERENCE_PATTERN.fullmatch(node.value) if isinstance(node.value, str) else None
-        target: Node | None = self._root if match else None
+        target: YamlNode | None = self._root if match else None
         for key in match[1].split(".") if match else ():
             target = get_child(target, key) if target is not None else None
         return target is not None and self._is_untrusted(target, (*seen, node))
@@ -333,12 +337,12 @@ class _Resolver:
         return ""
 
 
-def _combine(value: Any, text: Any, place: Place) -> Node:
+def _combine(value: Any, text: Any, place: Place) -> YamlNode:
     """Return a resolved *value* as a node at *place*; *text* is the same value with the texts in the files."""
     if isinstance(value, dict):
-        return Node({str(key): _combine(child, text[key], place) for key, child in value.items()}, place)
+        return YamlNode({str(key): _combine(child, text[key], place) for key, child in value.items()}, place)
     if isinstance(value, list):
-        return Node([_combine(child, text[index], place) for index, child in enumerate(value)], place)
+        return YamlNode([_combine(child, text[index], place) for index, child in enumerate(value)], place)
     if isinstance(value, str):
         # A text that contains a reference to a number.
         return build_node(text, place)
@@ -357,7 +361,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, ListConfig)
 
 
-def _report_missing(root: Node, problems: Problems) -> None:
+def _report_missing(root: YamlNode, problems: Problems) -> None:
     """Report all required values that are missing in one error, at the place of the first."""
     missing = [(path, node.place) for path, node in root.walk() if node.value == MISSING_VALUE]
     if not missing:
@@ -376,7 +380,7 @@ def get_reference_keys(kind: str) -> Mapping[str, ServerKind]:
     return REFERENCE_KEYS if kind in {AGENTS, ENVIRONMENTS} else {}
 
 
-def read_references(path: KeyPath, body: Node, problems: Problems) -> dict[str, str]:
+def read_references(path: KeyPath, body: YamlNode, problems: Problems) -> dict[str, str]:
     """Return the name of each server that *body* refers to with `{type: KIND, name: NAME}`, by key.
 
     Args:
@@ -395,7 +399,7 @@ def read_references(path: KeyPath, body: Node, problems: Problems) -> dict[str, 
     return references
 
 
-def iter_references(root: Node, server: ServerConfig) -> Iterator[tuple[str, str, str, Node]]:
+def iter_references(root: YamlNode, server: ServerConfig) -> Iterator[tuple[str, str, str, YamlNode]]:
     """Yield key, kind, name and node of every reference of *server*."""
     body = root.get(server.name, server.kind, server.implementation)
     for key in server.refers:
@@ -403,7 +407,7 @@ def iter_references(root: Node, server: ServerConfig) -> Iterator[tuple[str, str
             yield key, str(node.children["type"].value), server.refers[key], node
 
 
-def _is_reference(kind: str, key: str, node: Node) -> bool:
+def _is_reference(kind: str, key: str, node: YamlNode) -> bool:
     """Whether *node* under *key* of a server of *kind* is a reference, valid or not."""
     if kind in {AGENTS, ENVIRONMENTS}:
         return key in REFERENCE_KEYS
@@ -414,7 +418,7 @@ def _is_reference(kind: str, key: str, node: Node) -> bool:
     return is_known_kind or (node.children.keys() == REFERENCE_FIELDS and key.endswith("_server"))
 
 
-def _check_reference(expected: ServerKind | None, node: Node) -> tuple[Node, str] | None:
+def _check_reference(expected: ServerKind | None, node: YamlNode) -> tuple[YamlNode, str] | None:
     """Return the invalid part of a reference and the end of a sentence about it, `None` if the reference is valid."""
     form = f"{{type: {expected or 'KIND'}, name: NAME}}"
     if not node.children.keys() >= REFERENCE_FIELDS:

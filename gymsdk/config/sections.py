@@ -47,7 +47,7 @@ from gymsdk.config.model import (
     resolve_environment_name,
 )
 from gymsdk.config.servers import normalize_base_urls, read_model_server, translate_judge_settings
-from gymsdk.config.yaml import KeyPath, Node, Place, Problems, format_key_path, to_plain
+from gymsdk.config.yaml import KeyPath, Place, Problems, YamlNode, format_key_path, to_plain
 from gymsdk.errors import format_suggestion
 from gymsdk.http.tls import Tls
 
@@ -100,7 +100,7 @@ class _Head(BaseModel):
     port: AnyPort = Field(validation_alias="port")
 
 
-def read_deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
+def read_deployment(root: YamlNode, folder: Path, problems: Problems) -> Deployment:
     """Return the deployment in *root* without its servers; errors go to *problems*.
 
     Args:
@@ -114,7 +114,7 @@ def read_deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
 class _DeploymentReader:
     """Reads the settings at the top of *root*."""
 
-    def __init__(self, root: Node, folder: Path, problems: Problems) -> None:
+    def __init__(self, root: YamlNode, folder: Path, problems: Problems) -> None:
         self._root = root
         self._folder = folder
         self._problems = problems
@@ -235,7 +235,7 @@ def _get_own_address() -> str:
         return DEFAULT_HOST
 
 
-def is_server(node: Node) -> bool:
+def is_server(node: YamlNode) -> bool:
     """Whether *node* has the form of a server: a kind, which contains an implementation."""
     return any(kind in node.children for kind in SERVER_KINDS)
 
@@ -250,7 +250,7 @@ class ServerReader:
         problems: Receives the errors.
     """
 
-    def __init__(self, root: Node, policy: PolicyConfig, folder: Path, problems: Problems) -> None:
+    def __init__(self, root: YamlNode, policy: PolicyConfig, folder: Path, problems: Problems) -> None:
         self.ignored: dict[str, Place] = {}
         self._root = root
         self._policy = policy
@@ -264,7 +264,7 @@ class ServerReader:
         )
         return tuple(server for server in server_configs if server is not None)
 
-    def _read_server(self, name: str, node: Node) -> ServerConfig | None:
+    def _read_server(self, name: str, node: YamlNode) -> ServerConfig | None:
         kind = self._get_kind(name, node)
         implementation = self._get_implementation(name, kind, node.children[kind]) if kind else None
         if kind is None or implementation is None:
@@ -272,7 +272,7 @@ class ServerReader:
         path = (name, kind, implementation)
         body = node.children[kind].children[implementation]
         if body.value is None:
-            body = Node({}, body.place)
+            body = YamlNode({}, body.place)
         if not body.is_mapping:
             self._problems.add(
                 body.place, f"{format_key_path(path)} must hold `key: value` lines, as in entrypoint: app.py"
@@ -280,7 +280,7 @@ class ServerReader:
             return None
         return self._read_body(path, kind, body)
 
-    def _read_body(self, path: KeyPath, kind: ServerKind, body: Node) -> ServerConfig | None:
+    def _read_body(self, path: KeyPath, kind: ServerKind, body: YamlNode) -> ServerConfig | None:
         implementation = path[2]
         references = resolve.read_references(path, body, self._problems)
         ignored = fields.get_ignored_keys(implementation)
@@ -297,16 +297,16 @@ class ServerReader:
             settings, models = translate_judge_settings(environment, path, settings, models, self._problems)
             for key, value in ALIAS_SETTINGS.get(implementation, {}).items():
                 if key not in settings.children:
-                    settings = settings.with_key(key, Node(value, body.place))
+                    settings = settings.with_key(key, YamlNode(value, body.place))
         else:
             self._check_keys(path, settings, {*unsupported})
-        part = self._read_part(kind, path, settings)
+        kind_settings = self._read_kind_settings(kind, path, settings)
         values = {
             "name": path[0],
             "kind": kind,
             "implementation": implementation,
-            # If the part is invalid, its error is already reported; the rest is still validated.
-            "part": part or AgentServerConfig(),
+            # If these are invalid, their error is already reported; the rest is still validated.
+            "kind_settings": kind_settings or AgentServerConfig(),
             "settings": to_plain(settings.without(MCP_KEY)) if kind == RESOURCES else to_plain(settings),
             "refers": references,
             "models": models,
@@ -317,7 +317,7 @@ class ServerReader:
         }
         return self._validate(ServerConfig, values | read_fields(body, ServerConfig), path)
 
-    def _get_kind(self, name: str, node: Node) -> ServerKind | None:
+    def _get_kind(self, name: str, node: YamlNode) -> ServerKind | None:
         kinds = [kind for kind in SERVER_KINDS if kind in node.children]
         if len(kinds) > 1:
             first, second = (f"{kind} at {node.children[kind].place}" for kind in kinds[:2])
@@ -329,7 +329,7 @@ class ServerReader:
                 self._problems.add(child.place, f"{name}.{key} is not a kind of server{hint}")
         return kinds[0]
 
-    def _get_implementation(self, name: str, kind: ServerKind, node: Node) -> str | None:
+    def _get_implementation(self, name: str, kind: ServerKind, node: YamlNode) -> str | None:
         present, known = list(node.children), IMPLEMENTATIONS.get(kind)
         if len(present) != 1:
             listed = " and ".join(f"{each} ({node.children[each].place})" for each in present) or "none"
@@ -349,7 +349,7 @@ class ServerReader:
             return None
         return implementation
 
-    def _check_keys(self, path: KeyPath, settings: Node, unsupported: set[str]) -> None:
+    def _check_keys(self, path: KeyPath, settings: YamlNode, unsupported: set[str]) -> None:
         """Report unknown keys: as an error in gymsdk's own model server and for misspellings, else as a warning."""
         used = fields.get_used_keys(path[2]) | {*resolve.get_reference_keys(path[1])}
         for key, node in settings.children.items():
@@ -363,8 +363,8 @@ class ServerReader:
                     node.place, f"{format_key_path((*path, key))} is not known to gymsdk and is ignored"
                 )
 
-    def _read_part(
-        self, kind: ServerKind, path: KeyPath, settings: Node
+    def _read_kind_settings(
+        self, kind: ServerKind, path: KeyPath, settings: YamlNode
     ) -> ResourcesServerConfig | ModelServerConfig | AgentServerConfig | None:
         if kind == MODELS:
             return read_model_server(path[2], settings, self._policy, path, self._problems)
@@ -379,7 +379,7 @@ class ServerReader:
     def _validate(self, model: type[M], values: dict[str, Any], path: KeyPath) -> M | None:
         return validate_fields(model, values, root=self._root, path=path, problems=self._problems)
 
-    def _read_datasets(self, path: KeyPath, body: Node) -> Iterator[DatasetConfig]:
+    def _read_datasets(self, path: KeyPath, body: YamlNode) -> Iterator[DatasetConfig]:
         node = body.get("datasets")
         if node is None or node.value is None:
             return
@@ -396,7 +396,7 @@ class ServerReader:
                 yield dataset
 
 
-def _read_program(body: Node) -> dict[str, Any]:
+def _read_program(body: YamlNode) -> dict[str, Any]:
     """Return the program of a resources server and its settings, as far as they are valid."""
     written = to_plain(body)
     entrypoint = written.get("entrypoint")

@@ -15,7 +15,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from gymsdk.config.fields import GYMSDK_MODEL_KEYS, OVERFLOW_KEY
 from gymsdk.config.model import ModelServerConfig, PolicyConfig
-from gymsdk.config.yaml import KeyPath, Node, Place, Problems, Scalar, format_key_path, to_plain
+from gymsdk.config.yaml import KeyPath, Place, Problems, Scalar, YamlNode, format_key_path, to_plain
 from gymsdk.errors import BadModelOption, describe_value, format_suggestion
 from gymsdk.http import tls
 from gymsdk.models.options import ENVIRONMENT_VARIABLES, validate_options
@@ -70,7 +70,7 @@ def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
 
 
 def read_model_server(
-    implementation: str, node: Node, policy: PolicyConfig, path: KeyPath, problems: Problems
+    implementation: str, node: YamlNode, policy: PolicyConfig, path: KeyPath, problems: Problems
 ) -> ModelServerConfig | None:
     """Return the arguments of `gymsdk.model` for a model server, `None` after an error.
 
@@ -93,7 +93,7 @@ def read_model_server(
     return config
 
 
-def _find_option_place(implementation: str, node: Node, error: BadModelOption) -> Place:
+def _find_option_place(implementation: str, node: YamlNode, error: BadModelOption) -> Place:
     """Return the place of the option that *error* is about, under the key that it has in *node*."""
     options = [option_path[0] for option_path, _ in error.setting_errors]
     keys = {
@@ -107,7 +107,7 @@ class _ModelServerReader:
     """Reads the settings of one model server."""
 
     def __init__(
-        self, implementation: str, node: Node, policy: PolicyConfig, path: KeyPath, problems: Problems
+        self, implementation: str, node: YamlNode, policy: PolicyConfig, path: KeyPath, problems: Problems
     ) -> None:
         self._implementation = implementation
         self._values: dict[str, Any] = {key: value for key, value in to_plain(node).items() if value not in (None, "")}
@@ -253,8 +253,8 @@ def normalize_base_urls(given: object) -> tuple[str, ...]:
 
 
 def translate_judge_settings(
-    environment: str, path: KeyPath, settings: Node, models: Mapping[str, str], problems: Problems
-) -> tuple[Node, dict[str, str]]:
+    environment: str, path: KeyPath, settings: YamlNode, models: Mapping[str, str], problems: Problems
+) -> tuple[YamlNode, dict[str, str]]:
     """Translate NeMo Gym's settings of a judge to those of *environment*.
 
     In NeMo Gym, `should_use_judge` is true by default, so a server that names a judge and sets nothing else uses the
@@ -297,7 +297,7 @@ def translate_judge_settings(
     return rest, others if server is None else {**others, JUDGE_SETTING: server}
 
 
-def _is_judge_required(path: KeyPath, settings: Node, problems: Problems) -> bool | None:
+def _is_judge_required(path: KeyPath, settings: YamlNode, problems: Problems) -> bool | None:
     """Return the value of `should_use_judge`, `None` if it is not set or invalid."""
     node = settings.get(USE_JUDGE_KEY)
     if node is None or node.value is None:
@@ -353,8 +353,8 @@ IMPLEMENTATION_SETTINGS: Mapping[str, Mapping[str, UnsupportedSetting]] = {
 
 
 def remove_unsupported(
-    node: Node, path: KeyPath, settings: Mapping[str, UnsupportedSetting], problems: Problems
-) -> Node:
+    node: YamlNode, path: KeyPath, settings: Mapping[str, UnsupportedSetting], problems: Problems
+) -> YamlNode:
     """Return *node* without the unsupported *settings*; report those whose values have an effect."""
     for key, value in _find_effective(node, settings):
         name = format_key_path((*path, key))
@@ -362,7 +362,7 @@ def remove_unsupported(
     return node.without(*settings)
 
 
-def _find_effective(node: Node, settings: Mapping[str, UnsupportedSetting]) -> Iterator[tuple[str, str]]:
+def _find_effective(node: YamlNode, settings: Mapping[str, UnsupportedSetting]) -> Iterator[tuple[str, str]]:
     for key, setting in settings.items():
         value = to_plain(node.children[key]) if key in node.children else None
         # `${oc.env:NAME,false}` resolves to a text.

@@ -10,7 +10,7 @@ from typing import Any
 
 from gymsdk.config.model import MODELS, Deployment, ModelServerConfig, ServerConfig, Setting
 from gymsdk.config.servers import get_endpoint_keys
-from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place, format_key_path, redact_secrets, to_plain
+from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Place, YamlNode, format_key_path, redact_secrets, to_plain
 from gymsdk.http.tls import mask_url, redact_url
 
 SECRET_PATTERN = re.compile(r"secret|passw|passphrase|credential|apikey|bearer|cookie|authorization")
@@ -35,7 +35,7 @@ VARIABLE_PATTERN = re.compile(r"\$\{\s*oc\.env\s*:")
 REFERENCE_PATTERN = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
 
 
-def find_secrets(root: Node) -> set[str]:
+def find_secrets(root: YamlNode) -> set[str]:
     """Return the secret values in *root*."""
     return {str(node.value) for path, node in root.walk() if node.value and is_secret(path)}
 
@@ -67,7 +67,7 @@ def _is_secret_key(key: str) -> bool:
     return are_access_tokens or bool(SECRET_WORDS & set(words)) or ends_in_secret
 
 
-def find_redacted(root: Node) -> set[KeyPath]:
+def find_redacted(root: YamlNode) -> set[KeyPath]:
     """Return the paths of values in *root* that come from environment variables, directly or through references.
 
     The references in *root* are not yet resolved.
@@ -152,7 +152,9 @@ policy_model:
 """
 
 
-def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacted: set[KeyPath]) -> tuple[Setting, ...]:
+def list_settings(
+    root: YamlNode, deployment: Deployment, secrets: set[str], redacted: set[KeyPath]
+) -> tuple[Setting, ...]:
     """Return all settings of a deployment, including defaults, with secrets redacted.
 
     Args:
@@ -218,7 +220,7 @@ def build_starter_file(name: str, settings: Mapping[str, Any]) -> str:
     return STARTER_TEMPLATE.format(name=name, settings="".join(f"{line}\n" for line in [*heading, *lines]))
 
 
-def _list_values(node: Node, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Place]]:
+def _list_values(node: YamlNode, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Place]]:
     for key, child in node.children.items():
         child_path = (*path, key)
         if child.is_mapping and child.children:
@@ -244,18 +246,18 @@ def _list_defaults(deployment: Deployment) -> Iterator[tuple[KeyPath, Any]]:
             yield (*path, key, "name"), name
 
 
-def _list_endpoint(root: Node, server: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place]]]:
+def _list_endpoint(root: YamlNode, server: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place]]]:
     """Yield the base URLs, the model and the key that a model server uses: its own values, or the policy's."""
-    if not isinstance(server.part, ModelServerConfig) or server.implementation == "gymsdk_model":
+    if not isinstance(server.kind_settings, ModelServerConfig) or server.implementation == "gymsdk_model":
         return
     path = (server.name, server.kind, server.implementation)
     url_key, api_key_key, model_key = get_endpoint_keys(server.implementation)
-    urls = list(server.part.options.get("base_url", ()))
+    urls = list(server.kind_settings.options.get("base_url", ()))
     values = [
         (url_key, "policy_base_url", urls if len(urls) > 1 else "".join(urls)),
-        (model_key, "policy_model_name", server.part.name.partition("/")[2]),
+        (model_key, "policy_model_name", server.kind_settings.name.partition("/")[2]),
     ]
-    if server.part.options.get("api_key"):
+    if server.kind_settings.options.get("api_key"):
         values.append((api_key_key, "policy_api_key", REDACTED))
     for key, policy_key, value in values:
         own = root.get(*path, key)

@@ -16,7 +16,7 @@ from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from yaml import MappingNode, SafeLoader
-    from yaml.nodes import Node as YamlNode
+    from yaml.nodes import Node as ParsedNode
 
 KeyPath: TypeAlias = tuple[str, ...]
 """The keys that lead to a setting, from the top of the configuration."""
@@ -120,7 +120,7 @@ def format_key_path(path: KeyPath) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value and its place. The values of mappings and lists are nodes.
 
     Attributes:
@@ -130,12 +130,12 @@ class Node:
             false, which are other keys and other names.
     """
 
-    value: dict[str, Node] | list[Node] | Scalar
+    value: dict[str, YamlNode] | list[YamlNode] | Scalar
     place: Place
     text: str | None = None
 
     @property
-    def children(self) -> dict[str, Node]:
+    def children(self) -> dict[str, YamlNode]:
         """The nodes of a mapping by key; empty if the node is no mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
@@ -144,26 +144,26 @@ class Node:
         """Whether the value is a mapping."""
         return isinstance(self.value, dict)
 
-    def mark_untrusted(self) -> Node:
+    def mark_untrusted(self) -> YamlNode:
         """Return the same values, marked as read from a file that the user did not name."""
         place = self.place.model_copy(update={"untrusted": True})
         if isinstance(self.value, dict):
-            return Node({key: each.mark_untrusted() for key, each in self.value.items()}, place)
+            return YamlNode({key: each.mark_untrusted() for key, each in self.value.items()}, place)
         if isinstance(self.value, list):
-            return Node([child.mark_untrusted() for child in self.value], place)
-        return Node(self.value, place, self.text)
+            return YamlNode([child.mark_untrusted() for child in self.value], place)
+        return YamlNode(self.value, place, self.text)
 
-    def to_text(self) -> Node:
+    def to_text(self) -> YamlNode:
         """Return the node with the text in the file in place of each number and truth value; null stays null."""
         if isinstance(self.value, dict):
-            return Node({key: child.to_text() for key, child in self.value.items()}, self.place)
+            return YamlNode({key: child.to_text() for key, child in self.value.items()}, self.place)
         if isinstance(self.value, list):
-            return Node([child.to_text() for child in self.value], self.place)
-        return self if self.text is None else Node(self.text, self.place)
+            return YamlNode([child.to_text() for child in self.value], self.place)
+        return self if self.text is None else YamlNode(self.text, self.place)
 
-    def get(self, *path: str) -> Node | None:
+    def get(self, *path: str) -> YamlNode | None:
         """Return the node at *path*, `None` if there is none."""
-        node: Node | None = self
+        node: YamlNode | None = self
         for key in path:
             node = node.children.get(key) if node is not None else None
         return node
@@ -178,15 +178,15 @@ class Node:
             place, node = child.place, child
         return place
 
-    def with_key(self, key: str, node: Node) -> Node:
+    def with_key(self, key: str, node: YamlNode) -> YamlNode:
         """Return the mapping with *node* under *key*."""
-        return Node({**self.children, key: node}, self.place)
+        return YamlNode({**self.children, key: node}, self.place)
 
-    def without(self, *keys: str) -> Node:
+    def without(self, *keys: str) -> YamlNode:
         """Return the mapping without *keys*."""
-        return Node({key: node for key, node in self.children.items() if key not in keys}, self.place)
+        return YamlNode({key: node for key, node in self.children.items() if key not in keys}, self.place)
 
-    def without_path(self, path: KeyPath) -> Node:
+    def without_path(self, path: KeyPath) -> YamlNode:
         """Return the mapping without the node at *path*."""
         first, *rest = path
         child = self.children.get(first)
@@ -194,7 +194,7 @@ class Node:
             return self.without(first)
         return self.with_key(first, child.without_path(tuple(rest)))
 
-    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, YamlNode]]:
         """Yield every descendant that is neither a mapping nor a list, with its path below *path*."""
         for key, node in _iter_children(self):
             if isinstance(node.value, (dict, list)):
@@ -210,21 +210,21 @@ class Node:
                 yield from node.places((*path, key))
 
 
-def get_child(node: Node, key: str) -> Node | None:
+def get_child(node: YamlNode, key: str) -> YamlNode | None:
     """Return the node under *key* in a mapping or, as an index, in a list; `None` if there is none."""
     if isinstance(node.value, list):
         return node.value[int(key)] if key.isdecimal() and int(key) < len(node.value) else None
     return node.children.get(key)
 
 
-def _iter_children(node: Node) -> Iterator[tuple[str, Node]]:
+def _iter_children(node: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     if isinstance(node.value, list):
         yield from ((str(index), each) for index, each in enumerate(node.value))
     else:
         yield from node.children.items()
 
 
-def to_plain(node: Node) -> Any:
+def to_plain(node: YamlNode) -> Any:
     """Return the value of *node* without places."""
     if isinstance(node.value, dict):
         return {key: to_plain(each) for key, each in node.value.items()}
@@ -233,31 +233,31 @@ def to_plain(node: Node) -> Any:
     return node.value
 
 
-def build_node(value: Any, place: Place) -> Node:
+def build_node(value: Any, place: Place) -> YamlNode:
     """Return *value* as a node whose descendants all are at *place*."""
     if isinstance(value, dict):
-        return Node({str(key): build_node(each, place) for key, each in value.items()}, place)
+        return YamlNode({str(key): build_node(each, place) for key, each in value.items()}, place)
     if isinstance(value, (list, tuple)):
-        return Node([build_node(each, place) for each in value], place)
-    return Node(value if isinstance(value, (str, int, float, bool, bytes)) or value is None else str(value), place)
+        return YamlNode([build_node(each, place) for each in value], place)
+    return YamlNode(value if isinstance(value, (str, int, float, bool, bytes)) or value is None else str(value), place)
 
 
-def merge_nodes(base: Node, override: Node) -> Node:
+def merge_nodes(base: YamlNode, override: YamlNode) -> YamlNode:
     """Return *base* with *override* merged into it: mappings are merged, everything else is replaced."""
     if not (base.is_mapping and override.is_mapping) or _has_delete_key(override):
         return override
     merged = {**base.children}
     for key, node in override.children.items():
         merged[key] = merge_nodes(merged[key], node) if key in merged else node
-    return Node(merged, base.place)
+    return YamlNode(merged, base.place)
 
 
-def _has_delete_key(node: Node) -> bool:
+def _has_delete_key(node: YamlNode) -> bool:
     marker = node.children.get(DELETE_KEY)
     return marker is not None and marker.value is True
 
 
-def remove_deleted(node: Node) -> Node:
+def remove_deleted(node: YamlNode) -> YamlNode:
     """Return *node* without delete markers, and without mappings that consist of such a marker only."""
     if not node.is_mapping:
         return node
@@ -266,10 +266,10 @@ def remove_deleted(node: Node) -> Node:
         for key, each in node.children.items()
         if key != DELETE_KEY and not (_has_delete_key(each) and len(each.children) == 1)
     }
-    return Node(kept, node.place)
+    return YamlNode(kept, node.place)
 
 
-def parse_yaml(text: str, source: str) -> Node:
+def parse_yaml(text: str, source: str) -> YamlNode:
     """Parse the YAML document *text*.
 
     Args:
@@ -303,11 +303,11 @@ class _Parser:
         self._count = 0
         self._open: set[int] = set()
 
-    def parse(self) -> Node:
+    def parse(self) -> YamlNode:
         root = self._loader.get_single_node()
-        return Node(None, Place(source=self._source, line=1)) if root is None else self._convert(root)
+        return YamlNode(None, Place(source=self._source, line=1)) if root is None else self._convert(root)
 
-    def _convert(self, yaml_node: YamlNode) -> Node:
+    def _convert(self, yaml_node: ParsedNode) -> YamlNode:
         from yaml import MappingNode, SequenceNode
 
         self._count += 1
@@ -316,7 +316,7 @@ class _Parser:
         if not isinstance(yaml_node, (MappingNode, SequenceNode)):
             value = self._convert_scalar(yaml_node)
             text = yaml_node.value if isinstance(value, (int, float)) else None
-            return Node(value, self._get_place(yaml_node), text)
+            return YamlNode(value, self._get_place(yaml_node), text)
         self._open.add(id(yaml_node))
         children = (
             dict(self._convert_pairs(yaml_node))
@@ -324,9 +324,9 @@ class _Parser:
             else [self._convert(each) for each in yaml_node.value]
         )
         self._open.discard(id(yaml_node))
-        return Node(children, self._get_place(yaml_node))
+        return YamlNode(children, self._get_place(yaml_node))
 
-    def _convert_scalar(self, yaml_node: YamlNode) -> Scalar:
+    def _convert_scalar(self, yaml_node: ParsedNode) -> Scalar:
         try:
             value: Scalar = self._loader.construct_object(yaml_node)
         except ValueError:
@@ -335,7 +335,7 @@ class _Parser:
             raise BadConfig(f"{self._get_place(yaml_node)}: this contains a NUL character; remove it")
         return value
 
-    def _convert_pairs(self, mapping: MappingNode) -> Iterator[tuple[str, Node]]:
+    def _convert_pairs(self, mapping: MappingNode) -> Iterator[tuple[str, YamlNode]]:
         """Yield keys and nodes; those of a merge key `<<` first, so that the mapping's own keys override them."""
         own = [pair for pair in mapping.value if pair[0].tag != "tag:yaml.org,2002:merge"]
         for key, value in mapping.value:
@@ -359,7 +359,7 @@ class _Parser:
             # The place of a value is the line of its key, which is where users look for it.
             yield name, replace(self._convert(value), place=Place(source=self._source, line=line))
 
-    def _get_place(self, yaml_node: YamlNode) -> Place:
+    def _get_place(self, yaml_node: ParsedNode) -> Place:
         return Place(source=self._source, line=yaml_node.start_mark.line + 1)
 
 

@@ -49,12 +49,12 @@ def dump_arguments(value: Item) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def mend_messages(messages: Sequence[Item]) -> list[Item]:
+def repair_messages(messages: Sequence[Item]) -> list[Item]:
     """Return chat *messages* in which the arguments of all tool calls are JSON objects."""
     return [_mend_message(message) if message.get("tool_calls") else message for message in messages]
 
 
-def mend_items(items: Sequence[Item]) -> list[Item]:
+def repair_items(items: Sequence[Item]) -> list[Item]:
     """Return the *items* of a conversation in which the arguments of all function calls are JSON objects."""
     return [_mend_function(item) if item.get("type") == "function_call" else item for item in items]
 

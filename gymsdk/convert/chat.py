@@ -13,7 +13,7 @@ from typing import Any
 from gymsdk import responses
 from gymsdk.convert import content as parts
 from gymsdk.convert import tokens as token_fields
-from gymsdk.convert.arguments import mend_messages
+from gymsdk.convert.arguments import repair_messages
 from gymsdk.convert.content import build_untranslatable_error
 from gymsdk.convert.request_keys import CHAT_KEYS, TRANSLATED_KEYS, check_configuration_key, select_keys
 from gymsdk.errors import Failed
@@ -70,7 +70,7 @@ def build_body(
         | _build_text_fields(request)
         | _build_tool_fields(request)
     )
-    messages = mend_messages(build_messages(request, thoughts=thoughts))
+    messages = repair_messages(build_messages(request, thoughts=thoughts))
     return (
         parse_metadata_extras(request)
         | passed_fields
@@ -83,7 +83,7 @@ def build_messages(request: Item, *, thoughts: responses.ReasoningFormat = "fiel
     """Return the chat messages of *request*.
 
     Each turn of the policy becomes one assistant message. The instructions and all leading system messages become one
-    system message. The arguments of tool calls stay as the policy wrote them; servers need `mend_messages`.
+    system message. The arguments of tool calls stay as the policy wrote them; servers need `repair_messages`.
 
     Raises:
         Failed: Chat Completions cannot express an item.

@@ -24,7 +24,7 @@ from gymsdk.convert.api import (
     join_json_list,
     splice_json,
 )
-from gymsdk.convert.arguments import mend_items
+from gymsdk.convert.arguments import repair_items
 from gymsdk.convert.request_keys import RESPONSES_KEYS, select_keys
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.errors import Failed
@@ -209,7 +209,7 @@ def build_body(request: Item, *, passes_unknown: bool = False) -> Item:
     if not request.get("tools"):
         parts.check_tool_choice(request.get("tool_choice"))
     if isinstance(items := known.get("input"), list):
-        known = known | {"input": tokens.keep_last_ids(mend_items(items))}
+        known = known | {"input": tokens.keep_last_ids(repair_items(items))}
     body = chat.expand_metadata_extras(known)
     for key in STREAM_FIELDS:
         body.pop(key, None)

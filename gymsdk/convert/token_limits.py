@@ -26,13 +26,13 @@ class LimitRefusal:
 
     Attributes:
         is_prompt: Whether the prompt alone is too long; otherwise the output limit is too large.
-        room: The largest output limit that fits beside the prompt, if the server says it.
+        remaining_tokens: The largest output limit that fits beside the prompt, if the server says it.
         message: The server's message.
     """
 
     is_prompt: bool
     message: str
-    room: int | None = None
+    remaining_tokens: int | None = None
 
 
 # Of limited length, so that a message that quotes a long list of numbers takes no quadratic time.
@@ -122,15 +122,15 @@ def _find_prompt_refusal(text: str) -> LimitRefusal | None:
 def _read_limit(text: str) -> LimitRefusal | None:
     """Return the refusal in a *text* that names an output limit; `None` if the limit need not be at fault."""
     if cap := _OUTPUT_CAP.search(text):
-        room = _parse_number(cap.groups()) - bool(cap["exclusive"])
-        return LimitRefusal(is_prompt=False, message=text, room=room)
+        remaining_tokens = _parse_number(cap.groups()) - bool(cap["exclusive"])
+        return LimitRefusal(is_prompt=False, message=text, remaining_tokens=remaining_tokens)
     # vLLM calls a missing limit one of 0 tokens.
     if not (limit := _find_number(_OUTPUT_LIMIT, text)):
         return None
     context, prompt = _find_number(_CONTEXT_SIZE, text), _find_prompt_size(text, limit)
     if context is not None and prompt is not None:
-        room = context - prompt - bool(_NEEDS_ONE_MORE.search(text))
-        return LimitRefusal(is_prompt=room <= 0, message=text, room=max(room, 0))
+        remaining_tokens = context - prompt - bool(_NEEDS_ONE_MORE.search(text))
+        return LimitRefusal(is_prompt=remaining_tokens <= 0, message=text, remaining_tokens=max(remaining_tokens, 0))
     is_output = _COUNTED_IN_PART.search(text) or (context is not None and limit >= context)
     return LimitRefusal(is_prompt=False, message=text) if is_output else None
 

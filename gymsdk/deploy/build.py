@@ -183,13 +183,13 @@ class ServerBuilder:
 
     def _load_environment(self, server: ServerConfig, environments: Mapping[str, Environment]) -> Environment:
         """Return the environment of *server*; the models that it names are resolved when they are used."""
-        assert isinstance(server.part, ResourcesServerConfig), "the part of a resources server"
+        assert isinstance(server.kind_settings, ResourcesServerConfig), "the settings of a resources server"
         if (loaded := environments.get(server.name)) is not None:
             return loaded
         model_settings = {
             key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in server.models.items()
         }
-        return registry.load(server.part.environment, **{**server.settings, **model_settings})
+        return registry.load(server.kind_settings.environment, **{**server.settings, **model_settings})
 
     def _needs_model(self, server: ServerConfig, existing: Mapping[str, Model]) -> bool:
         return server.kind == MODELS and (server.name in self._local_servers or server.name in existing)
@@ -256,13 +256,13 @@ class ServerBuilder:
         return SharedPause(self._memory, names.index(server.name))
 
     def _build_resources_app(self, server: ServerConfig, _: Urls) -> App:
-        assert isinstance(server.part, ResourcesServerConfig), "the part of a resources server"
+        assert isinstance(server.kind_settings, ResourcesServerConfig), "the settings of a resources server"
         return resources.create_app(
             self.environments[server.name],
             name=server.name,
             ttl=self._deployment.session_ttl,
             max_sessions=self._deployment.max_sessions,
-            with_mcp=server.part.mcp,
+            with_mcp=server.kind_settings.mcp,
             metrics=self._metrics[server.name],
             peers=self._get_peers(server.name),
             owners=self._get_owners(server.name),
@@ -356,9 +356,9 @@ class ServerBuilder:
     def _get_model_timeout(self, name: str) -> float:
         """Return the seconds to wait for the model server *name*: a little longer than the server waits itself."""
         server = self._servers.get(name)
-        if server is None or not isinstance(server.part, ModelServerConfig):
+        if server is None or not isinstance(server.kind_settings, ModelServerConfig):
             return DEFAULT_TIMEOUT_SECONDS
-        return float(server.part.options.get("timeout", DEFAULT_TIMEOUT_SECONDS)) + TIMEOUT_MARGIN_SECONDS
+        return float(server.kind_settings.options.get("timeout", DEFAULT_TIMEOUT_SECONDS)) + TIMEOUT_MARGIN_SECONDS
 
     def _get_budget(self, server: ServerConfig) -> Budget:
         """Return the budget of what plays: its own limits, those of its agent, and the general ones for the rest."""
@@ -371,9 +371,9 @@ class ServerBuilder:
 
 
 def _list_limits(server: ServerConfig) -> dict[str, int | float]:
-    assert isinstance(server.part, AgentServerConfig), "the part of what plays"
-    turns = server.part.turns or DEFAULT_TURNS.get(server.implementation)
-    limits = {"turns": turns, "tools": server.part.tool_calls, "seconds": server.part.seconds}
+    assert isinstance(server.kind_settings, AgentServerConfig), "the settings of what plays"
+    turns = server.kind_settings.turns or DEFAULT_TURNS.get(server.implementation)
+    limits = {"turns": turns, "tools": server.kind_settings.tool_calls, "seconds": server.kind_settings.seconds}
     return {key: value for key, value in limits.items() if value is not None}
 
 
@@ -381,8 +381,8 @@ def get_row_fields(server: ServerConfig, environment: Environment | None) -> dic
     """Return a server's entry in the head's configuration, without the address: its references and its domain."""
     kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
     refers = {key: {"type": kinds[key], "name": name} for key, name in server.refers.items() if key in kinds}
-    if isinstance(server.part, ModelServerConfig):
-        return {"model": redact_url(server.part.name)}
+    if isinstance(server.kind_settings, ModelServerConfig):
+        return {"model": redact_url(server.kind_settings.name)}
     if server.kind != RESOURCES:
         return refers
     name = environment.name if environment else server.name
@@ -392,17 +392,17 @@ def get_row_fields(server: ServerConfig, environment: Environment | None) -> dic
 
 def build_model(server: ServerConfig) -> Model:
     """Create the model that a model server names."""
-    assert isinstance(server.part, ModelServerConfig), "the part of a model server"
-    return models.model(server.part.name, **server.part.options)
+    assert isinstance(server.kind_settings, ModelServerConfig), "the settings of a model server"
+    return models.model(server.kind_settings.name, **server.kind_settings.options)
 
 
 def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) -> TokenCaptureFolder | None:
     """Return the folder for captured token ids, `None` without one; raises `UsageError` if no model returns ids."""
     capture = deployment.token_capture
-    model_servers = [server.part for server in servers if isinstance(server.part, ModelServerConfig)]
+    model_servers = [server.kind_settings for server in servers if isinstance(server.kind_settings, ModelServerConfig)]
     if capture is None or not model_servers:
         return None
-    if not any(part.options.get("tokens") for part in model_servers):
+    if not any(model.options.get("tokens") for model in model_servers):
         raise UsageError(
             "token ids can be captured only if the model returns them; add --token-ids, or in a file"
             " return_token_id_information: true at the model"
@@ -411,11 +411,11 @@ def _open_token_folder(deployment: Deployment, servers: Sequence[ServerConfig]) 
 
 
 def _needs_rows(server: ServerConfig) -> bool:
-    return isinstance(server.part, ModelServerConfig) and server.part.name.startswith(oracle.NAMED)
+    return isinstance(server.kind_settings, ModelServerConfig) and server.kind_settings.name.startswith(oracle.NAMED)
 
 
 def _get_model_server_name(server: ServerConfig) -> str:
-    return server.part.name if isinstance(server.part, ModelServerConfig) else server.name
+    return server.kind_settings.name if isinstance(server.kind_settings, ModelServerConfig) else server.name
 
 
 def _check_references(server: ServerConfig, servers: Iterable[ServerConfig]) -> None:

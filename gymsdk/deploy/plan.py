@@ -63,34 +63,34 @@ def get_environment_server_name(resources: str) -> str:
 
 def build_resources_server(name: str, settings: Mapping[str, Any] | None = None, *, mcp: bool = False) -> ServerConfig:
     """Return the configuration of the resources server for the environment *name*."""
-    part = ResourcesServerConfig(environment=name, mcp=mcp)
-    return ServerConfig(name=name, kind=RESOURCES, implementation=name, part=part, settings=settings or {})
+    own = ResourcesServerConfig(environment=name, mcp=mcp)
+    return ServerConfig(name=name, kind=RESOURCES, implementation=name, kind_settings=own, settings=settings or {})
 
 
 def enable_mcp(server: ServerConfig) -> ServerConfig:
     """Return *server* with its tools also offered over MCP, if it is a resources server."""
-    if not isinstance(server.part, ResourcesServerConfig):
+    if not isinstance(server.kind_settings, ResourcesServerConfig):
         return server
-    return server.model_copy(update={"part": server.part.model_copy(update={"mcp": True})})
+    return server.model_copy(update={"kind_settings": server.kind_settings.model_copy(update={"mcp": True})})
 
 
 def build_model_server(policy_model: ModelServerConfig) -> ServerConfig:
     """Return the configuration of the policy's model server."""
-    return ServerConfig(name=POLICY_SERVER, kind=MODELS, implementation="gymsdk_model", part=policy_model)
+    return ServerConfig(name=POLICY_SERVER, kind=MODELS, implementation="gymsdk_model", kind_settings=policy_model)
 
 
 def complete_servers(
-    deployment: Deployment, *added: ServerConfig, player: ModelServerConfig | None = None
+    deployment: Deployment, *added: ServerConfig, policy_model: ModelServerConfig | None = None
 ) -> tuple[ServerConfig, ...]:
     """Return all servers of *deployment* and *added*, with an agent and an environment server per environment.
 
-    A *player* replaces the policy's model server of the deployment.
+    A *policy_model* replaces the policy's model server of the deployment.
     """
     servers = [*deployment.servers, *added]
-    if player is not None:
+    if policy_model is not None:
         servers = [
             *(server for server in servers if (server.kind, server.name) != (MODELS, POLICY_SERVER)),
-            build_model_server(player),
+            build_model_server(policy_model),
         ]
     policy = _get_policy_server(servers)
     # Sets, because a head may have thousands of servers and completes them every time that it looks for missing ones.
@@ -135,13 +135,13 @@ def _build_remote_config(service: Service) -> ServerConfig:
     """Return the configuration of a server in another process, as far as it is known."""
     reported = {key: service.fields.get(key) for key in (RESOURCES_REF, MODEL_REF, AGENT_REF)}
     refers = {key: str(value["name"]) for key, value in reported.items() if isinstance(value, dict) and "name" in value}
-    parts = {
+    by_kind = {
         RESOURCES: ResourcesServerConfig(environment=service.implementation),
         MODELS: ModelServerConfig(name=service.name),
     }
-    part = parts.get(service.kind, AgentServerConfig())
+    kind_settings = by_kind.get(service.kind, AgentServerConfig())
     identity = {"name": service.name, "kind": service.kind, "implementation": service.implementation}
-    return ServerConfig.model_validate({**identity, "part": part, "refers": refers})
+    return ServerConfig.model_validate({**identity, "kind_settings": kind_settings, "refers": refers})
 
 
 def select_local(
@@ -165,7 +165,9 @@ def find_policy_model(servers: Iterable[ServerConfig]) -> str:
     listed = list(servers)
     policy = _get_policy_server(listed)
     names = (
-        server.part.name for server in listed if server.name == policy and isinstance(server.part, ModelServerConfig)
+        server.kind_settings.name
+        for server in listed
+        if server.name == policy and isinstance(server.kind_settings, ModelServerConfig)
     )
     return next(names, "")
 
@@ -176,7 +178,7 @@ def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:
         name=get_agent_name(resources.name),
         kind=AGENTS,
         implementation="simple_agent",
-        part=AgentServerConfig(),
+        kind_settings=AgentServerConfig(),
         refers=refers,
     )
 
@@ -196,7 +198,7 @@ def _build_environment_server(agent: ServerConfig) -> ServerConfig:
         name=name,
         kind=ENVIRONMENTS,
         implementation="single_agent_turn",
-        part=agent.part,
+        kind_settings=agent.kind_settings,
         refers=refers,
     )
 
@@ -276,7 +278,9 @@ def check_deployment(deployment: Deployment, servers: Collection[ServerConfig] |
     chosen = deployment.servers if servers is None else tuple(servers)
     problems, environments = Problems(), installed()
     model_servers = {
-        server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)
+        server.name: server.kind_settings
+        for server in deployment.servers
+        if isinstance(server.kind_settings, ModelServerConfig)
     }
     try:
         config.check_environments(deployment.model_copy(update={"servers": chosen}), environments)
@@ -297,7 +301,9 @@ def find_wrong_settings(deployment: Deployment) -> dict[str, set[str]]:
 
     environments = installed()
     model_servers = {
-        server.name: server.part for server in deployment.servers if isinstance(server.part, ModelServerConfig)
+        server.name: server.kind_settings
+        for server in deployment.servers
+        if isinstance(server.kind_settings, ModelServerConfig)
     }
     return {
         server.name: {
@@ -306,7 +312,7 @@ def find_wrong_settings(deployment: Deployment) -> dict[str, set[str]]:
             for key in key_path[:1] or server.settings
         }
         for server in deployment.servers
-        if isinstance(server.part, ResourcesServerConfig)
+        if isinstance(server.kind_settings, ResourcesServerConfig)
     }
 
 
@@ -320,12 +326,12 @@ def _find_errors(
     server: ServerConfig, known: Collection[str], model_servers: Mapping[str, ModelServerConfig]
 ) -> Iterable[SettingError]:
 
-    if isinstance(server.part, ResourcesServerConfig):
-        if server.part.environment not in known:
+    if isinstance(server.kind_settings, ResourcesServerConfig):
+        if server.kind_settings.environment not in known:
             return ()
         settings = {**server.settings, **_build_referenced_models(server, model_servers)}
-        return _find_environment_errors(server.part.environment, settings)
-    return _find_model_errors(server.part) if isinstance(server.part, ModelServerConfig) else ()
+        return _find_environment_errors(server.kind_settings.environment, settings)
+    return _find_model_errors(server.kind_settings) if isinstance(server.kind_settings, ModelServerConfig) else ()
 
 
 def _find_environment_errors(name: str, settings: Mapping[str, Any]) -> Iterator[SettingError]:
@@ -363,9 +369,9 @@ def _find_model_errors(model_server: ModelServerConfig) -> Iterator[SettingError
 def _find_secrets(server: ServerConfig) -> set[str]:
     """Return the secrets among the settings of *server*."""
     from gymsdk.config.show import find_secrets
-    from gymsdk.config.yaml import Node, build_node
+    from gymsdk.config.yaml import YamlNode, build_node
 
     root = build_node(dict(server.settings), server.place)
     for key in (server.implementation, server.kind, server.name):
-        root = Node({key: root}, server.place)
+        root = YamlNode({key: root}, server.place)
     return find_secrets(root)

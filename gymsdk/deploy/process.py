@@ -209,7 +209,7 @@ def plan_servers(deployment: Deployment, environments: Iterable[str | Environmen
     added = [_build_resources_server(environment, deployment) for environment in environments]
     if deployment.mcp:
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
-    servers = plan.complete_servers(deployment, *added, player=_choose_policy(deployment))
+    servers = plan.complete_servers(deployment, *added, policy_model=_choose_policy(deployment))
     names = [server.name for server in servers]
     for name, count in Counter(names).items():
         if count > 1 or name in RESERVED_KEYS:

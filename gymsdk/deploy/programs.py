@@ -114,7 +114,9 @@ def split_programs(deployment: Deployment) -> tuple[Deployment, tuple[Program, .
     environments = installed()
     programs = []
     for server in deployment.get_servers(RESOURCES):
-        is_replaced = getattr(server.part, "environment", "") in environments and "/" not in (server.entrypoint or "")
+        is_replaced = getattr(server.kind_settings, "environment", "") in environments and "/" not in (
+            server.entrypoint or ""
+        )
         if is_replaced or server.place.untrusted:
             continue
         if (path := find_program(server)) is not None:

@@ -259,7 +259,7 @@ class Upstream:
 
     def _clamp(self, call: Call, refused: OutputLimitRefused) -> Call:
         """Return *call* with the largest output limit that fits; without one, the engine generates as far as it can."""
-        room = refused.refusal.room
+        room = refused.refusal.remaining_tokens
         self._once.warn(
             "%s: an output limit does not fit into the context of the model: %s; gymsdk asks again with the largest"
             " limit that fits; lower --max-output-tokens, or serve the model with a longer context",

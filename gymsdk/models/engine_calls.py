@@ -61,8 +61,8 @@ def build_limit_error(answer: client.HttpResponse, call: Call, refusal: LimitRef
     sent = [call.body[key] for key in OUTPUT_LIMITS & call.body.keys()]
     if sent:
         # A server may refuse the very limit that it named.
-        is_smaller = refusal.room is not None and refusal.room < min(sent)
-        return OutputLimitRefused(answer.host, refusal if is_smaller else replace(refusal, room=None))
+        is_smaller = refusal.remaining_tokens is not None and refusal.remaining_tokens < min(sent)
+        return OutputLimitRefused(answer.host, refusal if is_smaller else replace(refusal, remaining_tokens=None))
     return Failed(
         f"{answer.host} answered {answer.status}: {refusal.message}; the server refuses the request without an output"
         " limit, too; serve the model with a longer context",

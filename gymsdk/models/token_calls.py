@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from gymsdk import responses
 from gymsdk.convert import chat
 from gymsdk.convert import tokens as token_fields
-from gymsdk.convert.arguments import mend_messages
+from gymsdk.convert.arguments import repair_messages
 from gymsdk.convert.chat import CHAT_PATH, CHAT_TEMPLATE_KEY
 from gymsdk.convert.late_system import merge_late_system
 from gymsdk.convert.token_limits import find_limit_refusal
@@ -94,7 +94,7 @@ class TokenCall:
 
     def build_new_messages(self, items: list[Item]) -> list[Item]:
         """Return the messages for *items* after the policy's last turn, as the body has them."""
-        new = mend_messages(chat.build_messages({"input": items}, thoughts=self.thoughts))
+        new = repair_messages(chat.build_messages({"input": items}, thoughts=self.thoughts))
         return merge_late_system(new, is_start=False) if self.moves_system else new
 
     async def post(self, path: str, body: Item) -> Any:

@@ -164,7 +164,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
         about=extra_config or {},
         loads=loads,
         expected=expected,
-        supplied=fallback_services,
+        fallback_services=fallback_services,
         health=health or HealthMonitor(),
     )
     add_server_metrics(figures, head.build_snapshot)
@@ -196,7 +196,7 @@ class HeadEndpoints:
         about: Item,
         loads: Callable[[], Mapping[str, Load]],
         expected: Sequence[str],
-        supplied: Sequence[Service],
+        fallback_services: Sequence[Service],
         health: HealthMonitor,
     ) -> None:
         self._local = services
@@ -206,13 +206,13 @@ class HeadEndpoints:
         self._about = about
         self._loads = loads
         self._expected = expected
-        self._supplied = supplied
+        self._fallback_services = fallback_services
         self._health = health
 
     async def get_config(self, request: Request) -> Response:
         """Return the configuration as YAML, with one block for each server name."""
         names = {each.name for each in self._registry.services}
-        redundant = {each.id for each in self._supplied if each.name in names}
+        redundant = {each.id for each in self._fallback_services if each.name in names}
         local = [each for each in self._local if each.id not in redundant]
         local_names = {each.name for each in local}
         remote = [each for each in self._registry.services if each.name not in local_names]
@@ -222,7 +222,7 @@ class HeadEndpoints:
         health = await self._health.statuses(ambiguous) if ambiguous else {}
         chosen = choose_services(remote, health, draining=self._registry.draining_instances)
         listed = [*local, *chosen.values()]
-        about = merge_configs(build_shared_config([*chosen.values(), *self._supplied]), self._about)
+        about = merge_configs(build_shared_config([*chosen.values(), *self._fallback_services]), self._about)
         return json_response(
             build_config_yaml(listed, host=self._host, port=self._port, about=about, seen=requested_host(request))
         )

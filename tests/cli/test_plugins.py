@@ -123,11 +123,11 @@ def test_a_provider_of_another_distribution_needs_no_base_url_and_does_not_get_t
         "policy_model:\n  responses_api_models:\n    gymsdk_model:\n      model: acme/big\n"
     )
     [block] = load_config([config]).get_servers("responses_api_models")
-    assert (block.part.name, dict(block.part.options)) == ("acme/big", {})
+    assert (block.kind_settings.name, dict(block.kind_settings.options)) == ("acme/big", {})
     config.write_text(f"{config.read_text()}      base_url: http://127.0.0.1:1\n      api_key: own\n")
     [block] = load_config([config]).get_servers("responses_api_models")
-    assert block.part.options["base_url"] == ("http://127.0.0.1:1/v1",)
-    assert block.part.options["api_key"].get_secret_value() == "own"
+    assert block.kind_settings.options["base_url"] == ("http://127.0.0.1:1/v1",)
+    assert block.kind_settings.options["api_key"].get_secret_value() == "own"
 
 
 @pytest.mark.usefixtures("acme")

@@ -36,7 +36,7 @@ def get_model_config(block: object) -> ModelServerConfig:
 
 def test_nemo_rls_settings_reach_every_replica_with_token_ids() -> None:
     deployment = load_config_mapping(NEMO_RL)
-    part = get_model_config(deployment.get_servers("responses_api_models")[0].part)
+    part = get_model_config(deployment.get_servers("responses_api_models")[0].kind_settings)
     assert part.name == "vllm/Qwen/Qwen3-4B"
     assert part.options["base_url"] == ("http://10.0.0.1:3000/v1", "http://10.0.0.2:3000/v1")
     assert part.options["api_key"].get_secret_value() == "dummy_key"
@@ -72,7 +72,7 @@ def test_verls_settings_extend_the_block_of_the_built_in_file() -> None:
         "head_server": {"host": "0.0.0.0", "port": 5124},
     }
     deployment = load_config_mapping(mapping)
-    part = get_model_config(deployment.get_servers("responses_api_models")[0].part)
+    part = get_model_config(deployment.get_servers("responses_api_models")[0].kind_settings)
     assert part.options["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
     assert tuple(deployment.ignored) == ("skip_venv_if_present", "uv_venv_dir")
 

@@ -33,8 +33,8 @@ GYMSDK_MODEL = "policy_model:\n  responses_api_models:\n    gymsdk_model:\n     
 
 def get_model_config(deployment: Deployment) -> ModelServerConfig:
     [block] = deployment.get_servers("responses_api_models")
-    assert isinstance(block.part, ModelServerConfig)
-    return block.part
+    assert isinstance(block.kind_settings, ModelServerConfig)
+    return block.kind_settings
 
 
 def options(deployment: Deployment) -> dict[str, Any]:
@@ -139,14 +139,14 @@ def test_a_key_that_other_users_can_read_causes_a_warning(write: Write) -> None:
 
 def test_max_steps_of_an_agent_is_its_turn_budget(write: Write) -> None:
     write("a.yaml", "a: {responses_api_agents: {simple_agent: {max_steps: 7, tool_calls: 9, deadline: 60}}}\n")
-    assert load_config(["a.yaml"]).servers[0].part == AgentServerConfig(turns=7, tool_calls=9, seconds=60)
+    assert load_config(["a.yaml"]).servers[0].kind_settings == AgentServerConfig(turns=7, tool_calls=9, seconds=60)
 
 
 def test_an_environment_server_limits_the_time_of_an_episode(write: Write) -> None:
     block = "{default_episode_timeout_seconds: 30, max_concurrent_episodes: 4}"
     write("a.yaml", f"e: {{environment_servers: {{single_agent_turn: {block}}}}}\n")
     deployment = load_config(["a.yaml"])
-    assert deployment.servers[0].part == AgentServerConfig(seconds=30)
+    assert deployment.servers[0].kind_settings == AgentServerConfig(seconds=30)
     assert tuple(deployment.ignored) == ("max_concurrent_episodes",)
 
 

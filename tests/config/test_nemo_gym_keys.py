@@ -22,8 +22,8 @@ def options(write: Write, text: str) -> dict[str, Any]:
     """Return the options of the only model server in *text*, except its address."""
     write("a.yaml", text)
     [block] = load_config(["a.yaml"]).servers
-    assert isinstance(block.part, ModelServerConfig)
-    return {key: value for key, value in block.part.options.items() if key not in {"base_url", "apart", "api"}}
+    assert isinstance(block.kind_settings, ModelServerConfig)
+    return {key: value for key, value in block.kind_settings.options.items() if key not in {"base_url", "apart", "api"}}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_coordinator_serves_its_resources_at_its_own_address(write: Write) -
         "192.168.1.100",
         8080,
     )
-    assert block.part == ResourcesServerConfig(environment="tool_call")
+    assert block.kind_settings == ResourcesServerConfig(environment="tool_call")
     assert str(block.place) == "coordinator-config.yaml:7"
 
 
@@ -62,9 +62,9 @@ def test_the_worker_serves_the_policys_model_with_the_key_of_the_folder(write: W
     write("env.yaml", ENV + "policy_model_name: gpt-5\n")
     deployment = load_config([], ["+config_paths=[worker-config.yaml]"])
     [block] = deployment.servers
-    assert isinstance(block.part, ModelServerConfig)
-    assert (block.port, block.part.name) == (8000, "openai/gpt-5")
-    assert block.part.options["api_key"].get_secret_value() == "sk-your-openai-key"
+    assert isinstance(block.kind_settings, ModelServerConfig)
+    assert (block.port, block.kind_settings.name) == (8000, "openai/gpt-5")
+    assert block.kind_settings.options["api_key"].get_secret_value() == "sk-your-openai-key"
     assert "sk-your" not in repr(deployment)
 
 
@@ -86,8 +86,8 @@ def test_the_quick_start_needs_only_env_yaml(write: Write) -> None:
         "resources_server": "example_single_tool_call",
         "model_server": "policy_model",
     }
-    assert isinstance(deployment.servers[2].part, ModelServerConfig)
-    assert deployment.servers[2].part.name == "openai/gpt-5"
+    assert isinstance(deployment.servers[2].kind_settings, ModelServerConfig)
+    assert deployment.servers[2].kind_settings.name == "openai/gpt-5"
 
 
 def test_the_file_of_an_agent_alone_gives_an_agent_without_references(write: Write) -> None:
@@ -114,7 +114,7 @@ def test_a_vllm_server_can_be_set_without_its_kind_and_without_v1() -> None:
             "+policy_model.vllm_model.model_name=your-model-name",
         ],
     )
-    part = deployment.get_servers("responses_api_models")[0].part
+    part = deployment.get_servers("responses_api_models")[0].kind_settings
     assert isinstance(part, ModelServerConfig)
     assert (part.name, part.options["base_url"]) == ("vllm/your-model-name", ("http://your-vllm-server:10240/v1",))
     path = "policy_model.responses_api_models.vllm_model"
@@ -125,7 +125,11 @@ def test_a_vllm_server_can_be_set_without_its_kind_and_without_v1() -> None:
 def test_an_explicit_port_is_kept(write: Write) -> None:
     write("a.yaml", 'my_resources:\n  resources_servers:\n    my_server:\n      host: "0.0.0.0"\n      port: 8080\n')
     [block] = load_config(["a.yaml"]).servers
-    assert (block.host, block.port, block.part) == ("0.0.0.0", 8080, ResourcesServerConfig(environment="my_server"))
+    assert (block.host, block.port, block.kind_settings) == (
+        "0.0.0.0",
+        8080,
+        ResourcesServerConfig(environment="my_server"),
+    )
 
 
 def test_a_ray_address_is_read(write: Write) -> None:

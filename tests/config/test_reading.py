@@ -97,7 +97,7 @@ def test_the_settings_of_an_environment_do_not_include_those_of_its_server(write
     deployment = load_config(["a.yaml"])
     assert deployment.servers[0].settings == {"min_difficulty": 2}
     assert deployment.servers[0].refers == {"judge_model_server": "policy_model"}
-    assert deployment.servers[0].part == ResourcesServerConfig(environment="math", mcp=True)
+    assert deployment.servers[0].kind_settings == ResourcesServerConfig(environment="math", mcp=True)
     assert tuple(deployment.ignored) == ("num_workers",)
 
 

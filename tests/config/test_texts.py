@@ -66,8 +66,8 @@ def test_the_servers_of_a_file_have_the_texts_in_the_file(write: Write, folder: 
     assert deployment.policy.api_key is not None
     assert deployment.policy.api_key.get_secret_value() == text
     assert (deployment.policy.model_name, deployment.policy.base_urls) == (text, (f"http://h/{text}/v1",))
-    options = getattr(model.part, "options", {})
-    assert (model.name, getattr(model.part, "name", "")) == (text, f"vllm/{text}")
+    options = getattr(model.kind_settings, "options", {})
+    assert (model.name, getattr(model.kind_settings, "name", "")) == (text, f"vllm/{text}")
     assert (options["api_key"].get_secret_value(), options["headers"]["X-Key"].get_secret_value()) == (text, text)
     assert (math.datasets[0].name, math.datasets[0].path) == (text, folder / text)
     assert agent.refers["model_server"] == text
@@ -118,5 +118,5 @@ def test_references_inside_references_and_resolvers_read_numbers(write: Write) -
     assert (deployment.policy.model_name, deployment.policy.base_urls) == ("second", ("http://h/v1",))
     assert deployment.policy.api_key is not None
     assert deployment.policy.api_key.get_secret_value() == "k-4"
-    options = getattr(deployment.servers[0].part, "options", {})
+    options = getattr(deployment.servers[0].kind_settings, "options", {})
     assert (options["base_url"], options["extra_body"]) == (("http://h/4/v1",), {"size": 4})

@@ -194,7 +194,7 @@ def test_an_output_limit_that_does_not_fit_is_no_overflow(message: str) -> None:
     for body in build_bodies(message):
         refusal = find_limit_refusal(422, body)
         assert refusal is not None
-        assert (refusal.is_prompt, refusal.room) == (False, LARGE_LIMITS[message])
+        assert (refusal.is_prompt, refusal.remaining_tokens) == (False, LARGE_LIMITS[message])
 
 
 @pytest.mark.parametrize("message", OTHER_REFUSALS)

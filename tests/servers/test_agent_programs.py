@@ -120,7 +120,7 @@ def test_the_setting_of_nemo_gym_is_read(tmp_path: Path, implementation: str, va
     config = {"policy_model": {"responses_api_models": {implementation: block}}}
     (tmp_path / "model.yaml").write_text(json.dumps(config))
     deployment = load_config([str(tmp_path / "model.yaml")])
-    assert deployment.servers[0].part.options["propagate_context_overflow_errors"] is value
+    assert deployment.servers[0].kind_settings.options["propagate_context_overflow_errors"] is value
     assert not any("propagate" in note for note in deployment.notes)
 
 

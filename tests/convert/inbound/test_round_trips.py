@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from gymsdk import responses
 from gymsdk.convert import chat, chat_inbound
 from gymsdk.convert import content as content_parts
-from gymsdk.convert.arguments import mend_items
+from gymsdk.convert.arguments import repair_items
 from gymsdk.convert.chat import LOGPROBS_INCLUDE
 from gymsdk.convert.tokens import keep_last_ids
 from gymsdk.types import Item
@@ -46,7 +46,7 @@ def without_ids(items: list[Item]) -> list[Item]:
 def test_a_request_survives_the_round_trip_through_chat(request: Item) -> None:
     converted = chat_inbound.parse_request(chat.build_body(request))
     # Only the last turn keeps its token ids.
-    assert without_ids(converted.pop("input")) == without_ids(keep_last_ids(mend_items(request["input"])))
+    assert without_ids(converted.pop("input")) == without_ids(keep_last_ids(repair_items(request["input"])))
     assert converted == {key: value for key, value in request.items() if key != "input"}
 
 
