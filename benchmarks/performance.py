@@ -34,7 +34,8 @@ How the rows are measured:
   the agent and the resources server each parse the response; the proxy serializes it once and the agent twice, for
   `/verify` and for the response of `/run`.
 - workers: tool-512 with `--workers 2`, compared with one worker; and 1,000 sessions with a new connection per request.
-- peers: tool_call rollouts with 64 in flight in other frameworks, from this interpreter or the one that --peer names.
+- peers: tool_call rollouts with 64 in flight in other frameworks, from this interpreter or the one that --peer names,
+  and directly after it the same on `gymsdk serve`.
   The CPU time includes the child processes of the framework. Frameworks that are not installed are skipped. The
   verifiers package starts a process per rollout and needs about 2 s of CPU for it, so it plays fewer rollouts.
 """
@@ -341,10 +342,12 @@ def measure_peers(settings: Settings) -> Iterator[Figure | Skipped | Failed]:
         except PeerError as error:
             yield Failed("peers", f"{name}: {error}")
             continue
-        with run_floor(TOOL, settings.stub) as floor:
-            # The floor is so cheap that a few rollouts would measure its first requests only.
-            least = min(measure_floor(floor, settings.scaled(500), in_flight) for _ in range(settings.repeats))
-        yield Figure("peers", f"CPU per rollout, {name} {result.version}", result.cpu, "ms", least)
+        # gymsdk and the floor are so cheap that a few rollouts would measure their first requests only.
+        with run_floor(TOOL, settings.stub) as floor, settings.serve(TOOL, f"{settings.stub}/v1") as server:
+            own = compare_run(server, floor, TOOL, settings.scaled(1000), in_flight, settings.repeats)
+        yield Figure("peers", f"CPU per rollout, gymsdk beside {name}", own.cpu, "ms", own.floor)
+        yield Figure("peers", f"CPU per rollout, {name} {result.version}", result.cpu, "ms", own.floor)
+        yield Figure("peers", f"times the CPU of gymsdk, {name} {result.version}", result.cpu / own.cpu)
         yield Figure("peers", f"not scored, {name} {result.version}", rollouts - result.scored)
 
 
