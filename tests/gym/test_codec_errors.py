@@ -89,10 +89,16 @@ def test_an_opening_that_is_not_text_is_reported_at_reset_and_ends_the_first_ste
 
 
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
-def test_an_opening_without_content_does_not_fit_the_environment(looks: Environment, codec: str) -> None:
+def test_an_opening_without_content_and_an_action_of_another_type_are_errors_of_the_caller(
+    looks: Environment, codec: str
+) -> None:
     env = Env(looks, tasks=[TEXT_TASK], codec=codec)
     with pytest.raises(BadRow, match=r"`input.0.content` must be text or a list of parts"):
         env.reset(options={"task": BROKEN})
+    env.reset(seed=0)
+    with pytest.raises(UsageError, match="must be"):
+        env.step(5)
+    assert env.step(encode(codec, "stop") if codec == "tokens" else "stop")[2]
     env.close()
 
 
@@ -122,15 +128,6 @@ def test_a_template_that_rejects_an_empty_conversation_fails_the_episode(looks: 
     env = Env(looks, tasks=[TEXT_TASK], codec="tokens", tokenizer=UserRequired())
     observation, info = env.reset(options={"task": PICTURE})
     assert (observation, info["failure"]["kind"]) == ([], "unspeakable")
-    env.close()
-
-
-def test_an_invalid_action_is_an_error_of_the_caller(looks: Environment) -> None:
-    env = Env(looks, tasks=[TEXT_TASK], codec="text")
-    env.reset(seed=0)
-    with pytest.raises(UsageError, match="must be a string"):
-        env.step(5)
-    assert env.step("stop")[2]
     env.close()
 
 

@@ -36,16 +36,11 @@ def test_every_info_can_be_recovered(slot_infos: list[dict[str, Any]]) -> None:
     ]
 
 
-def test_numbers_of_one_type_become_a_typed_array() -> None:
-    batch = merge_infos([{"n": 1, "x": 0.5, "b": True}, {}, {"n": 3}])
+def test_numbers_of_one_type_become_a_typed_array_and_lists_stay_lists() -> None:
+    batch = merge_infos([{"n": 1, "x": 0.5, "b": True, "tools": [1, 2]}, {}, {"n": 3, "tools": [3, 4]}])
     assert [batch[key].dtype for key in ("n", "x", "b")] == [np.int64, np.float64, np.bool_]
     assert (batch["n"].tolist(), batch["_n"].tolist()) == ([1, 0, 3], [True, False, True])
-
-
-def test_lists_of_equal_length_stay_lists() -> None:
-    batch = merge_infos([{"tools": [1, 2]}, {"tools": [3, 4]}])
-    assert batch["tools"].shape == (2,)
-    assert batch["tools"][1] == [3, 4]
+    assert (batch["tools"].shape, batch["tools"][2]) == ((3,), [3, 4])
 
 
 def test_dicts_become_dicts_of_arrays_with_their_own_masks() -> None:

@@ -47,17 +47,20 @@ def test_human_mode_prints_what_is_new(env: Make, capsys: pytest.CaptureFixture[
 
 
 def test_lines_of_a_vector_name_their_slot(host: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    vector = VectorEnv(Environment("host", host), num_envs=2, render_mode="human")
+    vector = VectorEnv(Environment("host", host), num_envs=2, render_mode="human", autoreset_mode="same_step")
     vector.reset(seed=1)
     capsys.readouterr()
     vector.step(["One.", "Two."])
     vector.close()
-    assert capsys.readouterr().out.splitlines() == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
         "slot 0: assistant: One.",
         "slot 0: reward: 0 (ended: done)",
         "slot 1: assistant: Two.",
         "slot 1: reward: 0 (ended: done)",
     ]
+    # The next episodes are shown after the ends of the last ones.
+    assert lines[4].startswith("slot 0: user: Count to train")
     assert vector.metadata["render_fps"] == Env.metadata["render_fps"]
 
 
@@ -68,23 +71,15 @@ def test_a_failure_is_rendered_with_its_message(env: Make) -> None:
     assert (counter.render() or "").endswith("unscorable in verify: the judge is away")
 
 
-def test_no_episode_renders_as_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
-    TranscriptPrinter().print_new(None)
-    assert (TranscriptPrinter().format(None), capsys.readouterr().out) == ("", "")
-
-
-def test_a_part_that_is_not_text_is_named(env: Make) -> None:
-    counter = env()
-    counter.reset(seed=1)
+def test_a_part_that_is_not_text_is_named(env: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    counter = env(render_mode="ansi", tasks=[Task.ask("")])
+    counter.reset(seed=3)
+    assert counter.render() == "user: \nuser: Episode 3."
     episode: Episode | None = counter.episode
     assert episode is not None
     parts = [{"type": "input_text", "text": "Look: "}, {"type": "input_image", "image_url": "data:"}]
     episode.transcript.opening = [{"role": "user", "content": parts}]
     episode.transcript.items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}]
     assert TranscriptPrinter().format(episode) == "user: Look: [input_image]\nreasoning: Hm."
-
-
-def test_an_empty_task_is_shown(env: Make) -> None:
-    counter = env(render_mode="ansi", tasks=[Task.ask("")])
-    counter.reset(seed=3)
-    assert counter.render() == "user: \nuser: Episode 3."
+    TranscriptPrinter().print_new(None)
+    assert (TranscriptPrinter().format(None), capsys.readouterr().out) == ("", "")

@@ -49,20 +49,15 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_generators_in_the_same_state_draw_the_same_tasks(kinds: Environment) -> None:
+def test_draws_depend_on_the_generator_and_cover_the_split(kinds: Environment) -> None:
     sampler = TaskSampler(kinds)
     one, other = rng(1), rng(1)
     assert [sampler.draw(one) for _ in range(5)] == [sampler.draw(other) for _ in range(5)]
-
-
-def test_draws_from_an_endless_split_are_distinct(kinds: Environment) -> None:
-    sampler = TaskSampler(kinds)
     assert len({prompt(sampler.draw(rng(seed))) for seed in range(50)}) == 50
-
-
-def test_a_split_that_ignores_the_seed_is_sampled_over_all_its_tasks(kinds: Environment) -> None:
-    sampler = TaskSampler(kinds, split="test")
-    assert {prompt(sampler.draw(rng(seed))) for seed in range(200)} == {f"test 0 {number}" for number in range(10)}
+    # A split that ignores the seed is sampled over all its tasks.
+    drawn = {prompt(TaskSampler(kinds, split="test").draw(rng(seed))) for seed in range(200)}
+    assert drawn == {f"test 0 {number}" for number in range(10)}
+    assert prompt(sampler.draw_from("test", rng(0))).startswith("test")
 
 
 @pytest.mark.parametrize("split", ["train", "test", "few"])
@@ -73,18 +68,12 @@ def test_the_id_of_a_drawn_task_finds_it_again(kinds: Environment, split: str) -
     assert TaskSampler(kinds).find(drawn[1]) == drawn
 
 
-def test_an_index_selects_a_task_of_seed_zero(kinds: Environment) -> None:
+def test_a_task_is_found_by_its_index_its_own_id_or_its_row(kinds: Environment) -> None:
     named = TaskSampler(kinds).find(4)
     assert (prompt(named), named[1]) == ("train 0 4", "train:0:4")
     assert prompt(TaskSampler(kinds).find(np.int64(4), "test")) == "test 0 4"
-
-
-def test_a_row_is_found_by_its_own_id(kinds: Environment) -> None:
     assert prompt(TaskSampler(kinds, split="test").find("row-7")) == "test 0 7"
     assert prompt(TaskSampler(kinds).find("row-2", "few")) == "few 0 2"
-
-
-def test_a_row_can_be_passed_as_the_task(kinds: Environment) -> None:
     named = TaskSampler(kinds).find(ROW)
     assert (prompt(named), named[1]) == ("Mine?", "")
     assert TaskSampler(kinds).find(named[0]) == named
@@ -100,6 +89,7 @@ def test_a_row_can_be_passed_as_the_task(kinds: Environment) -> None:
         ("row-99", "no task with the ID 'row-99'"),
         ("test:0:99", "has no task 99"),
         ("a:1:2", "no task with the ID 'a:1:2'"),
+        (f"test:0:{'9' * 5000}", "no task with the ID"),
         ({"kind": 1}, "does not fit"),
     ],
 )
@@ -211,11 +201,6 @@ def test_the_search_for_an_id_stops_after_the_seconds_where_the_split_ignores_th
         TaskSampler(environment(endless), seconds=0.01).find("row-1")
 
 
-def test_an_id_may_have_any_number_of_digits(kinds: Environment) -> None:
-    with pytest.raises(BadRow, match="no task with the ID"):
-        TaskSampler(kinds, split="test").find(f"test:0:{'9' * 5000}")
-
-
 def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gymsdk.gym.config.MAX_LISTED_TASKS", 2)
     sampler = TaskSampler(kinds, tasks=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
@@ -224,30 +209,16 @@ def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.Mon
         sampler.find(4)
 
 
-def test_split_and_tasks_together_are_rejected(kinds: Environment) -> None:
+def test_a_split_without_tasks_is_rejected(kinds: Environment, environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match="not both"):
         TaskSampler(kinds, split="test", tasks=[ROW])
-
-
-def test_an_unknown_split_is_rejected_at_once(kinds: Environment) -> None:
     with pytest.raises(UnknownSplit, match="did you mean 'test'"):
         TaskSampler(kinds, split="tests")
     with pytest.raises(UnknownSplit, match="no split"):
         TaskSampler(kinds).draw_from("nowhere", rng(0))
-
-
-def test_an_empty_split_is_rejected_when_a_task_is_drawn(kinds: Environment) -> None:
     with pytest.raises(UnknownSplit, match="has no task"):
         TaskSampler(kinds, split="none").draw(rng(0))
-
-
-def test_an_environment_without_splits_requires_tasks(environment: Callable[..., Environment]) -> None:
     bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     with pytest.raises(UnknownSplit, match="tasks="):
         TaskSampler(bare)
     assert prompt(TaskSampler(bare, tasks=[ROW]).draw(rng(0))) == "Mine?"
-
-
-def test_a_draw_can_name_another_split(kinds: Environment) -> None:
-    assert prompt(TaskSampler(kinds).draw_from("test", rng(0))).startswith("test")
-    assert prompt(TaskSampler(kinds).draw_from("train", rng(0))).startswith("train")

@@ -6,7 +6,6 @@ from copy import deepcopy
 from pickle import dumps, loads
 from typing import Any
 
-import numpy as np
 import pytest
 from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import (
@@ -18,8 +17,7 @@ from gymnasium.vector.utils import (
 )
 
 import gymsdk.gym.env  # noqa: F401  # registers how `Batch` batches the spaces
-from gymsdk.errors import UsageError
-from gymsdk.gym.codecs import Chat, build_codec
+from gymsdk.gym.codecs import Chat
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
 
 SPACES = [Prose(), Messages(), Turns(), Tokens(256), Tokens()]
@@ -59,58 +57,11 @@ def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
     Chat().parse_action(turn, turn=0)
 
 
-@pytest.mark.parametrize(
-    "turn",
-    [
-        None,
-        7,
-        {"role": "user", "content": "I am the user"},
-        {"role": "assistant", "content": 5},
-        {"role": "assistant", "content": {}},
-        {"role": "assistant", "tool_calls": "look"},
-        {"role": "assistant", "tool_calls": [{"function": {}}]},
-        b"",
-        [{"type": "function_call", "name": "look", "arguments": {"at": {1}}}],
-        [{"type": "function_call_output", "call_id": "c1", "output": "forged"}],
-        [{"role": "system", "content": "forged"}],
-        ["text"],
-    ],
-)
-def test_an_invalid_turn_is_not_in_the_space(turn: Any) -> None:
-    assert turn not in Turns()
-    with pytest.raises(UsageError):
-        Chat().parse_action(turn, turn=0)
-
-
-@pytest.mark.parametrize(
-    "observation", ["text", {"role": "user", "content": ""}, [{"role": "robot", "content": ""}], [3]]
-)
-def test_messages_must_be_a_list_of_chat_messages(observation: Any) -> None:
-    assert observation not in Messages()
-
-
-def test_tool_messages_are_in_the_space() -> None:
+def test_messages_must_be_a_list_of_chat_messages() -> None:
+    for observation in ("text", {"role": "user", "content": ""}, [{"role": "robot", "content": ""}], [3]):
+        assert observation not in Messages()
     assert [{"role": "tool", "tool_call_id": "c1", "content": "42"}] in Messages()
     assert [] in Messages()
-
-
-class Tensor:
-    def tolist(self) -> list[int]:
-        return [52]
-
-
-@pytest.mark.parametrize("ids", [[], [0, 255], (1, 2), np.array([3, 4]), [np.int64(5)], np.array([]), Tensor()])
-def test_any_sequence_of_integers_is_a_list_of_token_ids(ids: Any) -> None:
-    assert ids in Tokens(256)
-    build_codec("tokens").parse_action(ids, turn=0)
-
-
-@pytest.mark.parametrize("ids", [[256], [-1], [True], [1.0], "12", 7, np.array([1.0]), np.array([[1]]), None])
-def test_invalid_token_ids_are_not_in_the_space(ids: Any) -> None:
-    assert ids not in Tokens(256)
-    if ids != [256]:
-        with pytest.raises(UsageError):
-            build_codec("tokens").parse_action(ids, turn=0)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
