@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL, TASKS, SETTINGS, SAMPLING, LIMITS = "Model", "Tasks", "Settings", "Sampling", "Limits"
-FORMAT, FAULTS = "Format", "Faults"
+FORMAT, FAULTS, SELECTION = "Format", "Faults", "Selection"
 RUN, RAY, NETWORK, SECURITY, LOGGING, OUTPUT = "Run", "Ray", "Network", "Security", "Logging", "Output"
 """The panels of options that several commands share."""
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo
+from gymsdk.settings import Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -18,25 +21,22 @@ if TYPE_CHECKING:
 COMPARISON = "Comparison"
 
 
+class ComparisonOptions(BaseModel):
+    """What is compared, and how much of it is listed."""
+
+    limit: Annotated[int, Flag(COMPARISON, "N")] = Field(10, ge=0, description="List at most N lost and N won tasks.")
+    seed: Annotated[int, Flag(COMPARISON, "S")] = Field(0, ge=0, description="The seed of the bootstrap.")
+    by: Annotated[str | None, Flag(COMPARISON, "FIELD", shown=False)] = Field(
+        None, description="Print the difference for each value of a field of the first run, such as row:NAME or tag."
+    )
+
+
+@take_models
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="The folder of the first run.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The folder of the second run.")],
     *,
-    limit: Annotated[
-        int, typer.Option(min=0, metavar="N", help="List at most N lost and N won tasks.", rich_help_panel=COMPARISON)
-    ] = 10,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="S", help="The seed of the bootstrap.", rich_help_panel=COMPARISON)
-    ] = 0,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Print the difference for each value of a field of the first run, such as row:NAME or tag.",
-            show_default=False,
-            rich_help_panel=COMPARISON,
-        ),
-    ] = None,
+    chosen: ComparisonOptions,
     json: options.Json = False,
 ) -> None:
     """Compare two runs on the tasks that both have.
@@ -53,11 +53,11 @@ def compare(
     from gymsdk.runs.compare import to_json
 
     with runs.read(first) as a, runs.read(second) as b:
-        comparison = a.compare(b, seed=seed, by=by)
+        comparison = a.compare(b, seed=chosen.seed, by=chosen.by)
     if json:
         echo(jsonl.dump_document(to_json(comparison)), nl=False)
     else:
-        for line in _format_comparison(comparison, (str(shorten_path(first)), str(shorten_path(second))), limit):
+        for line in _format_comparison(comparison, (str(shorten_path(first)), str(shorten_path(second))), chosen.limit):
             echo(line)
     for warning in comparison.warnings:
         typer.echo(f"warning: {warning}", err=True)

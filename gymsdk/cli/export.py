@@ -13,22 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
-from gymsdk.settings import OUTPUT
+from gymsdk.rollouts.settings import Selection
+from gymsdk.settings import OUTPUT, Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
     from gymsdk.exporters import ExportOptions
     from gymsdk.line import StoredRollout
-    from gymsdk.rollouts.export import ExportReport, Selection
+    from gymsdk.rollouts.export import ExportReport
     from gymsdk.runs import Run
     from gymsdk.types import Row
 
-SELECTION, SERVICE = "Selection", "Service"
+SERVICE = "Service"
 
 FOLLOW_SECONDS = 1.0
 """How often a followed run is looked at."""
@@ -37,7 +40,27 @@ FINISH_SECONDS = 120.0
 """The time that an export beside a run gets at the end of the run."""
 
 
-def export(  # noqa: PLR0913  # each is an option of the command
+class Targets(BaseModel):
+    """The files that are written, and what a service receives."""
+
+    sft: Annotated[Path | None, Flag(OUTPUT, "FILE", shown=False)] = Field(
+        None, description="Write conversations for supervised fine-tuning to this JSONL file."
+    )
+    dpo: Annotated[Path | None, Flag(OUTPUT, "FILE", shown=False)] = Field(
+        None, description="Write pairs of a better and a worse conversation to this JSONL file."
+    )
+    project: Annotated[str, Flag(SERVICE, "NAME")] = Field(
+        "gymsdk", description="The project of W&B, the experiment of MLflow, or the service name of OpenTelemetry."
+    )
+    content: Annotated[bool | None, Flag(SERVICE, names=("--content/--no-content",), shown=False)] = Field(
+        None,
+        description="Send the texts of the conversations. W&B and MLflow get them by default, OpenTelemetry does not.",
+    )
+    follow: Annotated[bool, Flag(SERVICE)] = Field(False, description="Send new rollouts until the run has ended.")
+
+
+@take_models
+def export(
     runs: Annotated[
         list[str],
         typer.Argument(
@@ -46,82 +69,9 @@ def export(  # noqa: PLR0913  # each is an option of the command
         ),
     ],
     *,
-    sft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write conversations for supervised fine-tuning to this JSONL file.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    dpo: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write pairs of a better and a worse conversation to this JSONL file.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    best: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Write the N best rollouts or pairs of each task.", rich_help_panel=SELECTION
-        ),
-    ] = 1,
-    min_reward: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R",
-            help="Write rollouts with at least this reward. By default, with any above 0.",
-            show_default=False,
-            rich_help_panel=SELECTION,
-        ),
-    ] = None,
-    min_gap: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="R", help="Pair rollouts whose rewards differ by at least this.", rich_help_panel=SELECTION
-        ),
-    ] = 0.0,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Write rollouts of this environment only.",
-            show_default=False,
-            rich_help_panel=SELECTION,
-        ),
-    ] = None,
-    truncated: Annotated[
-        bool, typer.Option("--truncated", help="Write episodes that a budget ended, too.", rich_help_panel=SELECTION)
-    ] = False,
-    reasoning: Annotated[
-        bool, typer.Option(help="Write the reasoning of the policy.", rich_help_panel=SELECTION)
-    ] = True,
-    project: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The project of W&B, the experiment of MLflow, or the service name of OpenTelemetry.",
-            rich_help_panel=SERVICE,
-        ),
-    ] = "gymsdk",
-    content: Annotated[
-        bool | None,
-        typer.Option(
-            "--content/--no-content",
-            help="Send the texts of the conversations. W&B and MLflow get them by default, OpenTelemetry does not.",
-            show_default=False,
-            rich_help_panel=SERVICE,
-        ),
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Send new rollouts until the run has ended.", rich_help_panel=SERVICE),
-    ] = False,
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    targets: Targets,
+    selection: Selection,
+    with_parent: options.WithParent = False,
     json: options.Json = False,
 ) -> None:
     """Write training files from runs, or send runs to a service.
@@ -135,35 +85,31 @@ def export(  # noqa: PLR0913  # each is an option of the command
         gymsdk export rollouts/math-20260101-120000 wandb --project my-project
     """
     from gymsdk.exporters import EXTRAS, ExportOptions
-    from gymsdk.rollouts.export import Selection
 
     *folders, last = runs
     if last in EXTRAS:
-        if sft is not None or dpo is not None:
+        if targets.sft is not None or targets.dpo is not None:
             raise UsageError(f"--sft and --dpo write files; leave them out to send runs to {last}")
-        export_options = ExportOptions(project, last != "otel" if content is None else content)
-        for each in _send(
-            [Path(folder) for folder in folders], last, export_options, follow=follow, beside=with_parent
-        ):
-            echo(_format_sent(each, json=json), err=with_parent)
+        content = last != "otel" if targets.content is None else targets.content
+        chosen = ExportOptions(targets.project, content)
+        for sent in _send(list(map(Path, folders)), last, chosen, follow=targets.follow, beside=with_parent):
+            echo(_format_sent(sent, json=json), err=with_parent)
         return
-    if content is not None or follow or project != "gymsdk":
+    if targets.content is not None or targets.follow or targets.project != "gymsdk":
         raise UsageError(
             f"--project, --content and --follow belong to a service; name one behind the runs: {', '.join(EXTRAS)}"
         )
-    selection = Selection(best, min_reward, min_gap, environment, truncated, reasoning)
-    _write_files([Path(folder) for folder in runs], {"sft": sft, "dpo": dpo}, selection, json=json)
+    _write_files(list(map(Path, runs)), targets, selection, json=json)
 
 
-def _write_files(runs: list[Path], files: dict[str, Path | None], selection: Selection, *, json: bool) -> None:
+def _write_files(runs: list[Path], targets: Targets, selection: Selection, *, json: bool) -> None:
     from gymsdk import jsonl
     from gymsdk.rollouts.export import ExportReport, export_dpo, export_sft
 
-    sft, dpo = files["sft"], files["dpo"]
-    if sft is None and dpo is None:
+    if targets.sft is None and targets.dpo is None:
         raise UsageError("name the file to write with --sft or --dpo, or a service behind the runs")
     reports = {}
-    for path, write in ((sft, export_sft), (dpo, export_dpo)):
+    for path, write in ((targets.sft, export_sft), (targets.dpo, export_dpo)):
         if path is not None:
             report = ExportReport()
             _write(path, write(chain.from_iterable(map(_read_rollouts, runs)), selection, report))

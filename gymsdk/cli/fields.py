@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -57,7 +58,8 @@ class Slot:
     def name(self) -> str:
         """The name under which Typer passes the value."""
         names = self.flag.names or (f"--{self.path[-1]}",)
-        return next(name for name in names if name.startswith("--"))[2:].replace("-", "_")
+        first = next(name for name in names if name.startswith("--"))
+        return first.partition("/")[0][2:].replace("-", "_")
 
     @property
     def option(self) -> str:
@@ -162,7 +164,7 @@ def _build_parameter(slot: Slot) -> inspect.Parameter:
     field, flag = slot.field, slot.flag
     kind: Any = _convert(flag.takes or field.annotation)
     default = field.get_default(call_default_factory=True) if flag.default is ... else flag.default
-    default = default if isinstance(default, bool | int | float | str) else None
+    default = default if isinstance(default, bool | int | float | str | Path) else None
     shown: str | bool = True if flag.shown is None else flag.shown
     if flag.layered and kind is not bool:
         shown = str(default) if flag.shown is None and default is not None else shown
@@ -187,11 +189,12 @@ def _build_parameter(slot: Slot) -> inspect.Parameter:
 def _build_check(field: FieldInfo, kind: Any) -> Callable[[Any], Any] | None:
     """Return a callback with the checks of a field beyond its bounds, so that errors name the option."""
     validators = [mark.func for mark in field.metadata if isinstance(mark, AfterValidator)]
-    if get_origin(kind) is list or not (validators or _strip(kind) is float):
+    is_finite = not any(getattr(mark, "allow_inf_nan", False) for mark in field.metadata)
+    if get_origin(kind) is list or not (validators or (_strip(kind) is float and is_finite)):
         return None
 
     def check(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
+        if is_finite and isinstance(value, float) and not math.isfinite(value):
             raise typer.BadParameter(f"{value} is not a finite number")
         if value is not None:
             try:

@@ -28,6 +28,7 @@ from gymsdk.settings import (
     RUN,
     SAMPLING,
     SECURITY,
+    SELECTION,
     SETTINGS,
     TASKS,
 )
@@ -44,7 +45,7 @@ START = (
 
 PANELS = (
     *("Branch", "Viewer", "Package", MODEL, TASKS, SETTINGS, SAMPLING, LIMITS, RUN, "Open loop", RAY),
-    *(NETWORK, SECURITY, FORMAT, FAULTS, LOGGING, "Export", "Selection", "Service", OUTPUT),
+    *(NETWORK, SECURITY, FORMAT, FAULTS, LOGGING, "Export", SELECTION, "Service", OUTPUT),
 )
 """The panels of options in the order in which the help of a command shows them."""
 

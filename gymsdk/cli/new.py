@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli import options
+from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.settings import OUTPUT
+from gymsdk.settings import OUTPUT, Flag
 from gymsdk.working_folder import shorten_path
 
 DISTRIBUTION_PREFIX = "gym-env-"
@@ -68,41 +70,32 @@ def _describe_name_error(name: str) -> str:
 PACKAGE = "Package"
 """The panel of the options that describe the package."""
 
-Kind = Annotated[
-    Literal["single-turn", "tools"],
-    typer.Option(help="Create a task with a single reply, or with tools that share a state.", rich_help_panel=PACKAGE),
-]
-Judge = Annotated[
-    bool,
-    typer.Option("--judge/--no-judge", help="Let another model judge if a setting names one.", rich_help_panel=PACKAGE),
-]
-Author = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Name the author in the licence.", show_default=False, rich_help_panel=PACKAGE),
-]
-License = Annotated[
-    Literal["Apache-2.0", "MIT", "proprietary"], typer.Option(help="Choose the licence.", rich_help_panel=PACKAGE)
-]
-Output = Annotated[
-    Path,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="DIR",
-        help="Create the package's folder inside this folder.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+
+class Package(BaseModel):
+    """The package that the command creates."""
+
+    kind: Annotated[Literal["single-turn", "tools"], Flag(PACKAGE)] = Field(
+        "single-turn", description="Create a task with a single reply, or with tools that share a state."
+    )
+    judge: Annotated[bool, Flag(PACKAGE, names=("--judge/--no-judge",))] = Field(
+        False, description="Let another model judge if a setting names one."
+    )
+    author: Annotated[str | None, Flag(PACKAGE, "NAME", shown=False)] = Field(
+        None, description="Name the author in the licence."
+    )
+    license: Annotated[Literal["Apache-2.0", "MIT", "proprietary"], Flag(PACKAGE)] = Field(
+        "Apache-2.0", description="Choose the licence."
+    )
+    output: Annotated[Path, Flag(OUTPUT, "DIR", ("--output", "-o"))] = Field(
+        Path(), description="Create the package's folder inside this folder."
+    )
 
 
+@take_models
 def new(
     name: Annotated[str, typer.Argument(help="Name the environment, as in `gymsdk play NAME`.")],
     *,
-    kind: Kind = "single-turn",
-    judge: Judge = False,
-    author: Author = None,
-    license: License = "Apache-2.0",
-    output: Output = Path(),
+    package: Package,
     json: options.Json = False,
 ) -> None:
     """Create an environment package from a template.
@@ -115,10 +108,11 @@ def new(
         gymsdk new my-tools --kind tools --output ~/environments
     """
     environment_name = parse_name(name)
-    folder = output / environment_name.distribution
+    folder = package.output / environment_name.distribution
     _check_available(environment_name, folder)
-    context = {"name": name, "kind": kind, "judge": judge, "license": license}
-    _write_package(context | ({} if author is None else {"author": _resolve_author(author)}), output)
+    context = {"name": name, **package.model_dump(include={"kind", "judge", "license"})}
+    author = {} if package.author is None else {"author": _resolve_author(package.author)}
+    _write_package({**context, **author}, package.output)
     if json:
         _print_json(environment_name, folder)
         return

@@ -43,6 +43,8 @@ Configs = Annotated[
         rich_help_panel=SETTINGS,
     ),
 ]
+# The commands that another command starts end with it.
+WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
 
 

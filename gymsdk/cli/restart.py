@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, Field
 
 from gymsdk.cli.fields import Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.rollouts.settings import Servers
-from gymsdk.settings import LIMITS
+from gymsdk.settings import LIMITS, Flag
 
 if TYPE_CHECKING:
     from gymsdk.cluster.reports import HeadSnapshot, RestartReply
@@ -28,30 +29,23 @@ class _NoSupervisor(GymsdkError):
     """The head knows no supervisor that can restart the server."""
 
 
+class Waits(BaseModel):
+    """How long the command waits."""
+
+    drain: Annotated[float, Flag(LIMITS, "SECONDS")] = Field(
+        30.0, ge=0, le=3600, allow_inf_nan=True, description="Wait up to this long for the server's sessions to end."
+    )
+    timeout: Annotated[float, Flag(LIMITS, "SECONDS")] = Field(
+        60.0, ge=1, allow_inf_nan=True, description="Wait up to this long for the new server to answer."
+    )
+
+
 @take_models
 def restart(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name the server, as `gymsdk status` shows it.")],
     *,
     servers: Annotated[Servers, Only("head")],
-    drain: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=3600,
-            metavar="SECONDS",
-            help="Wait up to this long for the server's sessions to end.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 30.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Wait up to this long for the new server to answer.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 60.0,
+    waits: Waits,
 ) -> None:
     """Restart a supervised server after its sessions have ended.
 
@@ -66,15 +60,13 @@ def restart(
     from gymsdk.client import DEFAULT_HEAD_URL
 
     try:
-        seconds = run_until_signal(
-            _restart_and_wait(name, (servers.head or DEFAULT_HEAD_URL).rstrip("/"), drain=drain, seconds=timeout)
-        )
+        seconds = run_until_signal(_restart_and_wait(name, (servers.head or DEFAULT_HEAD_URL).rstrip("/"), waits))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     echo(f"{name} restarted; it answers again after {seconds:.1f} s")
 
 
-async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: float) -> float:
+async def _restart_and_wait(name: str, head: str, waits: Waits) -> float:
     """Restart the server *name* and return the seconds until its replacement answers."""
     import asyncio
     from urllib.parse import quote
@@ -85,9 +77,9 @@ async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: floa
     began = clock()
     try:
         before = await _request_head("GET", head, "/nodes")
-        restarting = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
+        restarting = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={waits.drain:g}")
         # The instances restart one after another.
-        bound = len(restarting.pids) * (drain + STOP_SECONDS + seconds)
+        bound = len(restarting.pids) * (waits.drain + STOP_SECONDS + waits.timeout)
         while not await _has_restarted(name, head, before, restarting):
             if clock() - began > bound:
                 command = f"gymsdk status --head {head}"

@@ -16,7 +16,7 @@ from gymsdk.cli import options
 from gymsdk.cli.fields import take_models
 from gymsdk.cli.output import echo, get_output
 from gymsdk.errors import UsageError
-from gymsdk.settings import Flag
+from gymsdk.settings import SELECTION, Flag
 from gymsdk.working_folder import shorten_path
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gymsdk.line import StoredRollout
     from gymsdk.runs import Run
     from gymsdk.types import Item, Row
-
-SELECTION = "Selection"
 
 JSON_SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
 """A string of JSON, in which white space counts, or white space between the values."""

@@ -13,19 +13,46 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel, Field
 
+from gymsdk.cli import options
 from gymsdk.cli.fields import Given, Only, take_models
 from gymsdk.cli.output import echo
 from gymsdk.cli.show import RolloutChoice
 from gymsdk.errors import UsageError
 from gymsdk.interpreter import build_module_command
 from gymsdk.models.options import ModelOptions
+from gymsdk.settings import Flag
 
 VIEWER, EXPORT = "Viewer", "Export"
 
 
+class ViewOptions(BaseModel):
+    """What the pages show and do, and what `--export` writes."""
+
+    port: Annotated[int, Flag(VIEWER)] = Field(0, ge=0, le=65535, description="The port; 0 chooses a free one.")
+    browser: Annotated[bool, Flag(VIEWER, names=("--browser/--no-browser",))] = Field(
+        True, description="Open the browser."
+    )
+    play: Annotated[bool, Flag(VIEWER)] = Field(
+        False,
+        description="Let the pages play rollouts again and continue them differently, with your environments and"
+        " models.",
+    )
+    tokenizer: Annotated[str | None, Flag(VIEWER, "NAME", shown=False)] = Field(
+        None, description="Show the text of tokens: a file tokenizer.json, or a name or a folder for transformers."
+    )
+    export: Annotated[Path | None, Flag(EXPORT, "PATH", shown=False)] = Field(
+        None,
+        description="Write the pages with the runs' data to PATH, a new folder or a file that ends in .html, and exit.",
+    )
+    sample: Annotated[int | None, Flag(EXPORT, "N", shown=False)] = Field(
+        None, ge=1, description="Export at most N rollouts of each run, spread evenly."
+    )
+
+
 @take_models
-def view(  # noqa: PLR0913  # each is an option of the command
+def view(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -34,49 +61,10 @@ def view(  # noqa: PLR0913  # each is an option of the command
         ),
     ] = None,
     *,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.", rich_help_panel=VIEWER)
-    ] = 0,
-    browser: Annotated[bool, typer.Option(help="Open the browser.", rich_help_panel=VIEWER)] = True,
-    play: Annotated[
-        bool,
-        typer.Option(
-            "--play",
-            help="Let the pages play rollouts again and continue them differently, with your environments and models.",
-            rich_help_panel=VIEWER,
-        ),
-    ] = False,
+    viewer: ViewOptions,
     model_options: Annotated[Given[ModelOptions], Only("base_url")],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Show the text of tokens: a file tokenizer.json, or a name or a folder for transformers.",
-            show_default=False,
-            rich_help_panel=VIEWER,
-        ),
-    ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the pages with the runs' data to PATH, a new folder or a file that ends in .html, and exit.",
-            show_default=False,
-            rich_help_panel=EXPORT,
-        ),
-    ] = None,
     choice: Annotated[RolloutChoice, Only("where", "search")],
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Export at most N rollouts of each run, spread evenly.",
-            show_default=False,
-            rich_help_panel=EXPORT,
-        ),
-    ] = None,
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    with_parent: options.WithParent = False,
 ) -> None:
     """Show runs in the browser: transcripts, tables, comparisons.
 
@@ -105,24 +93,24 @@ def view(  # noqa: PLR0913  # each is an option of the command
         find_run(run)
     if not runs and not DEFAULT_FOLDER.is_dir():
         raise UsageError(f"there is no folder {DEFAULT_FOLDER}; name the folder of a run, or write one: gymsdk rollout")
-    if export is not None:
-        _export(runs or [source.path for source in find_runs(DEFAULT_FOLDER)], export, choice, sample)
+    if viewer.export is not None:
+        _export(runs or [source.path for source in find_runs(DEFAULT_FOLDER)], viewer.export, choice, viewer.sample)
         return
-    if choice.where or choice.search or sample:
+    if choice.where or choice.search or viewer.sample:
         raise UsageError(
             "--where, --search and --sample choose what --export writes; the pages have filters of their own"
         )
-    if model_options and not play:
+    if model_options and not viewer.play:
         raise UsageError("--base-url names the models that play on; add --play")
-    player = Player(model_options.get("base_url")) if play else None
-    decode = load_token_decoder(tokenizer) if tokenizer else None
+    player = Player(model_options.get("base_url")) if viewer.play else None
+    decode = load_token_decoder(viewer.tokenizer) if viewer.tokenizer else None
     token = secrets.token_urlsafe(24)
     library = Library(runs or (), None if runs else DEFAULT_FOLDER)
     app = create_app(library, SecretStr(token), player=player, decode=decode)
-    with _bind(port) as listening:
+    with _bind(viewer.port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"
         echo(url)
-        if browser:
+        if viewer.browser:
             webbrowser.open(url)
         ViewerServer(app, library).run(sockets=[listening])
 

@@ -16,6 +16,7 @@ from gymsdk.errors import Failed
 from gymsdk.jsonl import dump_json
 from gymsdk.line import StoredRollout
 from gymsdk.responses import is_incomplete_response, is_on_policy
+from gymsdk.rollouts.settings import Selection
 from gymsdk.types import Item, Row, pair_outputs
 
 TRUNCATED = "truncated: a budget ended the episode"
@@ -27,31 +28,6 @@ NOT_EXPRESSIBLE = "Chat Completions cannot express the conversation"
 CONSTRAINED = "the decoding of a turn was constrained"
 NO_PAIR = "no other rollout of the task differs enough in its reward"
 NO_SPLIT = "the conversations of the pair do not begin alike"
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which rollouts are exported.
-
-    Attributes:
-        best: How many rollouts or pairs of a task are exported, those with the highest rewards or the largest gaps.
-        min_reward: The smallest reward of an exported or chosen rollout; `None` for any above 0.
-        min_gap: The smallest difference between the rewards of a pair.
-        environment: Export rollouts of this environment only.
-        truncated: Whether episodes that a budget ended are exported.
-        reasoning: Whether the reasoning of the policy is exported, as `reasoning_content`.
-    """
-
-    best: int = 1
-    min_reward: float | None = None
-    min_gap: float = 0.0
-    environment: str | None = None
-    truncated: bool = False
-    reasoning: bool = True
-
-    def accepts_reward(self, reward: float) -> bool:
-        """Whether a rollout with this *reward* may be exported or chosen."""
-        return reward > 0 if self.min_reward is None else reward >= self.min_reward
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS
-from gymsdk.settings import LIMITS, MODEL, OUTPUT, RUN, SAMPLING, TASKS, Flag
+from gymsdk.settings import LIMITS, MODEL, OUTPUT, RUN, SAMPLING, SELECTION, TASKS, Flag
 
 
 def _check_seed(value: int) -> int:
@@ -119,3 +119,30 @@ class RunOutput(FrozenSettings):
     def run_options(self) -> dict[str, Any]:
         """The arguments of a `Run` about its folder."""
         return self.model_dump(include={"resume", "force", "overwrite", "trajectories"})
+
+
+class Selection(FrozenSettings):
+    """Which rollouts training files get."""
+
+    best: Annotated[int, Flag(SELECTION, "N")] = Field(
+        1, ge=1, description="Write the N best rollouts or pairs of each task."
+    )
+    min_reward: Annotated[float | None, Flag(SELECTION, "R", shown=False)] = Field(
+        None,
+        allow_inf_nan=True,
+        description="Write rollouts with at least this reward. By default, with any above 0.",
+    )
+    min_gap: Annotated[float, Flag(SELECTION, "R")] = Field(
+        0.0, ge=0, allow_inf_nan=True, description="Pair rollouts whose rewards differ by at least this."
+    )
+    environment: Annotated[str | None, Flag(SELECTION, "NAME", shown=False)] = Field(
+        None, description="Write rollouts of this environment only."
+    )
+    truncated: Annotated[bool, Flag(SELECTION)] = Field(False, description="Write episodes that a budget ended, too.")
+    reasoning: Annotated[bool, Flag(SELECTION, names=("--reasoning/--no-reasoning",))] = Field(
+        True, description="Write the reasoning of the policy."
+    )
+
+    def accepts_reward(self, reward: float) -> bool:
+        """Whether a rollout with this *reward* may be exported or chosen."""
+        return reward > 0 if self.min_reward is None else reward >= self.min_reward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,6 +35,8 @@ class Outer(BaseModel):
     loud: Annotated[bool, Flag(RUN)] = Field(False, description="Loud.")
     words: Annotated[tuple[str, ...], Flag(RUN)] = Field((), description="Words.")
     pairs: Annotated[Mapping[str, Any], Flag(RUN, "KEY=VALUE", ("--pair",))] = Field({}, description="Pairs.")
+    tidy: Annotated[bool, Flag(RUN, names=("--tidy/--no-tidy",))] = Field(True, description="Tidy.")
+    share: Annotated[float, Flag(RUN)] = Field(1.0, ge=0, allow_inf_nan=True, description="The share.")
     hidden: int = 7
     inner: Inner | None = None
 
@@ -73,6 +76,12 @@ def run(function: Callable[..., None], *arguments: str) -> tuple[int, str]:
 def test_a_model_is_validated_from_its_options() -> None:
     assert run(with_model, "--count", "3", "--kind", "b", "--loud", "--words", "u", "--words", "v") == (0, "")
     assert received == {"name": "x", "outer": Outer(count=3, kind="b", loud=True, words=("u", "v"))}
+
+
+def test_an_option_has_a_negative_form_and_takes_infinite_numbers_if_its_field_says_so() -> None:
+    assert run(with_model, "--no-tidy", "--share", "inf") == (0, "")
+    assert (received["outer"].tidy, received["outer"].share) == (False, math.inf)
+    assert run(with_model, "--share", "-inf")[0] == 2
 
 
 def test_given_contains_what_the_user_has_set_nested_like_the_model() -> None:
@@ -121,7 +130,7 @@ def test_the_help_shows_the_defaults_of_layered_fields_in_parentheses() -> None:
 def test_options_are_listed_as_the_user_wrote_them() -> None:
     listed = list_options(Outer, {"count": 3, "loud": True, "words": ["u", "v"]})
     assert listed == {
-        **dict.fromkeys(("--even", "--seconds", "--kind", "--pair", "--most", "--folder")),
+        **dict.fromkeys(("--even", "--seconds", "--kind", "--pair", "--tidy", "--share", "--most", "--folder")),
         "--count": "3",
         "--loud": "",
         "--words": "u,v",

@@ -20,10 +20,11 @@ from gymsdk import client
 from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import dump_row, parse_json, read_rows
 from gymsdk.line import StoredRollout
-from gymsdk.rollouts.export import ExportReport, Selection, export_sft
+from gymsdk.rollouts.export import ExportReport, export_sft
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.profile import build_profile
 from gymsdk.rollouts.reverify import Reverified, StoredRun
+from gymsdk.rollouts.settings import Selection
 from gymsdk.runs import read
 from gymsdk.runs.records import parse_record
 

@@ -13,9 +13,10 @@ from gymsdk.deploy.process import serve as serve_environments
 from gymsdk.http import client as http
 from gymsdk.line import StoredRollout
 from gymsdk.responses import CONSTRAINED_FIELD, TOKEN_FIELDS
-from gymsdk.rollouts.export import CONSTRAINED, ExportReport, Selection, export_dpo, export_sft
+from gymsdk.rollouts.export import CONSTRAINED, ExportReport, export_dpo, export_sft
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.remote import RemotePlayer, fetch_servers
+from gymsdk.rollouts.settings import Selection
 from gymsdk.testing import build_app, serve
 from gymsdk.tokens.history import mask_untrainable
 from gymsdk.trl.samples import build_sample
