@@ -520,7 +520,16 @@ def test_the_changes_of_a_load_stay_bounded_and_correct_while_the_head_is_silent
         replica.record_change(-1)
     replica.record_change(1)
     assert len(replica.changes) <= MAX_CHANGES
-    assert replica.change_since(0.0) == 1
-    assert replica.change_since(time.monotonic() + 1) == 0
+    assert replica.estimate_load(0, 0.0) == 1
+    assert replica.estimate_load(1, time.monotonic() + 1) == 1
     replica.record_change(1)
-    assert replica.change_since(0.0) == 1
+    assert replica.estimate_load(1, 0.0) == 2
+
+
+def test_work_that_a_report_does_not_count_yet_is_not_forgotten() -> None:
+    replica = Replica("a")
+    replica.record_change(1)
+    for reported, expected in ((0, 1), (1, 1), (3, 3)):
+        assert replica.estimate_load(reported, time.monotonic() + 1) == expected
+    replica.record_change(-1)
+    assert [replica.estimate_load(reported, 0.0) for reported in (0, 1, 3)] == [0, 0, 2]

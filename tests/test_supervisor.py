@@ -159,6 +159,7 @@ async def test_one_whose_child_outlives_it_is_started_again_all_the_same() -> No
     async with supervised(one) as (_, out):
         first = await answered(one)
         os.kill(first, signal.SIGKILL)
+        await until(lambda: is_gone(first))
         assert await answered(one) != first
         await until(lambda: out.getvalue().count("sleeper") == 2)
         sleepers = [int(line.split()[-1]) for line in out.getvalue().splitlines() if "sleeper" in line]
@@ -300,8 +301,11 @@ async def test_the_supervisor_knows_a_process_by_its_own_process_id() -> None:
     one = charge("one")
     async with supervised(one) as (supervisor, _):
         pid = await answered(one)
+        # The process may answer before its guard has reported it.
+        await until(lambda: supervisor.pid("one"))
         assert (supervisor.pid("one"), supervisor.pids()) == (pid, {"one": pid})
         os.kill(pid, signal.SIGKILL)
+        await until(lambda: is_gone(pid))
         assert await answered(one) != pid
         assert supervisor.exits["one"].pid == pid
 

@@ -64,28 +64,32 @@ def find_read(parts: Sequence[Sequence[int]], ids: list[int], prompts: list[list
     """
     packed, gaps = array("q", ids).tobytes(), []
     position = end = 0
-    # The ids since the last part that was found.
+    # The ids since the last part that was found, and the parts among them.
     own: list[int] | None = []
+    short: list[bytes] = []
     for number, part in enumerate(parts):
         size = 0 if number % 2 else find_prompt_start(part, prompts)
+        packed_part = array("q", part[:size]).tobytes()
         if size < MIN_PART:
             own = [*own, *part] if part and own is not None else None
+            short.append(packed_part)
             position = end
             continue
-        packed_part = array("q", part[:size]).tobytes()
-        position = _find_part(packed, packed_part, end, own, is_first=number == 0)
+        position = _find_part(packed, packed_part, end, own, short, is_first=number == 0)
         if position < 0:
             return None
         if own is not None and packed[end:position] != array("q", own).tobytes():
             gaps.append(Gap(ids[end // ID_BYTES : position // ID_BYTES], own, part[:size]))
         # After ids that are not known, the same text may be that of another message.
         is_unique = own is not None or find_aligned(packed, packed_part, position + ID_BYTES) < 0
-        end, own = position + len(packed_part), [*part[size:]] if is_unique else None
+        end, own, short = position + len(packed_part), [*part[size:]] if is_unique else None, []
     repeated = find_aligned(packed, packed[position:end], position + ID_BYTES) if position < end else -1
     return LastRead(position // ID_BYTES, end // ID_BYTES, repeated // ID_BYTES, gaps, own)
 
 
-def _find_part(packed: bytes, part: bytes, end: int, own: list[int] | None, *, is_first: bool) -> int:
+def _find_part(
+    packed: bytes, part: bytes, end: int, own: list[int] | None, short: list[bytes], *, is_first: bool
+) -> int:
     """Return the position of *part* after *end*, at which the part before ends; -1 if it is not there."""
     if is_first:
         return 0 if packed.startswith(part) else -1
@@ -97,7 +101,13 @@ def _find_part(packed: bytes, part: bytes, end: int, own: list[int] | None, *, i
         shared = find_aligned(packed, part, max(end - MAX_TURN_END * ID_BYTES, end - len(part) + ID_BYTES, 0))
         if shared <= end:
             return shared
-    return find_aligned(packed, part, end)
+    # A short message can be the beginning of a copy of *part*, which is then not behind that message.
+    start = end
+    for short_part in short:
+        found = find_aligned(packed, short_part, start)
+        start = start if found < 0 else found + len(short_part)
+    position = find_aligned(packed, part, start)
+    return find_aligned(packed, part, end) if position < 0 else position
 
 
 def is_own_turn(gap: Gap, marks: Collection[int]) -> bool:

@@ -243,6 +243,26 @@ async def test_the_local_instance_takes_part(counter, policy):
     assert local.plugin.CLOSED.count(1) == 4
 
 
+async def test_a_report_from_before_an_opening_hides_no_episode(counter):
+    local = counter()
+    async with serve_head() as head_url, Instance(counter(), head_url).serve() as other, local:
+        snapshot = await nodes_fetcher(head_url)()
+        fresh = [instance.model_copy(update={"age": 0.0}) for instance in snapshot.instances]
+        balancer = build_balancer(head_url, local=LocalInstance("0" * 12, local))
+
+        async def report_no_load():
+            return snapshot.model_copy(update={"instances": fresh})
+
+        balancer.instances._fetch_nodes = report_no_load
+        episodes = []
+        for _ in range(6):
+            episodes.append(await balancer.reset(ROW))
+            await balancer.instances._fetch()
+        assert (sum(episode.environment is local for episode in episodes), other.sessions) == (3, 3)
+        for episode in episodes:
+            await balancer.close(episode)
+
+
 async def test_without_others_the_local_instance_gets_all_episodes(counter, policy):
     local = counter()
     async with serve_head() as head_url, local:
