@@ -1,9 +1,10 @@
-"""Middleware that forwards a request to the instance that has its session."""
+"""The other instances of a server, and middleware that forwards a request to the instance that has its session."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,7 +12,8 @@ from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
-from gymsdk.cluster.directory import WATCH_SECONDS, wait_while_alive
+from gymsdk.cluster.directory import WATCH_SECONDS, InstanceDirectory, wait_while_alive
+from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.edge.app import ROLLOUT_PREFIX_PATTERN, build_rejection
 from gymsdk.edge.cookies import parse_instance_id, tokens_in_request
 from gymsdk.edge.errors import RequestRejected
@@ -62,20 +64,84 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
-    """The other instances of a server.
+class OtherInstances:
+    """The other instances of a server, as the head reports them: on other machines, or in the workers of a deployment.
 
     Attributes:
-        instance: This instance's id.
-        url: Returns the URL of an instance by its id, or `None` if the instance is gone.
+        name: The server's name.
+        kind: The server's kind.
+        instance: The id of the instance in this process; empty for a front, which is none.
+        directory: Finds the instances of all servers.
         token: The token for the other instances; the process's own by default.
         watch_seconds: Seconds between two checks that an instance is alive.
     """
 
+    name: str
+    kind: Kind
     instance: str
-    url: Callable[[str], Awaitable[str | None]]
+    directory: InstanceDirectory
     token: SecretStr | str | None = None
     watch_seconds: float = WATCH_SECONDS
+
+    async def find_url(self, id: str) -> str | None:
+        """Return the URL of an instance, or `None` if it is gone."""
+        return await self.directory.find_url(id, name=self.name, kind=self.kind)
+
+    async def list_all(self) -> list[Instance]:
+        """Return the instances that the head lists."""
+        return await self.directory.find_by_name(self.name, self.kind)
+
+    async def list_workers(self) -> list[Instance]:
+        """Return the instances of all workers of this deployment that run now, including this one."""
+        # The cached list may lack a worker that started a moment ago.
+        await self.directory.renew()
+        return await self._list_known_workers()
+
+    async def find_worker(self, process: int) -> Instance | None:
+        """Return the instance in the worker with the process id *process*, `None` if the head does not list it."""
+        known = {instance.pid: instance for instance in await self._list_known_workers()}
+        if process not in known:
+            known = {instance.pid: instance for instance in await self.list_workers()}
+        return known.get(process)
+
+    async def _list_known_workers(self) -> list[Instance]:
+        known = await self.list_all()
+        shared = next((instance.shared_url for instance in known if instance.id == self.instance), "")
+        return [instance for instance in known if shared and instance.shared_url == shared]
+
+    async def forward(self, request: Request, body: bytes, id: str, url: str, *, mark: str = "1") -> Response:
+        """Send a POST request to an instance and return its response, 503 if the instance was lost meanwhile.
+
+        Args:
+            request: The request.
+            body: The body of the request.
+            id: The id of the instance.
+            url: The URL of the instance.
+            mark: The value of `FORWARDED_HEADER`, which replaces that of the client.
+
+        Raises:
+            NotSent: The instance cannot be reached; it did not get the request.
+        """
+        headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
+        # This server has checked the client's token; the forwarded request carries this server's token.
+        outgoing: client.Headers = {**headers, FORWARDED_HEADER: mark, **credentials.resolve_auth_headers(self.token)}
+        try:
+            target = _build_url(url, request.scope)
+            exchange = client.post(
+                target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
+            )
+            answer = await wait_while_alive(
+                exchange, url, partial(self.directory.is_known, id), watch=self.watch_seconds
+            )
+        except client.NotSent:
+            raise
+        except EpisodeError as error:
+            # The request may have taken effect, so the client must decide whether to repeat it.
+            return build_failure_response(f"the instance that has the session failed: {error}")
+        response = Response(answer.body, status_code=answer.status)
+        response_headers = _filter_headers(answer.headers.items(), RESPONSE_HOP_HEADERS)
+        response.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_headers]
+        return response
 
 
 class ForwardingMiddleware:
@@ -89,7 +155,7 @@ class ForwardingMiddleware:
         peers: The other instances.
     """
 
-    def __init__(self, app: App, cookie: str, peers: Peers) -> None:
+    def __init__(self, app: App, cookie: str, peers: OtherInstances) -> None:
         self._app = app
         self._cookie = cookie
         self._peers = peers
@@ -115,88 +181,32 @@ class ForwardingMiddleware:
             return
         except ClientDisconnect:
             return
-        response = await self._send_to(*other, request, body)
-        if response is None:
+        try:
+            response = await self._peers.forward(request, body, *other)
+        except client.NotSent:
             await self._app(scope, _replay_body(body, receive), send)
-        else:
-            await response(scope, receive, send)
+            return
+        await response(scope, receive, send)
 
     async def _find_owner(self, scope: Scope) -> tuple[str, str] | None:
         """Return the id and the URL of the other instance that has the session, or `None` if this instance answers."""
         for other in self._find_instances(scope):
-            if (url := await self._peers.url(other)) is not None:
+            if (url := await self._peers.find_url(other)) is not None:
                 return other, url
         return None
 
     def _find_instances(self, scope: Scope) -> list[str]:
         """Return the instances that a request names, or none if this instance is among them."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = dict(scope["headers"])
         path = ROLLOUT_PREFIX_PATTERN.sub("", scope["path"])
-        if FORWARDED_HEADER in headers or path in SESSIONLESS_PATHS:
+        if FORWARDED_HEADER.encode() in headers or path in SESSIONLESS_PATHS:
             return []
         if path == "/mcp":
-            tokens: Iterable[str] = [headers.get(TOKEN_HEADER.lower(), "")]
+            tokens: Iterable[str] = [headers.get(TOKEN_HEADER.lower().encode(), b"").decode("latin-1")]
         else:
             tokens = tokens_in_request(scope, self._cookie)
         instances = [instance for token in tokens if (instance := parse_instance_id(token)) is not None]
         return [] if self._peers.instance in instances else instances[:MAX_INSTANCES]
-
-    async def _send_to(self, other: str, url: str, request: Request, body: bytes) -> Response | None:
-        """Send the request to the instance `other` and return its response, or `None` if the instance is gone."""
-
-        async def is_registered() -> bool:
-            return await self._peers.url(other) is not None
-
-        try:
-            return await forward_request(
-                request, body, url, token=self._peers.token, is_known=is_registered, watch=self._peers.watch_seconds
-            )
-        except client.NotSent:
-            return None
-
-
-async def forward_request(
-    request: Request,
-    body: bytes,
-    url: str,
-    *,
-    token: SecretStr | str | None,
-    is_known: Callable[[], Awaitable[bool]],
-    watch: float = WATCH_SECONDS,
-    mark: str = "1",
-) -> Response:
-    """Send a POST request to the instance at *url* and return its response, 503 if the instance was lost meanwhile.
-
-    Args:
-        request: The request; its route has been matched.
-        body: The body of the request.
-        url: The URL of the instance.
-        token: The token for the instance; the process's own by default.
-        is_known: Returns whether the head lists the instance.
-        watch: Seconds between two checks that the instance is alive.
-        mark: The value of `FORWARDED_HEADER`, which replaces that of the client.
-
-    Raises:
-        NotSent: The instance cannot be reached; it did not get the request.
-    """
-    headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
-    # This server has checked the client's token; the forwarded request carries this server's token.
-    outgoing: client.Headers = {**headers, FORWARDED_HEADER: mark, **credentials.resolve_auth_headers(token)}
-    try:
-        target = _build_url(url, request.scope)
-        exchange = client.post(
-            target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
-        )
-        answer = await wait_while_alive(exchange, url, is_known, watch=watch)
-    except client.NotSent:
-        raise
-    except EpisodeError as error:
-        # The request may have taken effect, so the client must decide whether to repeat it.
-        return build_failure_response(f"the instance that has the session failed: {error}")
-    response = Response(answer.body, status_code=answer.status)
-    response_headers = _filter_headers(answer.headers.items(), RESPONSE_HOP_HEADERS)
-    response.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_headers]
-    return response
 
 
 def _build_url(url: str, scope: Scope) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Collection
-from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from pydantic import SecretStr
 
 from gymsdk.cluster.directory import LOOK_INTERVAL_SECONDS, RECONNECT_SECONDS, InstanceDirectory, choose_instance
-from gymsdk.cluster.forwarding import build_failure_response, forward_request
+from gymsdk.cluster.forwarding import OtherInstances, build_failure_response
 from gymsdk.cluster.reports import Instance, Kind
 from gymsdk.cluster.router import Router
 from gymsdk.edge.app import create_app as create_base_app
@@ -43,7 +42,7 @@ def create_app(
         token: The token for the replicas; the process's own by default.
         wait_seconds: Seconds to wait for a replica if there is none.
     """
-    front = Front(name, kind, instances, token=token, wait_seconds=wait_seconds)
+    front = Front(OtherInstances(name, kind, "", instances, token), wait_seconds)
     metrics.add_gauge("requests_forwarded", "Requests that a replica is answering.", lambda: front.in_flight)
     app = create_base_app(name, f"Passes requests to the replicas of {name}.", metrics=metrics)
     app.add_api_route("/{path:path}", front.forward, methods=["POST"], include_in_schema=False)
@@ -53,17 +52,15 @@ def create_app(
 class Front:
     """Passes requests to replicas: those of a session to the replica that has it, others to the least loaded one.
 
-    The arguments are those of `create_app`.
+    Args:
+        replicas: The replicas.
+        wait_seconds: Seconds to wait for a replica if there is none.
     """
 
-    def __init__(
-        self, name: str, kind: Kind, instances: InstanceDirectory, *, token: SecretStr | None, wait_seconds: float
-    ) -> None:
+    def __init__(self, replicas: OtherInstances, wait_seconds: float) -> None:
         self.in_flight = 0
-        self._name = name
-        self._kind = kind
-        self._instances = instances
-        self._token = token
+        self._name = replicas.name
+        self._replicas = replicas
         self._wait_seconds = wait_seconds
         self._router = Router()
         self._sessions: OrderedDict[str, str] = OrderedDict()
@@ -90,8 +87,7 @@ class Front:
         self.in_flight += 1
         try:
             with replica.probe():
-                is_known = partial(self._instances.is_known, instance.id)
-                response = await forward_request(request, body, instance.url, token=self._token, is_known=is_known)
+                response = await self._replicas.forward(request, body, instance.id, instance.url)
         finally:
             self.in_flight -= 1
             replica.record_change(-1)
@@ -106,24 +102,25 @@ class Front:
         until = clock() + self._wait_seconds
         while True:
             # Servers of the head's own process have no node: they are fronts.
-            known = await self._instances.find_by_name(self._name, self._kind)
-            replicas = {each.id: each for each in known if each.node}
+            replicas = {instance.id: instance for instance in await self._replicas.list_all() if instance.node}
             self._router.forget_except(replicas.keys())
             owner = self._find_owner(cookies)
-            open_replicas = [each for each in replicas.values() if not each.draining or each.id == owner]
+            open_replicas = [
+                instance for instance in replicas.values() if not instance.draining or instance.id == owner
+            ]
             if chosen := choose_instance(self._router, open_replicas, self._get_load, owner=owner, exclude=tried):
                 return chosen
             if tried or clock() >= until:
                 return None
             await asyncio.sleep(LOOK_INTERVAL_SECONDS)
-            await self._instances.renew()
+            await self._replicas.directory.renew()
 
     def _get_load(self, instance: Instance) -> tuple[bool, int]:
-        return self._instances.get_load(instance, self._router[instance.id])
+        return self._replicas.directory.get_load(instance, self._router[instance.id])
 
     def _find_owner(self, cookies: list[str]) -> str | None:
         """Return the id of the replica that has the session of one of *cookies*."""
-        named = (self._sessions.get(each) or parse_instance_id(each) for each in cookies)
+        named = (self._sessions.get(cookie) or parse_instance_id(cookie) for cookie in cookies)
         return next(filter(None, named), None)
 
     def _remember(self, cookie: str, instance: str) -> None:

@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials
-from gymsdk.cluster.directory import InstanceDirectory
-from gymsdk.cluster.forwarding import build_failure_response, forward_request
-from gymsdk.cluster.reports import Instance, Kind
+from gymsdk.cluster.forwarding import OtherInstances, build_failure_response
+from gymsdk.cluster.reports import Instance
 from gymsdk.cluster.shared_memory import SharedMemory
 from gymsdk.edge.app import build_rejection
 from gymsdk.edge.errors import CLIENT_CLOSED_REQUEST, RequestRejected
@@ -56,49 +54,6 @@ PAUSE_SECONDS = 3700.0
 """Seconds that another worker may take for a pause: the longest wait for running calls, and a margin."""
 
 
-class Siblings:
-    """The instances of one server in all workers of a deployment, as the head reports them.
-
-    Args:
-        name: The server's name.
-        kind: The server's kind.
-        instance: The id of the instance in this process.
-        instances: Finds the instances of all servers.
-        token: The token for the other workers.
-    """
-
-    def __init__(
-        self, name: str, kind: Kind, instance: str, instances: InstanceDirectory, token: SecretStr | None
-    ) -> None:
-        self._name = name
-        self._kind = kind
-        self.instance = instance
-        self._instances = instances
-        self.token = token
-
-    async def list_all(self) -> list[Instance]:
-        """Return the instances of all workers that run now, including this one."""
-        # The cached list may lack a worker that started a moment ago.
-        await self._instances.renew()
-        return await self._list_known()
-
-    async def _list_known(self) -> list[Instance]:
-        known = await self._instances.find_by_name(self._name, self._kind)
-        shared = next((each.shared_url for each in known if each.id == self.instance), "")
-        return [each for each in known if shared and each.shared_url == shared]
-
-    async def find(self, process: int) -> Instance | None:
-        """Return the instance in the worker with the process id *process*, `None` if the head does not list it."""
-        known = {each.pid: each for each in await self._list_known()}
-        if process not in known:
-            known = {each.pid: each for each in await self.list_all()}
-        return known.get(process)
-
-    async def is_known(self, id: str) -> bool:
-        """Return whether the head lists the instance."""
-        return await self._instances.is_known(id)
-
-
 class Ownership:
     """Decides which worker answers the requests that name a rollout or a session by an id of the client.
 
@@ -109,24 +64,24 @@ class Ownership:
         scope: A name for the kind of the ids, so that those of different servers differ.
         process: The id of this process.
         memory: The memory that the workers share.
-        siblings: The other workers.
+        others: The instances of the server, those in the other workers among them.
         seconds: How long this worker owns an id after its last request, the last `hold` or the last `let_go`.
     """
 
     def __init__(
-        self, scope: str, process: int, memory: SharedMemory, siblings: Siblings, *, seconds: float = CLAIM_SECONDS
+        self, scope: str, process: int, memory: SharedMemory, others: OtherInstances, *, seconds: float = CLAIM_SECONDS
     ) -> None:
         self._scope = scope
         self._process = process
         self._memory = memory
-        self._siblings = siblings
+        self._others = others
         self._seconds = seconds
         self._users: Counter[str] = Counter()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def with_scope(self, scope: str, *, seconds: float) -> Ownership:
         """Return the ownership of other ids of the same server."""
-        return Ownership(f"{self._scope}\0{scope}", self._process, self._memory, self._siblings, seconds=seconds)
+        return Ownership(f"{self._scope}\0{scope}", self._process, self._memory, self._others, seconds=seconds)
 
     async def forward(self, request: Request, id: str, content: Item) -> Response | None:
         """Return the response of the worker that owns *id*, `None` if that is this worker, now or from now on.
@@ -187,18 +142,12 @@ class Ownership:
 
     async def _send(self, request: Request, content: Item, owner: int) -> Response | None:
         """Return the response of the worker *owner*, `None` if it did not get the request."""
-        instance = await self._siblings.find(owner)
+        instance = await self._others.find_worker(owner)
         if instance is None:
             return None
+        body, mark = dump_json(content), self._memory.secret
         try:
-            response = await forward_request(
-                request,
-                dump_json(content),
-                instance.url,
-                token=self._siblings.token,
-                is_known=lambda: self._siblings.is_known(instance.id),
-                mark=self._memory.secret,
-            )
+            response = await self._others.forward(request, body, instance.id, instance.url, mark=mark)
         except client.NotSent:
             return None
         get_state(request.scope).is_forwarded = True
@@ -216,7 +165,7 @@ class WorkerMiddleware:
     Args:
         app: The app.
         shared_port: The port that all workers share.
-        siblings: The instances of the server in all workers.
+        others: The instances of the server, those in the other workers among them.
         render_metrics: Returns the metrics of this worker.
         can_pause: Whether the app is a model server.
         count: The number of workers.
@@ -226,7 +175,7 @@ class WorkerMiddleware:
         self,
         app: App,
         shared_port: int,
-        siblings: Siblings,
+        others: OtherInstances,
         render_metrics: Callable[[], Awaitable[str]],
         *,
         can_pause: bool,
@@ -234,7 +183,7 @@ class WorkerMiddleware:
     ) -> None:
         self._app = app
         self._shared_port = shared_port
-        self._siblings = siblings
+        self._others = others
         self._render_metrics = render_metrics
         self._can_pause = can_pause
         self._count = count
@@ -261,13 +210,13 @@ class WorkerMiddleware:
 
     async def _collect_metrics(self) -> str:
         """Return the metrics of all workers that answer; each has the label `worker`."""
-        own = self._siblings.instance
-        others = [each for each in await self._siblings.list_all() if each.id != own]
-        texts = await asyncio.gather(*(self._fetch_metrics(each) for each in others))
+        own = self._others.instance
+        others = [instance for instance in await self._others.list_workers() if instance.id != own]
+        texts = await asyncio.gather(*map(self._fetch_metrics, others))
         return merge_metrics([await self._render_metrics(), *texts])
 
     async def _fetch_metrics(self, instance: Instance) -> str:
-        headers = credentials.resolve_auth_headers(self._siblings.token)
+        headers = credentials.resolve_auth_headers(self._others.token)
         try:
             answer = await client.get(
                 instance.url + "/metrics", headers=headers, timeout=METRICS_SECONDS, retry=client.NO_RETRY
@@ -292,9 +241,10 @@ class WorkerMiddleware:
         """Send the request to all workers, and return their states as one; the first error if a worker has one."""
         get_state(request.scope).max_body = MAX_PAUSE_BODY_BYTES
         body = await read_body(request)
-        results = await asyncio.gather(*(self._send(each, request, body) for each in await self._siblings.list_all()))
+        workers = await self._others.list_workers()
+        results = await asyncio.gather(*(self._send(instance, request, body) for instance in workers))
         # The head may still list a worker that has ended. Its successor reads the pause from the shared memory.
-        answers = [each for each in results if not isinstance(each, client.NotSent)]
+        answers = [result for result in results if not isinstance(result, client.NotSent)]
         is_pause = request.method == "POST" and request.url.path == "/pause"
         if not answers or (is_pause and len(answers) < self._count):
             # A worker that has not answered may have calls at the engine.
@@ -312,7 +262,7 @@ class WorkerMiddleware:
         return json_response(merge_pause_states([report.json() for report in reports]), status=status)
 
     async def _send(self, instance: Instance, request: Request, body: bytes) -> HttpResponse | Failed:
-        headers: client.Headers = {FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(self._siblings.token)}
+        headers: client.Headers = {FORWARDED_HEADER: "1", **credentials.resolve_auth_headers(self._others.token)}
         url = instance.url + request.url.path + (f"?{request.url.query}" if request.url.query else "")
         try:
             if request.method == "GET":
@@ -344,6 +294,6 @@ def merge_metrics(texts: Iterable[str]) -> str:
 
 def merge_pause_states(states: Sequence[Item]) -> Item:
     """Return the states of a model in all workers as one: paused if all are, with the sums of their calls."""
-    counts = {key: sum(each[key] for each in states) for key in ("running", "waiting", "cut", "in_flight")}
-    ages = [each["oldest_seconds"] for each in states if each["oldest_seconds"] is not None]
-    return {"paused": all(each["paused"] for each in states), **counts, "oldest_seconds": max(ages, default=None)}
+    counts = {key: sum(state[key] for state in states) for key in ("running", "waiting", "cut", "in_flight")}
+    ages = [state["oldest_seconds"] for state in states if state["oldest_seconds"] is not None]
+    return {"paused": all(state["paused"] for state in states), **counts, "oldest_seconds": max(ages, default=None)}

@@ -15,10 +15,10 @@ from gymsdk import credentials
 from gymsdk.cluster import front
 from gymsdk.cluster.balancing import LoadBalancer, LocalInstance
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
-from gymsdk.cluster.forwarding import Peers
+from gymsdk.cluster.forwarding import OtherInstances
 from gymsdk.cluster.reports import HeadSnapshot, Load, Service
 from gymsdk.cluster.shared_memory import SharedMemory, SharedPause
-from gymsdk.cluster.workers import Ownership, Siblings, WorkerMiddleware
+from gymsdk.cluster.workers import Ownership, WorkerMiddleware
 from gymsdk.config.model import (
     AGENTS,
     DEFAULT_TURNS,
@@ -231,21 +231,21 @@ class ServerBuilder:
         return WorkerMiddleware(
             app,
             self._worker.ports[server.name],
-            self._get_siblings(server.name),
+            self._get_others(server.name),
             self._metrics[server.name].render_current,
             can_pause=server.kind == MODELS,
             count=self._worker.count,
         )
 
-    def _get_siblings(self, name: str) -> Siblings:
+    def _get_others(self, name: str) -> OtherInstances:
         service = self._services[name]
-        return Siblings(name, service.kind, service.id, self._instances, self._token)
+        return OtherInstances(name, service.kind, service.id, self._instances, self._token)
 
     def _get_owners(self, name: str) -> Ownership | None:
         """Return what finds the worker that has an id of a client, `None` if this process is not one of several."""
         if self._worker is None or self._memory is None or self._worker.count == 1:
             return None
-        return Ownership(name, os.getpid(), self._memory, self._get_siblings(name))
+        return Ownership(name, os.getpid(), self._memory, self._get_others(name))
 
     def _build_pause(self, server: ServerConfig) -> SharedPause | None:
         """Return the pause of a model server that all workers share, `None` if this process is not a worker."""
@@ -264,13 +264,9 @@ class ServerBuilder:
             max_sessions=self._deployment.max_sessions,
             with_mcp=server.kind_settings.mcp,
             metrics=self._metrics[server.name],
-            peers=self._get_peers(server.name),
+            peers=self._get_others(server.name),
             owners=self._get_owners(server.name),
         )
-
-    def _get_peers(self, name: str) -> Peers:
-        find_url = partial(self._instances.find_url, name=name, kind=self._services[name].kind)
-        return Peers(self._services[name].id, find_url, token=self._token)
 
     def _build_agent_app(self, server: ServerConfig, urls: Urls) -> App:
         resources_name = _get_reference(server, RESOURCES_REF)
@@ -289,7 +285,7 @@ class ServerBuilder:
             max_sessions=self._deployment.max_sessions,
             budget=self._get_budget(server),
             metrics=self._metrics[server.name],
-            peers=None if self._worker is None else self._get_peers(server.name),
+            peers=None if self._worker is None else self._get_others(server.name),
             owners=self._get_owners(server.name),
         )
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, tools
-from gymsdk.cluster.forwarding import ForwardingMiddleware, Peers
+from gymsdk.cluster.forwarding import ForwardingMiddleware, OtherInstances
 from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.app import ServerApp
@@ -341,7 +341,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     ttl: float = DEFAULT_TTL_SECONDS,
     max_sessions: int = DEFAULT_MAX_SESSIONS,
     metrics: ServerMetrics | None = None,
-    peers: Peers | None = None,
+    peers: OtherInstances | None = None,
     owners: Ownership | None = None,
 ) -> FastAPI:
     """Create the agent server, which plays rows of an environment with a model.

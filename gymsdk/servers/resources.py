@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk.cluster.forwarding import ForwardingMiddleware, Peers
+from gymsdk.cluster.forwarding import ForwardingMiddleware, OtherInstances
 from gymsdk.cluster.workers import Ownership
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.app import ServerApp
@@ -66,7 +66,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     budget: Budget | None = None,
     with_mcp: bool = False,
     metrics: ServerMetrics | None = None,
-    peers: Peers | None = None,
+    peers: OtherInstances | None = None,
     owners: Ownership | None = None,
 ) -> FastAPI:
     """Create the resources server of an environment.

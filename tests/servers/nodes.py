@@ -12,16 +12,16 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import httpx
 
 from gymsdk import Environment
+from gymsdk.cluster import reports
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
-from gymsdk.cluster.forwarding import Peers
+from gymsdk.cluster.forwarding import OtherInstances
 from gymsdk.cluster.registry import NodeRegistry
-from gymsdk.cluster.reports import LEASE_SECONDS, Service
+from gymsdk.cluster.reports import LEASE_SECONDS, HeadSnapshot, Service
 from gymsdk.deploy.node import NodeClient, compute_loads
 from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.edge.addresses import bind_socket
@@ -101,12 +101,8 @@ class Instance:
         name = self.environment.name
         service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
         self.id = service.id
-        url = partial(
-            InstanceDirectory(nodes_fetcher(self.head_url), max_age=MAX_AGE).find_url,
-            name=name,
-            kind="resources_servers",
-        )
-        peers = Peers(self.id, url)
+        directory = InstanceDirectory(nodes_fetcher(self.head_url), max_age=MAX_AGE)
+        peers = OtherInstances(name, "resources_servers", self.id, directory)
         app = resources.create_app(self.environment, metrics=self.metrics, peers=peers, **self.options)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server)
@@ -177,6 +173,25 @@ async def serve_process(
         with contextlib.suppress(ProcessLookupError):
             os.kill(started.pid, signal.SIGKILL)
         await started.communicate()
+
+
+def list_other(find_url: Callable[[], str | None], **options: Any) -> OtherInstances:
+    """Return the other instances of `counter`: a head lists one, `"a" * 12`, while *find_url* returns a URL."""
+
+    async def fetch() -> HeadSnapshot:
+        url = find_url()
+        other = {
+            "id": "a" * 12,
+            "name": "counter",
+            "kind": "resources_servers",
+            "implementation": "counter",
+            "url": url,
+        }
+        return HeadSnapshot(instances=[reports.Instance.model_validate(other)] if url else [])
+
+    return OtherInstances(
+        "counter", "resources_servers", "0" * 12, InstanceDirectory(fetch, max_age=MAX_AGE), **options
+    )
 
 
 async def fetch_nodes(head_url: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses
 from gymsdk.cluster import directory
-from gymsdk.cluster.forwarding import FORWARDED_HEADER, Peers, _build_url
+from gymsdk.cluster.forwarding import FORWARDED_HEADER, _build_url
 from gymsdk.edge.cookies import parse_instance_id
 from gymsdk.http import client as http
 from gymsdk.servers import resources
 
-from .nodes import MAX_AGE, Instance, fetch_nodes, serve_app, serve_balancer, serve_head, wait_until
+from .nodes import MAX_AGE, Instance, fetch_nodes, list_other, serve_app, serve_balancer, serve_head, wait_until
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
 CALL = responses.build_function_call("increment_counter", {"count": 5})
@@ -170,22 +170,18 @@ async def test_a_forwarded_request_is_not_forwarded_again(counter):
     assert (forwarded.status_code, direct.status_code, direct.json()["kind"]) == (200, 409, "session_lost")
 
 
-async def test_requests_for_an_unknown_instance_are_not_forwarded(counter):
-    calls = []
-
-    async def url(id: str) -> str | None:
-        calls.append(id)
-        return None
-
+async def test_requests_for_an_unknown_instance_are_not_forwarded(counter, monkeypatch):
+    monkeypatch.setattr(directory, "STARTUP_SECONDS", 0.0)
+    peers = list_other(lambda: None)
     async with (
-        serve_app(resources.create_app(counter(), peers=Peers("0" * 12, url))) as port,
+        serve_app(resources.create_app(counter(), peers=peers)) as port,
         httpx.AsyncClient() as http_client,
     ):
         at = f"http://127.0.0.1:{port}"
         for token in ("a" * 12 + "." + "x" * 32, "a" * 12 + "." + "x" * 31, "none." + "x" * 32, "../../x." + "y" * 32):
             answer = await http_client.post(f"{at}/increment_counter", json={}, headers={"cookie": f"{COOKIE}={token}"})
             assert (answer.status_code, answer.json()["kind"]) == (409, "session_lost")
-    assert calls == ["a" * 12]
+    assert [*peers.directory._unknown] == ["a" * 12]
 
 
 async def test_a_request_and_its_response_are_forwarded_unchanged(counter):
@@ -201,11 +197,7 @@ async def test_a_request_and_its_response_are_forwarded_unchanged(counter):
         return {"there": True}
 
     async with serve_app(other) as port:
-
-        async def url(_: str) -> str | None:
-            return f"http://127.0.0.1:{port}"
-
-        app = resources.create_app(counter(), peers=Peers("0" * 12, url))
+        app = resources.create_app(counter(), peers=list_other(lambda: f"http://127.0.0.1:{port}"))
         async with serve_app(app) as own_port, httpx.AsyncClient() as http_client:
             answer = await http_client.post(
                 f"http://127.0.0.1:{own_port}/ng-rollout/r1/spell?a=%20b",
@@ -231,13 +223,11 @@ async def test_a_rejected_body_is_not_forwarded(counter):
         calls.append(path)
 
     async with serve_app(other) as port:
-
-        async def url(_: str) -> str | None:
-            return f"http://127.0.0.1:{port}"
-
         headers = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}", "content-encoding": "gzip"}
         async with (
-            serve_app(resources.create_app(counter(), peers=Peers("0" * 12, url))) as own_port,
+            serve_app(
+                resources.create_app(counter(), peers=list_other(lambda: f"http://127.0.0.1:{port}"))
+            ) as own_port,
             httpx.AsyncClient() as http_client,
         ):
             answer = await http_client.post(
@@ -279,11 +269,8 @@ async def test_a_target_that_is_not_a_path_is_rejected_and_not_forwarded(counter
         received.append(writer)
         writer.close()
 
-    async def url(_: str) -> str | None:
-        received.append("asked")
-        return "http://127.0.0.1:1"
-
-    app = resources.create_app(counter(), peers=Peers("0" * 12, url, token="a-token-that-is-secret"))
+    peers = list_other(lambda: received.append("asked") or "http://127.0.0.1:1", token="a-token-that-is-secret")
+    app = resources.create_app(counter(), peers=peers)
     async with await asyncio.start_server(accept, "127.0.0.9", 0) as stray, serve_app(app) as own_port:
         request_target = target.format(port=stray.sockets[0].getsockname()[1])
         cookie = f"cookie: {COOKIE}={'a' * 12}.{'x' * 32}"
@@ -326,11 +313,7 @@ async def test_repeated_headers_are_joined_and_hop_by_hop_headers_removed(counte
         )
 
     async with serve_app(other) as port:
-
-        async def url(_: str) -> str | None:
-            return f"http://127.0.0.1:{port}"
-
-        app = resources.create_app(counter(), peers=Peers("0" * 12, url))
+        app = resources.create_app(counter(), peers=list_other(lambda: f"http://127.0.0.1:{port}"))
         async with serve_app(app) as own_port, httpx.AsyncClient() as http_client:
             headers = [
                 ("cookie", "first=1"),
@@ -360,11 +343,8 @@ async def test_an_instance_that_disappears_during_a_request_is_not_waited_for(co
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as silent:
         at = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-
-        async def url(_: str) -> str | None:
-            return at if is_running else None
-
-        app = resources.create_app(counter(), peers=Peers("0" * 12, url, watch_seconds=0.05))
+        peers = list_other(lambda: at if is_running else None, watch_seconds=0.05)
+        app = resources.create_app(counter(), peers=peers)
         async with serve_app(app) as own_port, httpx.AsyncClient(timeout=20) as http_client:
             cookie = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}"}
             calling = asyncio.ensure_future(

@@ -12,8 +12,9 @@ import pytest
 
 from gymsdk import Environment, Task, responses
 from gymsdk.cluster.directory import InstanceDirectory, nodes_fetcher
+from gymsdk.cluster.forwarding import OtherInstances
 from gymsdk.cluster.shared_memory import ENTRY, SharedMemory, _compute_digest, create_shared_file
-from gymsdk.cluster.workers import Ownership, Siblings
+from gymsdk.cluster.workers import Ownership
 from gymsdk.edge.limits import IdempotencyCache
 from gymsdk.servers import agent, resources
 from gymsdk.servers.requests import digest_row
@@ -55,8 +56,8 @@ def memory() -> Iterator[SharedMemory]:
 @pytest.fixture
 def owners(memory: SharedMemory) -> Ownership:
     directory = InstanceDirectory(nodes_fetcher("http://127.0.0.1:9"))
-    siblings = Siblings("one", "responses_api_agents", "no-instance", directory, None)
-    return Ownership("one", os.getpid(), memory, siblings, seconds=SECONDS)
+    others = OtherInstances("one", "responses_api_agents", "no-instance", directory)
+    return Ownership("one", os.getpid(), memory, others, seconds=SECONDS)
 
 
 def is_owned(memory: SharedMemory, key: str) -> bool:
