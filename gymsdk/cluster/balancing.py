@@ -30,15 +30,15 @@ from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.backoff import wait_for_overloaded
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.remote import RemoteEnvironment, RemoteState
+from gymsdk.servers.remote import CALL_SECONDS, RemoteEnvironment, RemoteState
 from gymsdk.servers.remote_turns import TurnEnvironment
 from gymsdk.servers.tool_calls import SessionConnection
 from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
 
 T = TypeVar("T")
 
-DEFAULT_RETRY = client.Retry(times=2, first=0.25)
-"""Retries of a call that reached no server: another instance does not have the session."""
+SESSION_RETRY = client.Retry(times=2, first=0.25)
+"""Retries of a call of an open session that reached no server: another instance does not have the session."""
 
 UNREACHABLE_KIND = "server_unreachable"
 """Failure kind of an instance that is unreachable."""
@@ -75,23 +75,19 @@ class LoadBalancer:
         instances: Finds the instances.
         local: The instance in this process, if there is one: its episodes use no network.
         prefers_local: Whether all episodes open at the local instance, because a front spreads the requests.
-        seconds: The timeout of a call.
-        retry: Retries of calls that reached no server.
         token: The token for the instances; the process's own by default.
         wait_seconds: Seconds to wait for an instance if there is none.
         watch: Seconds between two checks that an instance is alive.
         by_turns: Whether the other instances are played turn by turn, through `/reset` and `/step`.
     """
 
-    def __init__(  # noqa: PLR0913 - keyword arguments, each named by its caller
+    def __init__(
         self,
         name: str,
         instances: InstanceDirectory,
         *,
         local: LocalInstance | None = None,
         prefers_local: bool = False,
-        seconds: float = 600.0,
-        retry: client.Retry = DEFAULT_RETRY,
         token: SecretStr | str | None = None,
         wait_seconds: float = RECONNECT_SECONDS,
         watch: float = WATCH_SECONDS,
@@ -103,8 +99,6 @@ class LoadBalancer:
         self._local = local
         self._prefers_local = prefers_local and local is not None
         self._local_episodes = 0
-        self._seconds = seconds
-        self._retry = retry
         self._token = token
         self._coming = wait_seconds
         self._watch = watch
@@ -149,7 +143,7 @@ class LoadBalancer:
         If no cookie names the instance, any instance will find the session.
         """
         instance_id = parse_instance_id((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
-        known = [each for each in await self._known_instances() if each.url]
+        known = [instance for instance in await self._known_instances() if instance.url]
         instance = self._choose(known, owner=instance_id)
         if instance is None:
             raise self._no_instance_error()
@@ -157,7 +151,8 @@ class LoadBalancer:
 
     def auth_headers(self, base_url: str) -> client.Headers:
         """Return the headers for requests to `base_url`: the token, if `base_url` is one of the instances."""
-        headers = (self._remote(each).auth_headers(base_url) for each in self.instances.latest_by_name(self.name))
+        known = self.instances.latest_by_name(self.name)
+        headers = (self._remote(instance).auth_headers(base_url) for instance in known)
         return next(filter(None, headers), {})
 
     async def aggregate(self, body: Row) -> Item:
@@ -182,15 +177,15 @@ class LoadBalancer:
 
         If all instances are overloaded, wait as long as they ask and try again until `deadline`.
         """
-        until = asyncio.get_running_loop().time() + self._seconds if deadline is None else deadline
+        until = asyncio.get_running_loop().time() + CALL_SECONDS if deadline is None else deadline
         while True:
             try:
-                return await self._ask_each_once(ask, deadline)
+                return await self._ask_all_once(ask, deadline)
             except Failed as error:
                 if error.kind != TOO_MANY_KIND or not await wait_for_overloaded(error.retry_after, until):
                     raise
 
-    async def _ask_each_once(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
+    async def _ask_all_once(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
         """Ask each instance once, the least loaded first."""
         tried: dict[str, Failed] = {}
         while (instance := await self._next_instance(tried, deadline)) is not None:
@@ -221,7 +216,7 @@ class LoadBalancer:
                 return None
             await asyncio.sleep(LOOK_INTERVAL_SECONDS)
             await self.instances.renew()
-            if any(each.draining for each in self.instances.latest_by_name(self.name)):
+            if any(instance.draining for instance in self.instances.latest_by_name(self.name)):
                 # A draining instance may be restarting, so wait for it again.
                 until = self._wait_deadline(deadline)
 
@@ -229,15 +224,15 @@ class LoadBalancer:
         return min(asyncio.get_running_loop().time() + self._coming, deadline or float("inf"))
 
     async def _available_instances(self) -> list[Instance]:
-        available = [each for each in await self._known_instances() if not each.draining]
+        available = [instance for instance in await self._known_instances() if not instance.draining]
         if self._local is not None and not any(map(self._is_local, available)):
             local = Instance(
                 id=self._local.id, name=self.name, kind="resources_servers", implementation=self.name, url=""
             )
             available = [local, *available]
         if self._prefers_local:
-            available = [each for each in available if self._is_local(each)]
-        self._router.forget_except({each.id for each in available})
+            available = [instance for instance in available if self._is_local(instance)]
+        self._router.forget_except({instance.id for instance in available})
         return available
 
     async def _known_instances(self) -> list[Instance]:
@@ -259,13 +254,13 @@ class LoadBalancer:
         return self._local is not None and instance.id == self._local.id
 
     def _remote_episode(self, instance: Instance) -> RemoteEpisode:
-        remote, replica = self._remote(instance), self._router[instance.id]
         kind = RemoteTurnEpisode if self._by_turns else RemoteEpisode
-        return kind(self.name, instance, remote, self.instances, replica, self._retry, self._watch)
+        return kind(instance, self._remote(instance), self.instances, self._router[instance.id], self._watch)
 
     def _remote(self, instance: Instance) -> RemoteEnvironment:
         kind = TurnEnvironment if self._by_turns else RemoteEnvironment
-        return kind(instance.url, self.name, seconds=self._seconds, retry=client.NO_RETRY, token=self._token)
+        # An opening is tried at the other instances instead.
+        return kind(instance.url, self.name, retry=client.NO_RETRY, token=self._token)
 
     def _no_instance_error(self) -> Failed:
         start = f"start one with `gymsdk serve {self.name} --role resources --head URL`"
@@ -278,24 +273,25 @@ class RemoteEpisode:
     """An environment at one instance; its calls fail as soon as the instance is gone.
 
     Attributes:
-        name: The server's name.
         instance: The instance.
         remote: The client of the instance.
         instances: Reports whether the instance is alive.
         replica: Counts the episodes that this process has at the instance.
-        retry: Retries of calls in an open episode.
         watch: Seconds between two checks that the instance is alive.
         is_lost: Whether the instance is gone, and the episode with it.
     """
 
-    name: str
     instance: Instance
     remote: RemoteEnvironment
     instances: InstanceDirectory
     replica: Replica
-    retry: client.Retry
     watch: float
     is_lost: bool = False
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        return self.instance.name
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -316,7 +312,7 @@ class RemoteEpisode:
             raise
         assert isinstance(episode.state, RemoteState), "the remote environment opens the episode"
         # An opening can move to another instance, but an open episode can only retry here.
-        episode.state.connection.retry = self.retry
+        episode.state.connection.retry = SESSION_RETRY
         episode.environment = self
         return episode
 

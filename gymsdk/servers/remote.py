@@ -51,6 +51,10 @@ class RemoteState(State):
     connection: SessionConnection
 
 
+CALL_SECONDS = 600.0
+"""The timeout of a call of a resources server, in seconds."""
+
+
 class RemoteEnvironment:
     """An environment at a resources server.
 
@@ -70,7 +74,7 @@ class RemoteEnvironment:
         base_url: str,
         name: str,
         *,
-        seconds: float = 600.0,
+        seconds: float = CALL_SECONDS,
         retry: client.Retry = client.DEFAULT_RETRY,
         headers: client.Headers | None = None,
         token: SecretStr | str | None = None,
