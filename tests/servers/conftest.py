@@ -133,6 +133,13 @@ def resources_client(counter: Callable[..., Environment]) -> ResourcesClient:
     return open_client
 
 
+@pytest.fixture
+async def client(resources_client: ResourcesClient) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a resources server of the counting environment."""
+    async with resources_client() as client:
+        yield client
+
+
 class Clock:
     """A clock that changes only when a test sets it."""
 
