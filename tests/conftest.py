@@ -51,7 +51,6 @@ SLOW = (
     "tests/programs",
     "tests/rollouts/test_delivery.py",
     "tests/rollouts/test_locks.py",
-    "tests/servers/test_included_environments.py",
     "tests/servers/test_load_balancing.py",
     "tests/startup/test_breakage.py",
     "tests/studio/test_rollout_view.py",

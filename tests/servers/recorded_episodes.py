@@ -69,13 +69,17 @@ async def replay(http: aiohttp.ClientSession, url: str, episode: RecordedEpisode
             cookies.update({name: each.value for name, each in answer.cookies.items()})
         return text
 
+    response: dict[str, Any] = {"id": "resp", "object": "response", "output": list(episode.items)}
+    judged = orjson.dumps(episode.row | {"response": response})
+    without_session = orjson.loads(await post("/verify", judged))
+    cookies.clear()
     await post("/seed_session", orjson.dumps(episode.row))
     yield None
     for call in episode.calls:
         outputs.append((await post(f"/{call['name']}", call["arguments"].encode())).decode())
         yield None
-    response: dict[str, Any] = {"id": "resp", "object": "response", "output": list(episode.items)}
-    verdict = orjson.loads(await post("/verify", orjson.dumps(episode.row | {"response": response})))
+    verdict = orjson.loads(await post("/verify", judged))
+    assert verdict == without_session
     yield outputs, verdict
     await post("/close_session", b"{}")
 
