@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -16,7 +15,6 @@ from fastapi import FastAPI, Response
 from gymsdk import Environment, Failed, Model, Task, play, responses
 from gymsdk.http import client as jars
 from gymsdk.http.client import Retry
-from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, resources
 from gymsdk.servers.remote import RemoteEnvironment
 from gymsdk.types import Budget, Episode, Item
@@ -50,12 +48,11 @@ class Broken:
     """A model that fails."""
 
     def __init__(self, *, retryable: bool) -> None:
-        self.retryable = retryable
+        pause = 7 if retryable else None
+        self.failure = Failed("no answer", kind="model_error", retryable=retryable, retry_after=pause)
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        raise Failed(
-            "no answer", kind="model_error", retryable=self.retryable, retry_after=7 if self.retryable else None
-        )
+        raise self.failure
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -65,32 +62,26 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def counting(counter: Callable[..., Environment]) -> Environment:
+def counting(counter):
     return counter()
 
 
-async def test_run_returns_the_rollouts_line(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
+async def test_run_returns_the_rollouts_line(counting, policy):
     row = ROW | {"_ng_task_index": 4, "_ng_rollout_index": 1, "agent_ref": {"name": "counter_simple_agent"}}
     async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
+        body = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
+        without = (await client.post("/run", json=ROW)).json()
     own = {key: value for key, value in row.items() if key != "responses_create_params"}
     assert own.items() <= line.items()
     assert (line["reward"], line["reward_components"], line["final"]) == (1.5, {"verdict": 1.0, "steps": 0.5}, 3)
     assert (line["mask_sample"], line["failure_kind"], line["gymsdk"]["id"]) == (False, None, "4:1")
     assert [item["type"] for item in line["response"]["output"]] == ["function_call", "function_call_output", "message"]
+    assert body["agent_metrics"]["mean/reward"] == 1.5
+    assert not [key for key in without if key.startswith("_ng_")]
 
 
-async def test_run_adds_no_indices_to_a_row_without_indices(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(agent.create_app(counting, policy("done"))) as client:
-        line = (await client.post("/run", json=ROW)).json()
-    assert not [key for key in line if key.startswith("_ng_")]
-
-
-async def test_a_row_can_set_its_seed_repeat_and_budget(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_a_row_can_set_its_seed_repeat_and_budget(counting, policy):
     row = ROW | {"gymsdk": {"seed": 11, "repeat": 2, "budget": {"turns": 1}}}
     async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
@@ -98,30 +89,33 @@ async def test_a_row_can_set_its_seed_repeat_and_budget(
     assert line["responses_create_params"]["input"][-1]["content"] == "seed 11"
 
 
-async def test_a_rows_budget_is_limited_to_the_servers(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_a_rows_budget_is_limited_to_the_servers(counting, policy):
     row = ROW | {"gymsdk": {"budget": {"turns": 9}}}
     async with app_client(agent.create_app(counting, policy(ADD), budget=Budget(turns=2))) as client:
         line = (await client.post("/run", json=row)).json()
     assert (line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (2, "turns")
 
 
-@pytest.mark.parametrize("row", [{}, {"responses_create_params": {}}, ROW | {"initial_count": "many"}])
-async def test_a_row_that_does_not_fit_gets_422_with_a_message(
-    counting: Environment, policy: Callable[..., ScriptedModel], row: Item
-) -> None:
+async def test_a_row_that_does_not_fit_gets_422_with_a_message(counting, policy):
+    unfit = "does not fit environment 'counter'"
+    other = "'math_simple_agent', and this is 'counter_simple_agent'"
     async with app_client(agent.create_app(counting, policy("done"))) as client:
-        answer = await client.post("/run", json=row)
-    assert answer.status_code == 422
-    assert "does not fit environment 'counter'" in answer.json()["detail"]
-    assert "reward" not in answer.json()
+        for row, message in (
+            ({}, unfit),
+            ({"responses_create_params": {}}, unfit),
+            (ROW | {"initial_count": "many"}, unfit),
+            (ROW | {"agent_ref": {"name": "math_simple_agent"}}, other),
+        ):
+            answer = await client.post("/run", json=row)
+            assert (answer.status_code, message in answer.json()["detail"], "reward" in answer.json()) == (
+                422,
+                True,
+                False,
+            )
 
 
 @pytest.mark.parametrize(("retryable", "status", "pause"), [(True, 503, "7"), (False, 422, None)])
-async def test_a_failure_names_its_stage_and_has_no_reward(
-    counting: Environment, retryable: bool, status: int, pause: str | None
-) -> None:
+async def test_a_failure_names_its_stage_and_has_no_reward(counting, retryable, status, pause):
     async with app_client(agent.create_app(counting, Broken(retryable=retryable))) as client:
         answer = await client.post("/run", json=ROW)
     body = answer.json()
@@ -130,9 +124,7 @@ async def test_a_failure_names_its_stage_and_has_no_reward(
     assert "reward" not in body
 
 
-async def test_a_failed_judge_gives_no_reward(
-    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_a_failed_judge_gives_no_reward(counter, policy):
     async with app_client(agent.create_app(counter(judge="down"), policy("done"))) as client:
         answer = await client.post("/run", json=ROW)
     assert (answer.status_code, answer.json()["outcome"], answer.json()["kind"]) == (503, "unscorable", "judge_failed")
@@ -140,51 +132,46 @@ async def test_a_failed_judge_gives_no_reward(
 
 @pytest.mark.parametrize(
     ("path", "extra"),
-    [("/run", {"_ng_rollout_id": "r1"}), ("/ng-rollout/r1/run", {}), ("/run", {"capture_rollout_id": "r1"})],
-)
-async def test_a_rollout_requested_twice_is_played_once(counting: Environment, path: str, extra: Item) -> None:
-    model = SlowModel()
-    async with app_client(agent.create_app(counting, model)) as client:
-        both = [asyncio.ensure_future(client.post(path, json=ROW | extra)) for _ in range(2)]
-        await wait_until(lambda: model.started == 1)
-        model.released.set()
-        answers = [*await asyncio.gather(*both), await client.post(path, json=ROW | extra)]
-    assert model.started == 1
-    assert len({answer.content for answer in answers}) == 1
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
     [
-        ({}, {}),
-        ({"_ng_task_index": 0, "_ng_rollout_index": 0}, {"_ng_task_index": 0, "_ng_rollout_index": 0}),
-        ({"_ng_rollout_id": "3-0"}, {"_ng_rollout_id": "3-0"}),
-        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r2"}),
-        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r1", "_ng_attempt_index": 1}),
-        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r1", "expected_count": 5}),
+        ("/run", {"_ng_rollout_id": "r1"}),
+        ("/run", {"_ng_rollout_id": "3-0"}),
+        ("/ng-rollout/r1/run", {}),
+        ("/run", {"capture_rollout_id": "r1"}),
     ],
 )
-async def test_different_requests_are_played_separately(counting: Environment, one: Item, other: Item) -> None:
+async def test_a_rollout_requested_twice_is_played_once_whatever_the_key_order(counting, path, extra):
+    model, row = SlowModel(), ROW | extra
+    async with app_client(agent.create_app(counting, model)) as client:
+        bodies = (row, dict(reversed(row.items())))
+        both = [asyncio.ensure_future(client.post(path, json=body)) for body in bodies]
+        await wait_until(lambda: model.started == 1)
+        model.released.set()
+        answers = await asyncio.gather(*both)
+        # Every collection has an id of the form TASK-REPEAT, so that only concurrent requests with it are one rollout.
+        if extra != {"_ng_rollout_id": "3-0"}:
+            answers.append(await client.post(path, json=row))
+    assert model.started == 1
+    assert len({answer.content for answer in answers}) == 1
+    assert answers[0].json()["gymsdk"]["id"] == extra.get("_ng_rollout_id", "r1")
+
+
+async def test_different_requests_are_played_separately(counting):
+    indices = {"_ng_task_index": 0, "_ng_rollout_index": 0}
+    pairs = (
+        ({}, {}),
+        (indices, indices),
+        ({"_ng_rollout_id": "4-0"}, {"_ng_rollout_id": "4-0"}),
+        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r2"}),
+        ({"_ng_rollout_id": "r3"}, {"_ng_rollout_id": "r3", "_ng_attempt_index": 1}),
+        ({"_ng_rollout_id": "r4"}, {"_ng_rollout_id": "r4", "expected_count": 5}),
+    )
     model = SlowModel()
     model.released.set()
     async with app_client(agent.create_app(counting, model)) as client:
-        for extra in (one, other):
-            assert (await client.post("/run", json=ROW | extra)).status_code == 200
-    assert model.started == 2
-
-
-@pytest.mark.parametrize("name", ["r1", "3-0"])
-async def test_concurrent_requests_for_one_rollout_play_it_once_whatever_the_key_order(
-    counting: Environment, name: str
-) -> None:
-    model, row = SlowModel(), ROW | {"_ng_rollout_id": name}
-    async with app_client(agent.create_app(counting, model)) as client:
-        bodies = (row, dict(reversed(row.items())))
-        both = [asyncio.ensure_future(client.post("/run", json=each)) for each in bodies]
-        await wait_until(lambda: model.started > 0)
-        model.released.set()
-        ids = [(await each).json()["gymsdk"]["id"] for each in both]
-    assert (model.started, ids) == (1, [name, name])
+        for number, pair in enumerate(pairs, 1):
+            for extra in pair:
+                assert (await client.post("/run", json=ROW | extra)).status_code == 200
+            assert model.started == 2 * number, pair
 
 
 LASTING = """
@@ -209,9 +196,7 @@ async def close(task):
 """
 
 
-async def test_an_abandoned_rollout_closes_before_the_environment(
-    made: Callable[..., ModuleType],
-) -> None:
+async def test_an_abandoned_rollout_closes_before_the_environment(made):
     module, model = made(LASTING, "lasting_env"), SlowModel()
     async with app_client(agent.create_app(Environment("lasting", module, {}), model)) as client:
         request = asyncio.ensure_future(client.post("/run", json=ROW | {"_ng_rollout_id": "r1"}))
@@ -219,16 +204,6 @@ async def test_an_abandoned_rollout_closes_before_the_environment(
         request.cancel()
         await asyncio.wait({request})
     assert module.told == ["closed", "left"]
-
-
-async def test_a_row_for_another_agent_is_rejected_with_a_message(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
-    row = ROW | {"agent_ref": {"name": "math_simple_agent"}}
-    async with app_client(agent.create_app(counting, policy("done"))) as client:
-        answer = await client.post("/run", json=row)
-    assert answer.status_code == 422
-    assert "'math_simple_agent', and this is 'counter_simple_agent'" in answer.json()["detail"]
 
 
 MASKING = """
@@ -242,9 +217,7 @@ async def verify(task):
 """
 
 
-async def test_the_verdicts_own_mask_is_kept(
-    environment: Callable[..., Environment], policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_the_verdicts_own_mask_is_kept(environment, policy):
     masking = environment(MASKING)
     async with app_client(agent.create_app(masking, policy("done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
@@ -257,7 +230,7 @@ async def test_the_verdicts_own_mask_is_kept(
     assert (rollout.outcome, rollout.reward) == ("scored", 0.5)
 
 
-async def test_a_client_that_disconnects_ends_its_episode(counting: Environment) -> None:
+async def test_a_client_that_disconnects_ends_its_episode(counting):
     model = SlowModel()
     async with serve_app(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         request = asyncio.ensure_future(client.post(f"{url}/run", json=ROW))
@@ -266,7 +239,7 @@ async def test_a_client_that_disconnects_ends_its_episode(counting: Environment)
         await wait_until(lambda: model.cancelled == 1)
 
 
-async def test_a_client_that_disconnects_leaves_the_rollout_to_another_waiting_client(counting: Environment) -> None:
+async def test_a_client_that_disconnects_leaves_the_rollout_to_another_waiting_client(counting):
     model, row = SlowModel(), ROW | {"_ng_rollout_id": "r1"}
     async with serve_app(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         first = asyncio.ensure_future(client.post(f"{url}/run", json=row))
@@ -280,7 +253,7 @@ async def test_a_client_that_disconnects_leaves_the_rollout_to_another_waiting_c
     assert (model.started, model.cancelled) == (1, 0)
 
 
-async def test_episodes_beyond_the_limit_get_retry_after(counting: Environment) -> None:
+async def test_episodes_beyond_the_limit_get_retry_after(counting):
     model = SlowModel()
     async with app_client(agent.create_app(counting, model, concurrency=1, queue=0)) as client:
         first = asyncio.ensure_future(client.post("/run", json=ROW))
@@ -290,15 +263,6 @@ async def test_episodes_beyond_the_limit_get_retry_after(counting: Environment) 
         assert (await first).status_code == 200
         assert (await client.post("/run", json=ROW)).status_code == 200
     assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "5")
-
-
-async def test_aggregate_metrics_returns_the_metrics_of_rows(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
-        line = (await client.post("/run", json=ROW)).json()
-        body = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
-    assert body["agent_metrics"]["mean/reward"] == 1.5
 
 
 @asynccontextmanager
@@ -318,84 +282,49 @@ async def open_session(
 
 
 @pytest.mark.slow
-async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
-    async with open_session(counting, policy(ADD, "done")) as (client, _):
-        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    output = answer.json()["output"]
-    assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
-    assert output[1]["output"] == '{"success":true}'
-    assert any(cookie.startswith("ResourcesServer___counter=") for cookie in answer.headers.get_list("set-cookie"))
-
-
-@pytest.mark.slow
-async def test_the_cookies_of_a_response_identify_the_session_to_verify(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_a_request_is_answered_with_the_tools_of_the_callers_session_which_its_cookies_identify(counting, policy):
     async with open_session(counting, policy(ADD, "done")) as (client, url):
         answer = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
         async with httpx.AsyncClient(cookies=answer.cookies) as judge:
             verdict = (await judge.post(f"{url}/verify", json=ROW | {"response": answer.json()})).json()
+    output = answer.json()["output"]
+    assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
+    assert output[1]["output"] == '{"success":true}'
+    assert any(cookie.startswith("ResourcesServer___counter=") for cookie in answer.headers.get_list("set-cookie"))
     assert (verdict["final"], verdict["reward"]) == (3, 1.5)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (("verify", {}), "There is no tool named 'verify'"),
-        (("get_counter_value", {}), "There is no tool named 'get_counter_value'"),
-        (("increment_counter", "{torn"), "Invalid tool call arguments: "),
-    ],
-)
-async def test_calls_of_unlisted_tools_are_answered_and_never_sent(
-    counting: Environment, policy: Callable[..., ScriptedModel], call: tuple[str, Any], message: str
-) -> None:
-    async with open_session(counting, policy([call], "done")) as (client, _):
-        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    assert message in answer.json()["output"][1]["output"]
-
-
-async def test_an_environment_failure_in_a_tool_is_not_a_tool_output(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
-    async with open_session(counting, policy([("stumble", {})], "done")) as (client, _):
-        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    assert (answer.status_code, answer.json()["stage"], answer.json()["kind"]) == (503, "step", "tool_raised")
-
-
-async def test_a_lost_session_is_not_a_tool_output(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
-    async with open_session(counting, policy(ADD, "done")) as (client, _):
+async def test_calls_of_unlisted_tools_are_answered_and_never_sent_and_failures_are_no_tool_outputs(counting, policy):
+    calls = [("verify", {}), ("get_counter_value", {}), ("increment_counter", "{torn")]
+    async with open_session(counting, policy(calls, [("stumble", {})])) as (client, _):
+        body = {"input": "add", "tools": TOOLS}
+        answer = await client.post("/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["stage"], answer.json()["kind"]) == (503, "step", "tool_raised")
+    async with open_session(counting, policy(calls, "done", ADD)) as (client, _):
+        outputs = [item["output"] for item in (await client.post("/v1/responses", json=body)).json()["output"][3:6]]
         client.cookies.clear()
-        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    assert (answer.status_code, answer.json()["kind"]) == (503, "session_lost")
-
-
-async def test_a_resources_server_that_is_gone_is_not_a_tool_output(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+        lost = await client.post("/v1/responses", json=body)
+    messages = [f"There is no tool named '{name}'" for name in ("verify", "get_counter_value")]
+    for output, message in zip(outputs, [*messages, "Invalid tool call arguments: "], strict=True):
+        assert message in output
+    assert (lost.status_code, lost.json()["kind"]) == (503, "session_lost")
     gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
     async with app_client(agent.create_app(counting, policy(ADD, "done"), resources=gone)) as client:
-        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+        answer = await client.post("/v1/responses", json=body)
     assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
 
-async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(counting, policy):
     async with open_session(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
         response = (await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})).json()
     assert sum(item["type"] == "function_call" for item in response["output"]) == 3
     assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("request_body", [{}, {"input": 7}, {"input": [3]}, {"input": "x", "tools": [4]}])
-async def test_an_invalid_request_gets_422(
-    counting: Environment, policy: Callable[..., ScriptedModel], request_body: Item
-) -> None:
+async def test_an_invalid_request_gets_422(counting, policy):
     async with open_session(counting, policy("done")) as (client, _):
-        assert (await client.post("/v1/responses", json=request_body)).status_code == 422
+        for body in ({}, {"input": 7}, {"input": [3]}, {"input": "x", "tools": [4]}):
+            assert (await client.post("/v1/responses", json=body)).status_code == 422, body
 
 
 def build_opening(url: str, jar: dict[str, str], **changed: Any) -> Item:
@@ -414,17 +343,13 @@ CLOSING = {"agent_session_id": "agent-session-1", "episode_id": {"rollout_id": "
 
 
 @pytest.mark.slow
-async def test_an_agent_session_calls_tools_at_its_base_url(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_an_agent_session_calls_tools_at_its_base_url(counting, policy):
     async with (
         serve_app(resources.create_app(counting)) as url,
         httpx.AsyncClient(base_url=url) as plain,
         app_client(agent.create_app(counting, policy(ADD, "done"))) as client,
     ):
-        jar = jars.parse_cookies(
-            "; ".join(f"{key}={value}" for key, value in (await plain.post("/seed_session", json=ROW)).cookies.items())
-        )
+        jar = dict((await plain.post("/seed_session", json=ROW)).cookies)
         opened = await client.post("/v1/agent_sessions", json=build_opening(url, jar))
         response = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
         closed = (await client.post("/v1/agent_sessions/close", json=CLOSING)).json()
@@ -436,9 +361,7 @@ async def test_an_agent_session_calls_tools_at_its_base_url(
     assert (verdict["reward"], again) == (1.5, closed)
 
 
-async def test_an_agent_session_is_opened_once_and_never_after_its_close(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_an_agent_session_is_opened_once_and_never_after_its_close(counting, policy):
     body = build_opening("http://127.0.0.1:9", {})
     other = body | {"episode_id": {"rollout_id": "r2", "attempt": 0}}
     async with app_client(agent.create_app(counting, policy("done"))) as client:
@@ -451,29 +374,27 @@ async def test_an_agent_session_is_opened_once_and_never_after_its_close(
     assert [each.status_code for each in (first, same, conflicting, other_close, late)] == [200, 200, 409, 409, 409]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"tool_accesses": [{"kind": "mcp", "name": "m", "required": True, "connection": {"url": "http://x/mcp"}}]},
-        {"sandbox_access": {"kind": "any"}},
-        {"agent_session_id": ""},
-        {"strange": 1},
-    ],
-)
-async def test_an_unsupported_agent_session_is_rejected_with_a_message(
-    counting: Environment, policy: Callable[..., ScriptedModel], changed: Item
-) -> None:
-    async with app_client(agent.create_app(counting, policy("done"))) as client:
-        answer = await client.post("/v1/agent_sessions", json=build_opening("http://127.0.0.1:9", {}, **changed))
-    assert answer.status_code == 422
-    assert answer.json()["detail"]
+async def test_an_unsupported_agent_session_is_rejected_with_a_message(counting, policy):
+    mcp = {"kind": "mcp", "name": "m", "required": True, "connection": {"url": "http://x/mcp"}}
+    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
+        for changed in (
+            {"tool_accesses": [mcp]},
+            {"sandbox_access": {"kind": "any"}},
+            {"agent_session_id": ""},
+            {"strange": 1},
+        ):
+            answer = await client.post("/v1/agent_sessions", json=build_opening("http://127.0.0.1:9", {}, **changed))
+            assert (answer.status_code, bool(answer.json()["detail"])) == (422, True), changed
+        await client.post("/v1/agent_sessions", json=build_opening(f"http://{'a' * 300}.x", {}))
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert (answer.status_code, "is not the URL of a server" in answer.json()["detail"]) == (422, True)
 
 
-@pytest.mark.parametrize("cookie", ["sid=\u20ac\u20ac; Path=/", "s\u20acd=1"])
-async def test_a_malformed_cookie_of_a_tool_is_not_sent_on(policy: Callable[..., ScriptedModel], cookie: str) -> None:
+async def test_a_malformed_cookie_of_a_tool_is_not_sent_on(policy):
     async def tool() -> Response:
         response = Response("done")
-        response.raw_headers.append((b"set-cookie", cookie.encode()))
+        for cookie in ("sid=\u20ac\u20ac; Path=/", "s\u20acd=1"):
+            response.raw_headers.append((b"set-cookie", cookie.encode()))
         return response
 
     tool_server = FastAPI()
@@ -484,15 +405,6 @@ async def test_a_malformed_cookie_of_a_tool_is_not_sent_on(policy: Callable[...,
     ):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["output"][1]["output"]) == (200, "done")
-
-
-async def test_an_agent_session_at_an_invalid_address_fails_with_a_message(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
-    async with app_client(agent.create_app(counting, policy(ADD, "done"))) as client:
-        await client.post("/v1/agent_sessions", json=build_opening(f"http://{'a' * 300}.x", {}))
-        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    assert (answer.status_code, "is not the URL of a server" in answer.json()["detail"]) == (422, True)
 
 
 async def open_twice(client: httpx.AsyncClient) -> list[int]:
@@ -536,19 +448,15 @@ async def test_an_agent_session_that_answers_a_request_is_in_use(counter):
         assert (await answering).status_code == 200
 
 
-async def test_cookies_that_would_split_a_header_are_not_sent_on() -> None:
+async def test_cookies_that_would_split_a_header_are_not_sent_on():
     assert jars.parse_cookies("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
     assert jars.filter_cookies({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
 
 
-async def test_nulls_added_by_a_table_do_not_matter(counter, policy):
+async def test_nulls_added_by_a_table_do_not_matter_and_unknown_usage_details_are_zero(counting, policy):
     row = Task.ask("add", initial_count=3, expected_count=3, nested={"a": 1, "b": None}, other=None).row()
-    async with app_client(agent.create_app(counter(), policy("done"))) as client:
+    async with app_client(agent.create_app(counting, policy("done"))) as client:
         body = await client.post("/run", json=row)
+        usage = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
     assert (body.status_code, body.json()["final"]) == (200, 3)
-
-
-async def test_unknown_usage_details_are_zero(counter, policy):
-    async with app_client(agent.create_app(counter(), policy("done"))) as client:
-        body = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
-    assert body["input_tokens_details"] == {"cached_tokens": 0}
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
