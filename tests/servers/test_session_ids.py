@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,8 +11,8 @@ import httpx
 import orjson
 import pytest
 
-from gymsdk import Environment, responses
-from gymsdk.deploy.process import RunningServers, serve
+from gymsdk import responses
+from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 
 COOKIE = "ResourcesServer___counter"
@@ -37,14 +36,14 @@ def opening_body(episode: dict[str, Any] = MINE, name: str = "a", url: str = "ht
 
 
 @pytest.fixture
-async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningServers]:
+async def running(counter):
     async with serve([counter()], model="scripted/null") as servers:
         yield servers
     await http.aclose()
 
 
 @pytest.fixture
-async def connect(running: RunningServers) -> AsyncIterator[Callable[..., Any]]:
+async def connect(running):
     """Return a function that starts another client, with its own connections and cookies."""
     async with AsyncExitStack() as stack:
 
@@ -54,36 +53,26 @@ async def connect(running: RunningServers) -> AsyncIterator[Callable[..., Any]]:
         yield start
 
 
-async def test_a_close_with_the_episode_of_another_session_closes_nothing(connect: Callable[..., Any]) -> None:
+async def test_a_close_with_the_ids_of_another_session_closes_nothing(connect):
     mine, other = await connect(), await connect()
     (await mine.post("/seed_session", json=seed_body())).raise_for_status()
-    refused = await other.post("/close_session", json=close_body(OTHERS))
-    assert (refused.status_code, refused.json()["kind"]) == (409, "id_mismatch")
+    for episode in (OTHERS, {**MINE, "attempt": 1}):
+        refused = await other.post("/close_session", json=close_body(episode))
+        assert (refused.status_code, refused.json()["kind"]) == (409, "id_mismatch")
     assert (await mine.post("/increment_counter", json={"count": 1})).status_code == 200
     closed = [await other.post("/close_session", json=close_body()) for _ in range(2)]
-    assert [each.status_code for each in closed] == [200, 200]
+    assert [answer.status_code for answer in closed] == [200, 200]
     assert (await mine.post("/increment_counter", json={"count": 1})).status_code == 409
     assert (await other.post("/close_session", json=close_body(OTHERS))).status_code == 409
-
-
-async def test_another_attempt_is_another_episode(connect: Callable[..., Any]) -> None:
-    client = await connect()
-    (await client.post("/seed_session", json=seed_body())).raise_for_status()
-    retried = {**MINE, "attempt": 1}
-    assert (await client.post("/close_session", json=close_body(retried))).status_code == 409
-    assert (await client.post("/spell", json={})).status_code == 200
-
-
-async def test_a_close_with_the_cookie_of_another_named_session_closes_nothing(connect: Callable[..., Any]) -> None:
-    mine, other = await connect(), await connect()
+    # The cookie of another named session closes nothing either.
     (await mine.post("/seed_session", json=seed_body(MINE, "mine"))).raise_for_status()
     (await other.post("/seed_session", json=seed_body(OTHERS, "other"))).raise_for_status()
     assert (await mine.post("/close_session", json=close_body(OTHERS, "other"))).status_code == 409
     assert (await other.post("/close_session", json=close_body(MINE, "mine"))).status_code == 409
-    assert [(await each.post("/spell", json={})).status_code for each in (mine, other)] == [200, 200]
+    assert [(await client.post("/spell", json={})).status_code for client in (mine, other)] == [200, 200]
 
 
-async def test_a_close_of_an_unknown_id_only_keeps_its_own_episode_from_opening(connect: Callable[..., Any]) -> None:
+async def test_a_close_of_an_unknown_id_only_keeps_its_own_episode_from_opening(connect):
     mine, other = await connect(), await connect()
     assert (await other.post("/close_session", json=close_body(OTHERS))).status_code == 200
     assert (await other.post("/seed_session", json=seed_body(OTHERS))).status_code == 409
@@ -91,33 +80,29 @@ async def test_a_close_of_an_unknown_id_only_keeps_its_own_episode_from_opening(
     assert (await mine.post("/close_session", json=close_body())).status_code == 200
 
 
-async def test_two_clients_with_the_same_seed_body_do_not_share_a_session(connect: Callable[..., Any]) -> None:
+async def test_two_clients_with_the_same_seed_body_do_not_share_a_session(connect):
     mine, other = await connect(), await connect()
-    first = await mine.post("/seed_session", json=seed_body())
+    first, repeated = [await mine.post("/seed_session", json=seed_body()) for _ in range(2)]
     second = await other.post("/seed_session", json=seed_body())
-    assert (first.status_code, second.status_code) == (200, 409)
-    assert first.cookies[COOKIE] != second.cookies[COOKIE]
+    assert (first.status_code, repeated.status_code, second.status_code) == (200, 200, 409)
+    assert first.cookies[COOKIE] == repeated.cookies[COOKIE] != second.cookies[COOKIE]
     assert (await other.post("/increment_counter", json={"count": 1})).status_code == 409
-
-
-async def test_two_clients_that_seed_at_once_do_not_share_a_session(connect: Callable[..., Any]) -> None:
+    for changed in (
+        seed_body(OTHERS),
+        seed_body(initial_count=4),
+        {**seed_body(), "task_id": {"taskset": "t", "task_id": "2"}},
+    ):
+        assert (await other.post("/seed_session", json=changed)).status_code == 409
     clients = [await connect() for _ in range(3)]
-    answers = await asyncio.gather(*(each.post("/seed_session", json=seed_body()) for each in clients))
-    assert sorted(each.status_code for each in answers) == [200, 409, 409]
-    assert len({each.cookies[COOKIE] for each in answers}) == 3
-
-
-async def test_a_client_with_the_cookie_may_repeat_its_seed(connect: Callable[..., Any]) -> None:
-    client = await connect()
-    answers = [await client.post("/seed_session", json=seed_body()) for _ in range(2)]
-    assert [each.status_code for each in answers] == [200, 200]
-    assert len({each.cookies[COOKIE] for each in answers}) == 1
+    answers = await asyncio.gather(
+        *(client.post("/seed_session", json=seed_body(name="at once")) for client in clients)
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+    assert len({answer.cookies[COOKIE] for answer in answers}) == 3
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_a_client_that_lost_its_connection_may_repeat_its_seed(
-    running: RunningServers, connect: Callable[..., Any], reads: bool
-) -> None:
+async def test_a_client_that_lost_its_connection_may_repeat_its_seed(running, connect, reads):
     body = orjson.dumps(seed_body())
     port = int(running.urls["counter"].rsplit(":", 1)[1])
     head = f"POST /seed_session HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -138,40 +123,28 @@ async def test_a_client_that_lost_its_connection_may_repeat_its_seed(
     assert late.status_code == 409
 
 
-async def test_the_same_id_with_another_body_is_refused(connect: Callable[..., Any]) -> None:
-    mine, other = await connect(), await connect()
-    (await mine.post("/seed_session", json=seed_body())).raise_for_status()
-    changed = [
-        seed_body(OTHERS),
-        seed_body(initial_count=4),
-        {**seed_body(), "task_id": {"taskset": "t", "task_id": "2"}},
-    ]
-    assert [(await other.post("/seed_session", json=body)).status_code for body in changed] == [409] * 3
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
+async def test_a_path_that_names_another_rollout_is_refused(connect):
+    client = await connect()
+    (await client.post("/ng-rollout/mine/seed_session", json=seed_body())).raise_for_status()
+    row = {**DATA, "response": RESPONSE}
+    for path, body in (
         ("/increment_counter", {"count": 1}),
-        ("/verify", {**DATA, "response": RESPONSE}),
+        ("/verify", row),
         ("/close_session", close_body()),
         ("/close_session", {}),
         ("/seed_session", seed_body()),
         ("/step", {"response": RESPONSE}),
         ("/close", {}),
-    ],
-)
-async def test_a_path_that_names_another_rollout_is_refused(
-    connect: Callable[..., Any], path: str, body: dict[str, Any]
-) -> None:
-    client = await connect()
-    (await client.post("/ng-rollout/mine/seed_session", json=seed_body())).raise_for_status()
-    refused = await client.post(f"/ng-rollout/others{path}", json=body)
-    assert (refused.status_code, refused.json()["kind"]) == (409, "id_mismatch")
-    assert (await client.post("/ng-rollout/mine/spell", json={})).text == "it is 3"
+    ):
+        refused = await client.post(f"/ng-rollout/others{path}", json=body)
+        assert (refused.status_code, refused.json()["kind"]) == (409, "id_mismatch"), path
+        assert (await client.post("/ng-rollout/mine/spell", json={})).text == "it is 3"
+    refused = await client.post("/verify", json={**row, "_ng_rollout_id": "others"})
+    assert (refused.status_code, "the rollout id differs" in refused.json()["detail"]) == (409, True)
+    assert (await client.post("/verify", json={**row, "_ng_rollout_id": "mine"})).status_code == 200
 
 
-async def test_a_path_may_name_the_attempt_of_the_episode(connect: Callable[..., Any]) -> None:
+async def test_a_path_may_name_the_attempt_of_the_episode(connect):
     client = await connect()
     episode = {**MINE, "attempt": 2}
     for rollout in ("mine", "mine-a2"):
@@ -180,16 +153,7 @@ async def test_a_path_may_name_the_attempt_of_the_episode(connect: Callable[...,
     assert (await client.post("/ng-rollout/mine-a1/spell", json={})).status_code == 409
 
 
-async def test_a_verdict_under_another_rollout_id_does_not_use_the_session(connect: Callable[..., Any]) -> None:
-    client = await connect()
-    (await client.post("/seed_session", json=seed_body())).raise_for_status()
-    row = {**DATA, "response": RESPONSE}
-    refused = await client.post("/verify", json={**row, "_ng_rollout_id": "others"})
-    assert (refused.status_code, "the rollout id differs" in refused.json()["detail"]) == (409, True)
-    assert (await client.post("/verify", json={**row, "_ng_rollout_id": "mine"})).status_code == 200
-
-
-async def test_an_agent_session_is_closed_by_its_own_episode_alone(connect: Callable[..., Any]) -> None:
+async def test_an_agent_session_is_closed_by_its_own_episode_alone(connect):
     agent = "counter_simple_agent"
     mine, other = await connect(agent), await connect(agent)
     (await mine.post("/v1/agent_sessions", json=opening_body())).raise_for_status()
@@ -205,7 +169,7 @@ async def test_an_agent_session_is_closed_by_its_own_episode_alone(connect: Call
     assert (late.status_code, "resources_cookies" in late.json()) == (409, False)
 
 
-async def test_two_clients_with_the_same_body_do_not_share_an_agent_session(connect: Callable[..., Any]) -> None:
+async def test_two_clients_with_the_same_body_do_not_share_an_agent_session(connect):
     agent = "counter_simple_agent"
     mine, other = await connect(agent), await connect(agent)
     first = await mine.post("/v1/agent_sessions", json=opening_body())
@@ -215,7 +179,7 @@ async def test_two_clients_with_the_same_body_do_not_share_an_agent_session(conn
     assert "Agent___counter_simple_agent" not in second.cookies
 
 
-async def test_an_episode_request_under_the_path_of_another_rollout_is_not_played(connect: Callable[..., Any]) -> None:
+async def test_an_episode_request_under_the_path_of_another_rollout_is_not_played(connect):
     client = await connect("counter_environment_server")
     body = {"episode_id": MINE, "task": {"task_id": TASK, "task_input": DATA}}
     changed = {"episode_id": MINE, "task": {"task_id": TASK, "task_input": {**DATA, "_ng_rollout_id": "others"}}}
@@ -224,9 +188,7 @@ async def test_an_episode_request_under_the_path_of_another_rollout_is_not_playe
     assert "result" in (await client.post("/ng-rollout/mine/run", json=body)).json()
 
 
-async def test_the_cookie_of_one_server_opens_nothing_at_another(
-    counter: Callable[..., Environment], connect: Callable[..., Any]
-) -> None:
+async def test_the_cookie_of_one_server_opens_nothing_at_another(counter, connect):
     mine = await connect()
     token = (await mine.post("/seed_session", json=seed_body())).cookies[COOKIE]
     async with (

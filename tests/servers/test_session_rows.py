@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -18,9 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymsdk import Environment, load, responses
-from gymsdk.servers import resources
 from gymsdk.types import Item
-from tests.servers.conftest import ResourcesClient
 
 LIVE = """
 import secrets
@@ -75,6 +72,9 @@ async def verify(task, state: Basket):
 
 PROMPT = {"input": [{"role": "user", "content": "draw a ticket and read it out"}]}
 
+ROW = {"gold": 1, "responses_create_params": PROMPT}
+KEY = "X-NeMo-Gym-Session-Token"
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=4), each, max_size=4),
@@ -97,30 +97,21 @@ def drop_nulls(value: Any) -> Any:
     return [drop_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def seed_body(row: Item, *, typed: bool) -> Item:
-    if not typed:
-        return row
-    ids = {"episode_id": {"rollout_id": "r"}, "task_id": {"taskset": "t", "task_id": 1}}
-    return {"resources_session_id": "s", **ids, "task_data": row}
+def seed_body(row: Item, number: int = 0, *, typed: bool) -> Item:
+    ids = {"episode_id": {"rollout_id": f"r{number}"}, "task_id": {"taskset": "t", "task_id": 1}}
+    return {"resources_session_id": f"s{number}", **ids, "task_data": row} if typed else row
 
 
-async def draw_and_verify(client: httpx.AsyncClient, seeded: Item, verified: Item, *, calls: int = 1) -> httpx.Response:
+async def draw_and_verify(client: httpx.AsyncClient, seeded: Item, verified: Item) -> httpx.Response:
     """Open a session with the body *seeded*, draw a ticket, and verify the right reply for the row *verified*."""
     (await client.post("/seed_session", json=seeded)).raise_for_status()
-    items, ticket = [], ""
-    for number in range(calls):
-        ticket = (await client.post("/draw", json={})).text
-        items += [
-            responses.build_function_call("draw", {}, f"c{number}"),
-            responses.build_function_call_output(f"c{number}", ticket),
-        ]
-    return await client.post(
-        "/verify", json={**verified, "response": {"output": [*items, responses.build_message(ticket)]}}
-    )
+    ticket = (await client.post("/draw", json={})).text
+    items = [responses.build_function_call("draw", {}, "c"), responses.build_function_call_output("c", ticket)]
+    return await verify(client, [*items, responses.build_message(ticket)], verified)
 
 
 @pytest.fixture
-def live(made: Callable[..., object]) -> Callable[[], Environment]:
+def live(made):
     """Return a function that builds an environment with a tool that returns another output on each call."""
     plugin = made(LIVE, "live_env")
     return lambda: Environment("live", plugin, {})
@@ -135,151 +126,94 @@ def live(made: Callable[..., object]) -> Callable[[], Environment]:
     stored=st.sampled_from([lambda row: row, drop_nulls, add_nulls]),
     sent=st.sampled_from([lambda row: row, drop_nulls, add_nulls]),
 )
-def test_nulls_at_any_depth_lose_no_session(
-    resources_client: ResourcesClient,
-    live: Callable[[], Environment],
-    fields: Item,
-    index: Item,
-    typed: bool,
-    stored: Callable[[Any], Any],
-    sent: Callable[[Any], Any],
-) -> None:
+def test_nulls_at_any_depth_lose_no_session(resources_client, live, fields, index, typed, stored, sent):
     async def run_session() -> Item:
         row = {**fields, **index, "responses_create_params": PROMPT}
         async with resources_client(live()) as client:
-            answer = await draw_and_verify(client, seed_body(stored(row), typed=typed), sent(row))
-        found: Item = answer.json()
-        return found
+            return (await draw_and_verify(client, seed_body(stored(row), typed=typed), sent(row))).json()
 
     verdict = asyncio.run(run_session())
     assert (verdict["reward"], verdict["gymsdk"].get("session_unused")) == (1.0, None)
 
 
 @pytest.mark.parametrize("typed", [False, True])
-async def test_every_row_of_a_shipped_environment_finds_its_session(serve_app: Any, typed: bool) -> None:
+async def test_every_row_of_a_shipped_environment_finds_its_session(resources_client, typed):
     rows = [task.row() for task in islice(load("tool_call").tasks("validation"), 40)]
     assert any(row != drop_nulls(row) for row in rows), "no row contains a null"
-    unused = []
-    async with serve_app(resources.create_app(load("tool_call"))) as url, httpx.AsyncClient(base_url=url) as client:
+    async with resources_client(load("tool_call")) as client:
         for number, row in enumerate(rows):
             client.cookies.clear()
-            body = seed_body(row, typed=typed) | ({"resources_session_id": f"s{number}"} if typed else {})
-            (await client.post("/seed_session", json=body)).raise_for_status()
-            answer = await client.post("/verify", json={**row, "response": {"output": [responses.build_message("?")]}})
-            unused += [(answer.status_code, answer.json()["gymsdk"].get("session_unused"))]
-    assert unused == [(200, None)] * len(rows)
+            (await client.post("/seed_session", json=seed_body(row, number, typed=typed))).raise_for_status()
+            answer = await verify(client, [responses.build_message("?")], row)
+            assert (answer.status_code, answer.json()["gymsdk"].get("session_unused")) == (200, None)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
+async def test_a_session_that_does_not_match_is_rejected_with_the_reason(resources_client, live):
+    row = ROW | {"_ng_task_index": 3}
+    for change, reason in (
         ({"gold": 2}, "the field 'gold' differs"),
         ({"responses_create_params": {"input": "another prompt"}}, "the prompt differs"),
         ({"_ng_task_index": 4}, "the seed or the task index differs"),
-    ],
-)
-async def test_a_session_that_does_not_match_is_rejected_with_the_reason(
-    resources_client: ResourcesClient, live: Callable[[], Environment], change: Item, reason: str
-) -> None:
-    row = {"gold": 1, "_ng_task_index": 3, "responses_create_params": PROMPT}
-    async with resources_client(live()) as client:
-        answer = await draw_and_verify(client, row, {**row, **change})
+    ):
+        async with resources_client(live()) as client:
+            answer = await draw_and_verify(client, row, {**row, **change})
+            right = await verify(client, [responses.build_message("?")], row)
         body = answer.json()
-        right = await client.post("/verify", json={**row, "response": {"output": [responses.build_message("?")]}})
-    assert (answer.status_code, body["kind"], "reward" in body) == (409, "session_mismatch", False)
-    assert reason in body["detail"]
-    assert (right.status_code, right.json()["reward"]) == (200, 0.0), "the session is kept for its own row"
+        assert (answer.status_code, body["kind"], "reward" in body) == (409, "session_mismatch", False)
+        assert reason in body["detail"]
+        assert (right.status_code, right.json()["reward"]) == (200, 0.0), "the session is kept for its own row"
 
 
-async def test_calls_that_the_session_never_received_are_not_replayed(
-    resources_client: ResourcesClient, live: Callable[[], Environment]
-) -> None:
-    row = {"gold": 1, "responses_create_params": PROMPT}
-    items = [
-        responses.build_function_call("draw", {}, "c"),
-        responses.build_function_call_output("c", "x"),
-        responses.build_message("x"),
-    ]
-    async with resources_client(live()) as client:
-        await client.post("/seed_session", json=row)
-        answer = await client.post("/verify", json={**row, "response": {"output": items}})
-    assert (answer.status_code, answer.json()["kind"]) == (409, "session_mismatch")
-    assert "None of the response's tool calls was sent to the cookie's session." in answer.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "output"),
-    [
+async def test_calls_that_agents_answer_themselves_lose_no_session(resources_client, live):
+    for name, arguments, output in (
         ("no_such_tool", {}, '{"detail":"Not Found"}'),
         ("draw", '{"broken', '{"error": "Invalid tool call arguments: not JSON"}'),
         ("draw", {}, '{"error":"not run: the episode is over"}'),
-    ],
-)
-async def test_calls_that_agents_answer_themselves_lose_no_session(
-    resources_client: ResourcesClient, live: Callable[[], Environment], name: str, arguments: Any, output: str
-) -> None:
-    row = {"gold": 1, "responses_create_params": PROMPT}
-    items = [
-        responses.build_function_call(name, arguments, "c"),
-        responses.build_function_call_output("c", output),
-        responses.build_message("?"),
-    ]
-    async with resources_client(live()) as client:
-        await client.post("/seed_session", json=row)
-        answer = await client.post("/verify", json={**row, "response": {"output": items}})
-    assert (answer.status_code, answer.json()["reward"]) == (200, 0.0)
-    assert "session_unused" not in answer.json()["gymsdk"]
+    ):
+        call = responses.build_function_call(name, arguments, "c")
+        items = [call, responses.build_function_call_output("c", output), responses.build_message("?")]
+        async with resources_client(live()) as client:
+            await client.post("/seed_session", json=ROW)
+            answer = await verify(client, items)
+        assert (answer.status_code, answer.json()["reward"]) == (200, 0.0)
+        assert "session_unused" not in answer.json()["gymsdk"]
 
 
-async def test_one_cookie_jar_serves_one_row_after_another(
-    resources_client: ResourcesClient, live: Callable[[], Environment]
-) -> None:
-    rows = [{"gold": number, "responses_create_params": PROMPT} for number in range(3)]
+async def test_one_cookie_jar_serves_one_row_after_another_and_many_rows_until_they_are_verified(
+    resources_client, live
+):
+    guess = [responses.build_message("a guess")]
     async with resources_client(live()) as client:
+        rows = [ROW | {"gold": number} for number in range(3)]
         rewards = [(await draw_and_verify(client, row, row)).json()["reward"] for row in rows]
         # The session of the last row has its verdict; its cookie does not affect this row.
-        alone = await client.post(
-            "/verify", json={**rows[0], "gold": 9, "response": {"output": [responses.build_message("a guess")]}}
-        )
+        alone = await verify(client, guess, ROW | {"gold": 9})
+        many = [ROW | {"gold": number} for number in range(10, 24)]
+        for row in many:
+            await client.post("/seed_session", json=row)
+        answers = [await verify(client, guess, row) for row in many]
     assert rewards == [1.0, 1.0, 1.0]
     assert (alone.status_code, alone.json()["reward"]) == (200, 0.0)
     assert "not opened with this row" in alone.json()["gymsdk"]["session_unused"]
-
-
-async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_verified(
-    resources_client: ResourcesClient, live: Callable[[], Environment]
-) -> None:
-    rows = [{"gold": number, "responses_create_params": PROMPT} for number in range(14)]
-    async with resources_client(live()) as client:
-        for row in rows:
-            await client.post("/seed_session", json=row)
-        answers = [
-            await client.post("/verify", json={**row, "response": {"output": [responses.build_message("a guess")]}})
-            for row in rows
-        ]
-    assert [answer.status_code for answer in answers] == [200] * len(rows)
+    assert [answer.status_code for answer in answers] == [200] * len(many)
 
 
 @pytest.fixture
-def basket(made: Callable[..., object]) -> Environment:
+def basket(made):
     """Return an environment with a verdict that uses only the state."""
     return Environment("basket", made(BASKET, "basket_env"), {})
 
 
-ROW = {"gold": 1, "responses_create_params": PROMPT}
-KEY = "X-NeMo-Gym-Session-Token"
+PEAR = '{"item": "pear"}'
 
 
 def build_items(*calls: tuple[str, Any]) -> list[Item]:
     """Return the items of a response with *calls* and their outputs."""
-    pairs = (
-        [
-            responses.build_function_call("", {}, f"c{number}") | {"name": name, "arguments": arguments},
-            responses.build_function_call_output(f"c{number}", "added"),
-        ]
-        for number, (name, arguments) in enumerate(calls)
-    )
-    return [*(item for pair in pairs for item in pair), responses.build_message("done")]
+    items = []
+    for number, (name, arguments) in enumerate(calls):
+        items.append(responses.build_function_call("", {}, f"c{number}") | {"name": name, "arguments": arguments})
+        items.append(responses.build_function_call_output(f"c{number}", "added"))
+    return [*items, responses.build_message("done")]
 
 
 async def send(client: httpx.AsyncClient, interface: str, name: str, text: str) -> None:
@@ -296,10 +230,10 @@ async def send(client: httpx.AsyncClient, interface: str, name: str, text: str) 
         (await client.post(f"/{name}", content=text)).raise_for_status()
 
 
-async def open_session(client: httpx.AsyncClient, interface: str) -> None:
+async def open_session(client: httpx.AsyncClient, interface: str, number: int = 0) -> None:
     """Open a session of `ROW` by one of the interfaces."""
     path = "/reset" if interface == "turns" else "/seed_session"
-    answer = await client.post(path, json=seed_body(ROW, typed=interface == "typed"))
+    answer = await client.post(path, json=seed_body(ROW, number, typed=interface == "typed"))
     if interface == "mcp":
         client.headers[KEY] = answer.json()["mcp"]["headers"][KEY]
 
@@ -309,62 +243,53 @@ async def verify(client: httpx.AsyncClient, items: list[Item], row: Item = ROW) 
 
 
 @pytest.mark.parametrize("interface", ["tools", "typed", "turns", "mcp"])
-@pytest.mark.parametrize(
-    ("calls", "reason"),
-    [
-        ([("add", '{"item": "plum", "count": 1}')], "None of the response's tool calls was sent"),
-        ([("add", '{"item": "pear"}'), ("look", "{}")], "Some of the response's tool calls were not sent"),
-        ([("add", '{"item": "pear"}'), ("add", '{"item": "pear"}')], "the first is a call of 'add'"),
-    ],
-)
-async def test_a_session_that_received_other_calls_is_not_judged(
-    resources_client: ResourcesClient, basket: Environment, interface: str, calls: list[tuple[str, str]], reason: str
-) -> None:
+async def test_a_session_that_received_other_calls_is_not_judged(resources_client, basket, interface):
     async with resources_client(basket, with_mcp=True) as client:
         await open_session(client, interface)
-        await send(client, interface, "add", '{"item": "pear"}')
-        other = await verify(client, build_items(*calls))
-        own = await verify(client, build_items(("add", '{"item": "pear"}')))
-    assert (other.status_code, other.json()["kind"], "reward" in other.json()) == (409, "session_mismatch", False)
-    assert reason in other.json()["detail"]
+        await send(client, interface, "add", PEAR)
+        for calls, reason in (
+            ([("add", '{"item": "plum", "count": 1}')], "None of the response's tool calls was sent to the cookie's"),
+            ([("add", PEAR), ("look", "{}")], "Some of the response's tool calls were not sent"),
+            ([("add", PEAR), ("add", PEAR)], "the first is a call of 'add'"),
+        ):
+            other = await verify(client, build_items(*calls))
+            body = other.json()
+            assert (other.status_code, body["kind"], "reward" in body) == (409, "session_mismatch", False)
+            assert reason in body["detail"]
+        own = await verify(client, build_items(("add", PEAR)))
     assert (own.status_code, own.json()["reward"]) == (200, 1.0)
 
 
 @pytest.mark.parametrize("interface", ["tools", "typed", "turns", "mcp"])
-@pytest.mark.parametrize(
-    ("sent", "written"),
-    [
-        ('{"item":"pear","count":null}', '{ "item": "pear" }'),
-        ('{"item": "pear"}', '{"count": null, "item": "pear"}'),
-        ('{"item": "pear"}', {"item": "pear"}),
-        ('{"item": "pear", "count": 1}', '{"item": "pear"}'),
-        ('{"item": "pear"}', '{"item": "pear", "count": 1.0}'),
-        ('{"item": "pear", "count": 1}', '{"item": "pear", "count": "1"}'),
-    ],
-)
-async def test_a_call_is_recognised_however_its_arguments_are_written(
-    resources_client: ResourcesClient, basket: Environment, interface: str, sent: str, written: Any
-) -> None:
+async def test_a_call_is_recognised_however_its_arguments_are_written(resources_client, basket, interface):
     async with resources_client(basket, with_mcp=True) as client:
-        await open_session(client, interface)
-        await send(client, interface, "add", sent)
-        answer = await verify(client, build_items(("add", written)))
-    assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
+        for number, (sent, written) in enumerate(
+            (
+                ('{"item":"pear","count":null}', '{ "item": "pear" }'),
+                (PEAR, '{"count": null, "item": "pear"}'),
+                (PEAR, {"item": "pear"}),
+                ('{"item": "pear", "count": 1}', PEAR),
+                (PEAR, '{"item": "pear", "count": 1.0}'),
+                ('{"item": "pear", "count": 1}', '{"item": "pear", "count": "1"}'),
+            )
+        ):
+            await open_session(client, interface, number)
+            await send(client, interface, "add", sent)
+            answer = await verify(client, build_items(("add", written)))
+            assert (answer.status_code, answer.json().get("reward")) == (200, 1.0), (sent, written)
 
 
-async def test_a_repeated_call_loses_no_session(resources_client: ResourcesClient, basket: Environment) -> None:
+async def test_a_repeated_call_loses_no_session(resources_client, basket):
     async with resources_client(basket) as client:
         await open_session(client, "tools")
         for _ in range(2):
-            await send(client, "tools", "add", '{"item": "pear"}')
-        answer = await verify(client, build_items(("add", '{"item": "pear"}')))
+            await send(client, "tools", "add", PEAR)
+        answer = await verify(client, build_items(("add", PEAR)))
     assert (answer.status_code, answer.json()["reward"]) == (200, 0.0), "the session has two pears"
     assert "session_unused" not in answer.json()["gymsdk"]
 
 
-async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(
-    resources_client: ResourcesClient, basket: Environment
-) -> None:
+async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(resources_client, basket):
     async with resources_client(basket) as client:
         for items in (["pear"], ["plum", "plum"], []):
             await open_session(client, "tools")
@@ -377,19 +302,17 @@ async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(
     )
 
 
-@pytest.mark.parametrize("arguments", ["{}", '{"item": "pear", "count": "many"}', '{"item": "pear", "colour": "red"}'])
-async def test_a_call_that_its_tool_rejects_need_not_have_been_sent(
-    resources_client: ResourcesClient, basket: Environment, arguments: str
-) -> None:
-    async with resources_client(basket) as client:
-        await open_session(client, "tools")
-        answer = await verify(client, build_items(("add", arguments)))
-        assert (answer.status_code, answer.json().get("reward")) == (200, 0.0)
-        assert "session_unused" not in answer.json()["gymsdk"]
-        await open_session(client, "tools")
-        await send(client, "tools", "add", '{"item": "pear"}')
-        answer = await verify(client, build_items(("add", arguments), ("add", '{"item": "pear"}')))
-    assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
+async def test_a_call_that_its_tool_rejects_need_not_have_been_sent(resources_client, basket):
+    for arguments in ("{}", '{"item": "pear", "count": "many"}', '{"item": "pear", "colour": "red"}'):
+        async with resources_client(basket) as client:
+            await open_session(client, "tools")
+            answer = await verify(client, build_items(("add", arguments)))
+            assert (answer.status_code, answer.json().get("reward")) == (200, 0.0)
+            assert "session_unused" not in answer.json()["gymsdk"]
+            await open_session(client, "tools")
+            await send(client, "tools", "add", PEAR)
+            answer = await verify(client, build_items(("add", arguments), ("add", PEAR)))
+        assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
 
 
 LEADING = [{"role": "developer", "content": "Be brief."}, {"role": "system", "content": "You are an agent."}]
@@ -411,33 +334,29 @@ SYSTEM = {"role": "system", "content": "Play fair."}
         ([USER], [USER, *LEADING], False),
     ],
 )
-async def test_fields_that_agents_add_or_omit_lose_no_session(
-    resources_client: ResourcesClient, basket: Environment, opened: Any, verified: Any, accepted: bool
-) -> None:
+async def test_fields_that_agents_add_or_omit_lose_no_session(resources_client, basket, opened, verified, accepted):
     first, second = (
-        {**ROW, **(each if isinstance(each, dict) else {"responses_create_params": {"input": each}})}
-        for each in (opened, verified)
+        ROW | (change if isinstance(change, dict) else {"responses_create_params": {"input": change}})
+        for change in (opened, verified)
     )
     async with resources_client(basket) as client:
-        seed = (await client.post("/verify", json={**first, "response": {"output": []}})).json()["gymsdk"]["seed"]
+        seed = (await verify(client, [], first)).json()["gymsdk"]["seed"]
         await client.post("/seed_session", json=first)
-        await send(client, "tools", "add", '{"item": "pear"}')
-        answer = await verify(client, build_items(("add", '{"item": "pear"}')), second)
+        await send(client, "tools", "add", PEAR)
+        answer = await verify(client, build_items(("add", PEAR)), second)
     body = answer.json()
     assert answer.status_code == (200 if accepted else 409)
     if accepted:
         assert (body["reward"], body["gymsdk"]["seed"], "session_unused" in body["gymsdk"]) == (1.0, seed, False)
 
 
-async def test_an_exactly_matching_session_is_preferred(resources_client: ResourcesClient, basket: Environment) -> None:
+async def test_an_exactly_matching_session_is_preferred(resources_client, basket):
     """A row may equal another row with a system prompt before it: its own session is judged."""
-    rows = [{**ROW, "responses_create_params": {"input": prompt}} for prompt in ([SYSTEM, USER], [USER])]
+    rows = [ROW | {"responses_create_params": {"input": prompt}} for prompt in ([SYSTEM, USER], [USER])]
+    calls = [("add", json.dumps({"item": item})) for item in ("pear", "plum")]
     async with resources_client(basket) as client:
-        for row, item in zip(rows, ["pear", "plum"], strict=True):
+        for row, (name, text) in zip(rows, calls, strict=True):
             await client.post("/seed_session", json=row)
-            await send(client, "tools", "add", json.dumps({"item": item}))
-        answers = [
-            await verify(client, build_items(("add", json.dumps({"item": item}))), row)
-            for row, item in zip(rows, ["pear", "plum"], strict=True)
-        ]
-    assert [(each.status_code, each.json()["reward"]) for each in answers] == [(200, 1.0), (200, 0.0)]
+            await send(client, "tools", name, text)
+        answers = [await verify(client, build_items(call), row) for row, call in zip(rows, calls, strict=True)]
+    assert [(answer.status_code, answer.json()["reward"]) for answer in answers] == [(200, 1.0), (200, 0.0)]
