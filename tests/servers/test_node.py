@@ -31,14 +31,17 @@ async def close_client():
 
 
 async def names(head_url):
-    return [each["name"] for each in (await fetch_nodes(head_url))["instances"]]
+    return [instance["name"] for instance in (await fetch_nodes(head_url))["instances"]]
 
 
-async def test_a_node_is_registered_as_long_as_it_runs():
-    async with serve_head() as head_url:
-        async with run_node(NodeClient(head_url, [LAMP], expected=["lamp", "bulb"])):
+async def test_a_node_is_registered_at_its_advertised_address_as_long_as_it_runs():
+    announced = LAMP.model_copy(update={"host": "127.0.0.2"})
+    async with serve_head(host="127.0.0.3") as head_url:
+        async with run_node(NodeClient(head_url, [announced], expected=["lamp", "bulb"])):
             known = await fetch_nodes(head_url)
-        assert ([each["name"] for each in known["instances"]], known["expected"]) == (["lamp"], ["lamp", "bulb"])
+        [instance] = known["instances"]
+        assert (instance["name"], instance["url"]) == ("lamp", "http://127.0.0.2:9")
+        assert known["expected"] == ["lamp", "bulb"]
         assert await names(head_url) == []
 
 
@@ -101,7 +104,7 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
             await wait_until(known)
             await wait_until(lambda: len(caplog.records) == 2)
             await running.__aexit__(None, None, None)
-    out, back = [each.getMessage() for each in caplog.records]
+    out, back = caplog.messages
     assert "the servers continue, and the node keeps trying" in out
     assert "the head answers again" in back
 
@@ -120,8 +123,10 @@ async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
     assert "does not answer" in caplog.text or "did not answer" in caplog.text
 
 
-async def test_a_head_that_starts_late_is_waited_for():
+async def test_a_head_that_starts_late_is_waited_for_for_a_while():
     port = find_free_port()
+    with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
+        await NodeClient(f"http://127.0.0.1:{port}", [LAMP], join_seconds=0.2).join()
     join_task = asyncio.ensure_future(NodeClient(f"http://127.0.0.1:{port}", [LAMP]).join())
     await asyncio.sleep(0.3)
     assert not join_task.done()
@@ -130,23 +135,15 @@ async def test_a_head_that_starts_late_is_waited_for():
         assert await names(head_url) == ["lamp"]
 
 
-async def test_the_wait_for_a_head_is_bounded():
-    with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
-        await NodeClient(f"http://127.0.0.1:{find_free_port()}", [LAMP], join_seconds=0.2).join()
-
-
-async def test_a_server_that_is_not_a_head_is_not_waited_for():
+async def test_a_server_that_is_not_a_head_and_a_rejection_by_the_head_are_reported():
     async with serve_app(FastAPI()) as port:
         with pytest.raises(GymsdkError, match="is not a gymsdk head"):
             await NodeClient(f"http://127.0.0.1:{port}", [LAMP]).join()
-
-
-async def test_a_rejection_by_the_head_is_reported():
-    other = LAMP.model_copy(update={"implementation": "candle"})
-    async with serve_head(other) as head_url:
-        with pytest.raises(
-            GymsdkError, match=r"refuses this node: 'lamp' is .*candle at this head.*choose another name"
-        ):
+        with pytest.raises(GymsdkError, match=r"is not a gymsdk head: it answered 404 at /nodes.*choose another port"):
+            await bind_head("127.0.0.1", port)
+    rejection = r"refuses this node: 'lamp' is .*candle at this head.*choose another name"
+    async with serve_head(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
+        with pytest.raises(GymsdkError, match=rejection):
             await NodeClient(head_url, [LAMP]).join()
 
 
@@ -170,12 +167,6 @@ async def test_a_node_sends_the_headers_it_is_given():
     assert received == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
 
 
-async def test_servers_report_the_advertised_address():
-    announced = LAMP.model_copy(update={"host": "127.0.0.2"})
-    async with serve_head(host="127.0.0.3") as head_url, run_node(NodeClient(head_url, [announced])):
-        assert [each["url"] for each in (await fetch_nodes(head_url))["instances"]] == ["http://127.0.0.2:9"]
-
-
 @pytest.mark.slow
 async def test_a_killed_process_is_gone_within_its_lease():
     async with serve_head(lease=1.0) as head_url, serve_process("multineedle", head_url, lease=1.0) as (started, _):
@@ -191,15 +182,16 @@ async def test_a_killed_process_is_gone_within_its_lease():
         assert time.monotonic() - killed < 10
 
 
-async def test_a_head_that_answers_is_joined():
+async def test_a_head_that_answers_is_joined_and_one_at_an_address_of_this_machine_is_started_here():
     async with serve_head(host="127.0.0.2") as head_url:
         assert await bind_head("127.0.0.2", int(head_url.rpartition(":")[2])) is None
-
-
-async def test_a_head_at_an_address_of_this_machine_is_started_here():
     port = find_free_port("127.0.0.2")
     with await bind_head("127.0.0.2", port) as at:
         assert at.getsockname() == ("127.0.0.2", port)
+    # An address reserved for documentation, which no machine has.
+    assert not is_local_host("192.0.2.1")
+    with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
+        await bind_head("192.0.2.1", 9, timeout_seconds=0)
 
 
 async def test_of_two_nodes_that_start_together_one_starts_the_head_and_the_other_joins():
@@ -213,42 +205,16 @@ async def test_of_two_nodes_that_start_together_one_starts_the_head_and_the_othe
             assert await other is None
 
 
-async def test_the_wait_for_a_remote_head_is_bounded():
-    # An address reserved for documentation, which no machine has.
-    assert not is_local_host("192.0.2.1")
-    with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
-        await bind_head("192.0.2.1", 9, timeout_seconds=0)
-
-
-async def test_a_port_of_this_machine_in_use_by_another_program_is_reported_at_once():
-    async with serve_app(FastAPI()) as port:
-        with pytest.raises(GymsdkError, match=r"is not a gymsdk head: it answered 404 at /nodes.*choose another port"):
-            await bind_head("127.0.0.1", port)
-
-
-async def test_a_removed_node_registers_under_another_id():
-    async with serve_head() as head_url, run_node(NodeClient(head_url, [LAMP], lease=0.5)) as node:
+async def test_a_removed_node_registers_once_under_another_id_and_a_node_that_left_stays_away():
+    async with serve_head() as head_url:
+        node = NodeClient(head_url, [LAMP], lease=0.5)
+        await node.join()
         before = node.id
         assert (await client.delete(f"{head_url}/nodes/{before}", retry=client.DEFAULT_RETRY)).ok
         assert await names(head_url) == []
-        await node.send_heartbeats()
-        assert (node.id != before, await names(head_url)) == (True, ["lamp"])
-
-
-async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
-    async with serve_head() as head_url:
-        node = NodeClient(head_url, [LAMP])
-        await node.join()
-        assert (await client.delete(f"{head_url}/nodes/{node.id}", retry=client.DEFAULT_RETRY)).ok
         await asyncio.gather(*(node.send_heartbeats() for _ in range(3)))
-        assert [each["id"] for each in (await fetch_nodes(head_url))["nodes"]] == [node.id]
-        await node.leave()
-
-
-async def test_a_node_that_left_stays_away():
-    async with serve_head() as head_url:
-        node = NodeClient(head_url, [LAMP])
-        await node.join()
+        assert [known["id"] for known in (await fetch_nodes(head_url))["nodes"]] == [node.id] != [before]
+        assert await names(head_url) == ["lamp"]
         await node.leave()
         await node.send_heartbeats()
         assert await names(head_url) == []
@@ -266,21 +232,18 @@ def test_a_long_wait_for_a_head_is_logged_once(caplog):
     assert caplog.messages == []
 
 
-async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again() -> None:
+async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again():
     blocked = asyncio.Event()
     async with (
         serve_head(lease=0.4) as head_url,
         run_node(NodeClient(head_url, [LAMP], is_alive=lambda: not blocked.is_set())),
     ):
 
-        async def names() -> list[str]:
-            return [each["name"] for each in (await fetch_nodes(head_url))["instances"]]
+        async def is_lost():
+            return await names(head_url) == []
 
-        async def is_lost() -> bool:
-            return await names() == []
-
-        async def is_back() -> bool:
-            return await names() == ["lamp"]
+        async def is_back():
+            return await names(head_url) == ["lamp"]
 
         await wait_until(is_back)
         blocked.set()

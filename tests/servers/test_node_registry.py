@@ -15,16 +15,15 @@ from .registrations import HERE, MATH, build_exit_registration, build_registrati
 
 def test_a_node_is_registered_for_its_lease(registry, clock):
     assert registry.register("a", build_registration(MATH), HERE) == 10.0
-    clock.now = 10.0
-    assert [service.name for service in registry.services] == ["math"]
-    clock.now = 10.1
+    clock.now = 9.0
+    # A node that reports again stays, and may change its servers and the lease, but not to a longer one.
+    assert registry.register("a", build_registration(build_service(implementation="sums")), HERE) == 10.0
+    clock.now = 19.0
+    assert [service.implementation for service in registry.services] == ["sums"]
+    clock.now = 19.1
     assert (registry.services, len(registry)) == ([], 0)
-
-
-def test_a_registration_that_arrives_after_its_node_has_left_is_rejected(registry):
-    registry.leave("a")
-    with pytest.raises(RequestRejected, match="has left"):
-        registry.register("a", build_registration(MATH), HERE)
+    assert registry.register("b", build_registration(seconds=2.0), HERE) == 2.0
+    assert registry.register("b", build_registration(seconds=2000.0), HERE) == 10.0
 
 
 def test_the_registry_remembers_a_bounded_number_of_nodes_that_left(clock):
@@ -36,19 +35,6 @@ def test_the_registry_remembers_a_bounded_number_of_nodes_that_left(clock):
         registry.register("c", build_registration(build_service()), HERE)
 
 
-def test_a_node_that_reports_again_stays(registry, clock):
-    registry.register("a", build_registration(MATH), HERE)
-    clock.now = 9.0
-    registry.register("a", build_registration(MATH), HERE)
-    clock.now = 18.0
-    assert len(registry) == 1
-
-
-def test_a_node_may_request_a_shorter_lease_but_not_a_longer_lease(registry):
-    assert registry.register("a", build_registration(seconds=2.0), HERE) == 2.0
-    assert registry.register("b", build_registration(seconds=2000.0), HERE) == 10.0
-
-
 def test_a_node_that_leaves_is_removed_at_once_and_cannot_register_again(registry):
     registry.register("a", build_registration(MATH), HERE)
     registry.leave("a")
@@ -58,55 +44,29 @@ def test_a_node_that_leaves_is_removed_at_once_and_cannot_register_again(registr
         registry.register("a", build_registration(MATH), HERE)
 
 
-def test_a_second_node_with_a_servers_name_is_another_instance(registry):
+def test_a_server_that_contradicts_a_registered_server_or_a_key_is_rejected_with_a_message(registry, clock):
     registry.register("a", build_registration(MATH), HERE)
-    registry.register("b", build_registration(build_service()), HERE)
-    assert [service.name for service in registry.services] == ["math", "math"]
-    assert len({service.id for service in registry.services}) == 2
-
-
-@pytest.mark.parametrize("fields", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
-def test_a_server_that_contradicts_a_registered_server_is_rejected_with_a_message(registry, fields):
-    registry.register("a", build_registration(MATH), HERE)
-    with pytest.raises(
-        RequestRejected, match=r"'math' is resources_servers/math at this head and cannot be .*; choose another name"
-    ):
-        registry.register("b", build_registration(build_service(**fields)), HERE)
+    message = r"'math' is resources_servers/math at this head and cannot be .*; choose another name"
+    for known in (registry, NodeRegistry([MATH], clock=clock)):
+        for fields in ({"implementation": "sums"}, {"kind": "responses_api_models"}):
+            with pytest.raises(RequestRejected, match=message):
+                known.register("b", build_registration(build_service(**fields)), HERE)
     assert len(registry) == 1
+    for name in ("head_server", "policy_model_name"):
+        with pytest.raises(RequestRejected, match="a key of the configuration"):
+            NodeRegistry(taken=["policy_model_name"]).register("a", build_registration(build_service(name=name)), HERE)
 
 
-def test_a_server_that_contradicts_a_server_of_the_head_is_rejected(clock):
-    with pytest.raises(RequestRejected, match="'math' is"):
-        NodeRegistry([MATH], clock=clock).register("b", build_registration(build_service(implementation="sums")), HERE)
-
-
-@pytest.mark.parametrize("name", ["head_server", "policy_model_name"])
-def test_a_server_cannot_have_the_name_of_a_configuration_key(name):
-    with pytest.raises(RequestRejected, match="a key of the configuration"):
-        NodeRegistry(taken=["policy_model_name"]).register("a", build_registration(build_service(name=name)), HERE)
-
-
-def test_a_node_may_change_its_servers(registry):
-    registry.register("a", build_registration(MATH), HERE)
-    registry.register("a", build_registration(build_service(implementation="sums")), HERE)
-    assert [service.implementation for service in registry.services] == ["sums"]
-
-
-@pytest.mark.parametrize(
-    ("host", "address", "expected"),
-    [
+def test_a_node_that_listens_on_all_addresses_is_reached_at_the_address_it_registered_from(registry):
+    for host, address, expected in (
         ("0.0.0.0", "10.0.0.7", "10.0.0.7"),
         ("::", "::ffff:10.0.0.7", "10.0.0.7"),
         ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
         ("node-7", "10.0.0.7", "node-7"),
         ("0.0.0.0", "nonsense", "0.0.0.0"),
-    ],
-)
-def test_a_node_that_listens_on_all_addresses_is_reached_at_the_address_it_registered_from(
-    registry, host, address, expected
-):
-    registry.register("a", build_registration(build_service(host=host)), address)
-    assert [service.host for service in registry.services] == [expected]
+    ):
+        registry.register("a", build_registration(build_service(host=host)), address)
+        assert [service.host for service in registry.services] == [expected], (host, address)
 
 
 def test_the_number_of_nodes_is_bounded(clock):
@@ -130,32 +90,17 @@ def test_expected_servers_and_exits_are_reported(registry):
     assert (registry.expected_servers, registry.exits) == (["math", "tool_call"], exits)
 
 
-def build_nested_value(depth):
-    value = "x"
-    for _ in range(depth):
-        value = [{"a": value}]
-    return value
-
-
-@pytest.mark.parametrize(
-    "registration",
-    [
-        {"services": [MATH.model_dump() | {"port": 0}]},
-        {"services": [MATH.model_dump() | {"host": "a b/"}]},
-        {"services": [MATH.model_dump() | {"kind": "coffee"}]},
-        {"services": [MATH.model_dump() | {"id": "guessed"}]},
-        {"services": [MATH.model_dump() | {"name": ""}]},
-        {"services": [MATH.model_dump()] * (MAX_ENTRIES + 1)},
-        {"services": [MATH.model_dump() | {"fields": {"a": build_nested_value(400)}}]},
-        {"services": [MATH.model_dump() | {"fields": {"a": "x" * 20000}}]},
-        {"loads": {"math": {"sessions": -1}}},
-        {"seconds": 0},
-        {"seconds": float("nan")},
-    ],
-)
-def test_an_invalid_registration_is_rejected(registration):
-    with pytest.raises(ValidationError):
-        Registration.model_validate(registration)
+def test_an_invalid_registration_is_rejected():
+    nested = "x"
+    for _ in range(400):
+        nested = [{"a": nested}]
+    changes = [{"port": 0}, {"host": "a b/"}, {"kind": "coffee"}, {"id": "guessed"}, {"name": ""}]
+    changes += [{"fields": {"a": nested}}, {"fields": {"a": "x" * 20000}}]
+    registrations = [{"services": [MATH.model_dump() | change]} for change in changes]
+    registrations += [{"services": [MATH.model_dump()] * (MAX_ENTRIES + 1)}, {"loads": {"math": {"sessions": -1}}}]
+    for registration in (*registrations, {"seconds": 0}, {"seconds": float("nan")}):
+        with pytest.raises(ValidationError):
+            Registration.model_validate(registration)
 
 
 def test_the_oldest_healthy_instance_represents_its_name():
@@ -181,27 +126,25 @@ def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(registry):
     registry.register("supervisor", build_exit_registration(), HERE)
     # The registry reports the exit, so the node does not also count as lost.
     assert (registry.services, registry.lost_nodes) == ([], [])
-    # The last registration of the process may arrive after the report of its exit.
+    # The last registration of the process may arrive after the report of its exit, and the first one too.
     with pytest.raises(RequestRejected, match="has left"):
         registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
-    assert registry.services == []
+    with pytest.raises(RequestRejected, match="the process of node 'other' has ended") as caught:
+        registry.register("other", build_registration(build_service(pid=7), supervisor="s"), HERE)
+    assert (caught.value.status, registry.services, registry.due_restarts("other")) == (410, [], [])
 
 
-@pytest.mark.parametrize(
-    ("service", "supervisor"),
-    [({"pid": 8}, "s"), ({"pid": 7, "started": 6.5}, "s"), ({"pid": 7, "name": "sums"}, "s"), ({"pid": 7}, "other")],
-)
-def test_the_exit_of_a_process_removes_only_the_node_of_this_process(registry, service, supervisor):
-    registry.register("child", build_registration(build_service(**service), supervisor=supervisor), HERE)
-    registry.register("supervisor", build_exit_registration(), HERE)
-    assert len(registry.services) == 1
-
-
-def test_a_registration_after_the_exit_of_its_process_is_rejected(registry):
-    registry.register("supervisor", build_exit_registration(), HERE)
-    with pytest.raises(RequestRejected, match="the process of node 'child' has ended") as caught:
-        registry.register("child", build_registration(build_service(pid=7), supervisor="s"), HERE)
-    assert (caught.value.status, registry.services, registry.due_restarts("child")) == (410, [], [])
+def test_the_exit_of_a_process_removes_only_the_node_of_this_process():
+    for service, supervisor in (
+        ({"pid": 8}, "s"),
+        ({"pid": 7, "started": 6.5}, "s"),
+        ({"pid": 7, "name": "sums"}, "s"),
+        ({"pid": 7}, "other"),
+    ):
+        registry = NodeRegistry()
+        registry.register("child", build_registration(build_service(**service), supervisor=supervisor), HERE)
+        registry.register("supervisor", build_exit_registration(), HERE)
+        assert len(registry.services) == 1, (service, supervisor)
 
 
 def test_an_abnormal_exit_is_not_hidden_by_another_server_of_its_name(registry):
@@ -218,6 +161,7 @@ def test_two_nodes_cannot_have_the_same_instance_id(registry):
         registry.register("b", build_registration(MATH), HERE)
     assert caught.value.status == 409
     registry.register("b", build_registration(build_service()), HERE)
+    assert [service.name for service in registry.services] == ["math", "math"]
     registry.leave("a")
     registry.register("c", build_registration(MATH), HERE)
     with pytest.raises(RequestRejected, match="belongs to another instance"):
@@ -229,10 +173,9 @@ def test_servers_on_loopback_are_accepted_only_from_the_heads_own_machine():
     for address, head_address in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
         check_services([loopback], address, head_address=head_address, scheme="http")
     check_services([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, head_address="10.0.0.1", scheme="http")
+    message = r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
     for host in ("127.0.0.1", "localhost", "::1"):
-        with pytest.raises(
-            RequestRejected, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
-        ) as caught:
+        with pytest.raises(RequestRejected, match=message) as caught:
             check_services([MATH.model_copy(update={"host": host})], HERE, head_address="10.0.0.1", scheme="http")
         assert caught.value.status == 422
 
@@ -243,7 +186,7 @@ def test_a_head_with_tls_rejects_servers_without_tls():
         check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")
 
 
-def test_a_node_with_a_thousand_environments_is_registered_with_all_its_servers() -> None:
+def test_a_node_with_a_thousand_environments_is_registered_with_all_its_servers():
     registry = NodeRegistry()
     services = [MATH.model_copy(update={"name": f"math{number}", "id": f"{number:012x}"}) for number in range(3000)]
     registry.register("n", Registration(services=services), "127.0.0.1")
