@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from pydantic import SecretStr
 
 from gymsdk import credentials
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host, is_loopback_url
 from gymsdk.jsonl import is_finite_number, parse_json
-from gymsdk.line import StoredRollout
+from gymsdk.line import StoredRollout, parse_error_record
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
@@ -312,11 +313,13 @@ class RemoteVerdict:
         reward: The reward, including the rewards of the steps.
         components: Named parts of the reward.
         fields: The verdict's own fields as plain JSON.
+        record: The rewards of the steps, and the calls of judges and user models, if the server names them.
     """
 
     reward: float
     components: dict[str, float]
     fields: Item
+    record: EpisodeRecord = field(default_factory=EpisodeRecord)
 
 
 def parse_value(response: HttpResponse) -> object:
@@ -347,13 +350,15 @@ def parse_failure(response: HttpResponse) -> EpisodeError | None:
         return None
     error_type = Unscorable if body.get("outcome") == "unscorable" else Failed
     is_server_error = response.status >= 500  # noqa: PLR2004 - HTTP's server errors
-    return error_type(
+    failure = error_type(
         str(body.get("detail")),
         kind=kind,
         stage=stage,
         retryable=retryable if isinstance(retryable, bool) else is_server_error,
         retry_after=response.retry_after,
     )
+    failure.record = parse_error_record(body)
+    return failure
 
 
 def _is_model_failure(response: HttpResponse) -> bool:
@@ -402,7 +407,8 @@ def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
         excerpt = str(components)[:MAX_EXCERPT_CHARS]
         message = f"the server's `reward_components` must be an object of numbers, got {excerpt}"
         raise build_bad_answer_error(message, "verify")
-    return RemoteVerdict(reward=float(body["reward"]), components=components, fields=_get_verdict_fields(answer, row))
+    record = answer.record if answer.is_verified else EpisodeRecord()
+    return RemoteVerdict(float(body["reward"]), components, _get_verdict_fields(answer, row), record)
 
 
 def _get_verdict_fields(answer: StoredRollout, row: Row) -> Item:

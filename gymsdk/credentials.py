@@ -8,11 +8,12 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from secrets import token_urlsafe
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -190,6 +191,15 @@ def redact(text: str, secrets: Iterable[SecretStr]) -> str:
             is_distinctive = len(secret) >= MIN_DISTINCTIVE_CHARS
             text = text.replace(form, "***") if is_distinctive else _redact_whole_word(text, form)
     return text
+
+
+def redact_texts(value: Any, secrets: Sequence[SecretStr]) -> Any:
+    """Return a JSON *value* with *secrets* redacted in its texts."""
+    if isinstance(value, dict):
+        return {key: redact_texts(member, secrets) for key, member in value.items()}
+    if isinstance(value, list):
+        return [redact_texts(member, secrets) for member in value]
+    return redact(value, secrets) if isinstance(value, str) else value
 
 
 def _redact_whole_word(text: str, word: str) -> str:

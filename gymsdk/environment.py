@@ -11,12 +11,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from gymsdk import tools, tracing
 from gymsdk.concurrency import INTERRUPTS, ThreadIterator
 from gymsdk.config.show import is_secret
+from gymsdk.credentials import MIN_DISTINCTIVE_CHARS
+from gymsdk.episode_record import EpisodeRecord, record_stage
 from gymsdk.errors import (
     BadConfig,
     BadRow,
@@ -245,7 +247,8 @@ class Environment:
         task = self.read(row)
         # Another server may have got the id from its client.
         episode_id = id or tracing.get_rollout_id() or generate_id("episode")
-        with run_stage("reset", _build_episode_deadline(deadline)):
+        record = EpisodeRecord()
+        with record_stage("reset", record), run_stage("reset", _build_episode_deadline(deadline)):
             result = check_reset(
                 await self._hooks.call("reset", config=self.config, task=task, seed=seed, episode_id=episode_id)
             )
@@ -268,6 +271,7 @@ class Environment:
             repeat=repeat,
             deadline=deadline,
             episode_id=episode_id,
+            record=record,
         )
 
     async def step(self, episode: Episode, action: Action) -> Step:
@@ -275,16 +279,14 @@ class Environment:
 
         The output for a tool that is not offered, and for arguments that UTF-8 cannot express, is an error message.
         """
-        if isinstance(action, ToolCall):
-            offered = {tool["name"]: tool for tool in episode.tools}
-            if action.name not in offered:
-                return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
-            if action.has_surrogates():
-                return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE))
-        with run_stage("step", _build_episode_deadline(episode.deadline)):
+        if (refusal := _refuse_call(episode, action)) is not None:
+            episode.record.step_rewards.append(0.0)
+            return refusal
+        with record_stage("step", episode.record), run_stage("step", _build_episode_deadline(episode.deadline)):
             result = await self._call_episode_hook("step", episode, action=action, transcript=episode.transcript)
             step = check_step(result, action)
             episode.paid = add_rewards(episode.paid, step.reward, "step")
+            episode.record.step_rewards.append(step.reward)
         return step
 
     async def verify(self, episode: Episode) -> Verdict:
@@ -308,7 +310,7 @@ class Environment:
 
     async def close(self, episode: Episode) -> None:
         """Release what `reset` acquired, within `CLOSE_SECONDS`."""
-        with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
+        with record_stage("close", episode.record), run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
             await self._call_episode_hook("close", episode)
 
     async def replay(
@@ -369,7 +371,8 @@ class Environment:
         return metrics
 
     async def _verify_once(self, episode: Episode) -> Verdict:
-        with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
+        deadline = Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)
+        with record_stage("verify", episode.record), run_stage("verify", deadline):
             verdict = check_verdict(await self._call_episode_hook("verify", episode, transcript=episode.transcript))
             add_rewards(episode.paid, verdict.reward, "verify")
             return verdict
@@ -439,6 +442,16 @@ def _is_loop_running() -> bool:
     return True
 
 
+def _refuse_call(episode: Episode, action: Action) -> Step | None:
+    """Return the step for a call that no tool gets, `None` for other actions."""
+    if not isinstance(action, ToolCall):
+        return None
+    offered = {tool["name"]: tool for tool in episode.tools}
+    if action.name not in offered:
+        return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
+    return Step(output=tools.format_error_output(tools.SURROGATE_MESSAGE)) if action.has_surrogates() else None
+
+
 def _build_episode_deadline(deadline: float | None) -> Deadline:
     return Deadline(get_loop_time_after(DEFAULT_STAGE_SECONDS) if deadline is None else deadline)
 
@@ -485,7 +498,7 @@ def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> 
         if is_model_field(field) and (key in settings or not field.is_required())
     }
     try:
-        return kind.model_validate({**settings, **models})
+        config = kind.model_validate({**settings, **models})
     except ValidationError as error:
         errors = [(path, f"{message[:1].lower()}{message[1:]}") for path, message in list_setting_errors(error)]
         message = f"environment {name!r}: {_format_config_errors(kind, error)}"
@@ -495,6 +508,20 @@ def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> 
     except BaseException as error:
         reason = redact_values(describe_exception(error), settings)
         raise BrokenEnvironment(f"environment {name!r}: its config raised {reason}") from error
+    secrets = _list_secrets(config)
+    for _, value in config:
+        if isinstance(value, MeteredModel):
+            value.secrets = secrets
+    return config
+
+
+def _list_secrets(config: Config) -> list[SecretStr]:
+    """Return the values of the secret settings; a short text only looks secret by its name, as in `answer_key`."""
+    named = (value for name, value in config if isinstance(value, str) and is_secret((name,)))
+    return [
+        *(value for _, value in config if isinstance(value, SecretStr)),
+        *(SecretStr(value) for value in named if len(value) >= MIN_DISTINCTIVE_CHARS),
+    ]
 
 
 def is_model_field(field: FieldInfo) -> bool:

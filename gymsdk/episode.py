@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from gymsdk.concurrency import timeout_at
 from gymsdk.environment import Environment
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.plugins.results import add_rewards
 from gymsdk.responses import (
@@ -271,6 +272,7 @@ async def _play_whole_turn(
         result.ended = "tokens"
     episode.transcript.items.extend(result.items)
     episode.paid = add_rewards(episode.paid, result.reward, "step")
+    episode.record.step_rewards.append(result.reward)
     episode.done = result.ended is not None
     return result
 
@@ -490,7 +492,15 @@ class EpisodeRunner:
                 turns=self._turn_times,
             ),
             calls=self._model_calls,
+            record=self._get_record(),
         )
+
+    def _get_record(self) -> EpisodeRecord:
+        """Return the record of the episode; that of an episode that did not open, or of a server's, is in the error."""
+        error = self.result if isinstance(self.result, EpisodeError) else None
+        if error is not None and error.record is not None:
+            return error.record
+        return EpisodeRecord() if self.episode is None else self.episode.record
 
     def _get_row(self, given: Row | Task) -> Row:
         """Return the *given* row or task as a row; the environment may have done this for the episode."""
@@ -604,11 +614,13 @@ class JudgedEpisode:
         verdict: The verdict.
         paid: The sum of the rewards of the steps.
         ended: Why the episode ended.
+        record: The rewards of the steps, and the calls of judges and user models.
     """
 
     verdict: Verdict
     paid: float
     ended: EndReason
+    record: EpisodeRecord = field(default_factory=EpisodeRecord)
 
     @property
     def reward(self) -> float:
@@ -673,7 +685,7 @@ async def verify_episode(
     """Judge *items* as the transcript of an open *episode* whose actions have been played."""
     episode.transcript.items = list(items)
     episode.transcript.ended = ended
-    return JudgedEpisode(await environment.verify(episode), episode.paid, ended)
+    return JudgedEpisode(await environment.verify(episode), episode.paid, ended, episode.record)
 
 
 def drop_unfinished_turn(items: Sequence[Item], ended: EndReason) -> Sequence[Item]:

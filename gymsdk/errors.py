@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+    from gymsdk.episode_record import EpisodeRecord
+
 CALLING_LIBRARIES = ("pydantic", "pluggy")
 """Libraries through which gymsdk calls an environment's code; their frames are not the author's."""
 
@@ -128,7 +130,10 @@ class EpisodeError(GymsdkError):
         stage: Where the error occurred: `reset`, `model`, `step`, `verify` or `close`. The host fills it in.
         retryable: Whether the same episode may succeed on another attempt.
         retry_after: Seconds to wait before that attempt; `None` if unknown.
+        record: The rewards and the calls of models until the error, if the environment raised it.
     """
+
+    record: EpisodeRecord | None = None
 
     def __init__(
         self,
@@ -197,13 +202,15 @@ def convert_error(
         message: The message of the copy; that of *error* by default.
         kind: The kind of the copy; that of *error* by default.
     """
-    return error_type(
+    converted = error_type(
         message or str(error),
         kind=kind or error.kind,
         retryable=error.retryable,
         stage=error.stage,
         retry_after=error.retry_after,
     )
+    converted.record = error.record
+    return converted
 
 
 SUGGESTION_SIMILARITY = 0.65

@@ -16,7 +16,8 @@ import orjson
 from pydantic import ConfigDict
 
 from gymsdk import __version__, jsonl, responses
-from gymsdk.errors import BadRow
+from gymsdk.episode_record import EpisodeRecord
+from gymsdk.errors import BadRow, EpisodeError
 from gymsdk.jsonl import is_finite_number
 from gymsdk.types import AGENT_SUFFIX, STEPS_COMPONENT, Failure, Item, Outcome, Rollout, Row, Timing, Usage, Verdict
 from gymsdk.working_folder import shorten_path
@@ -52,6 +53,11 @@ TASK_DIGEST = "task_digest"
 
 STORED_REWARD = "stored_reward"
 """The field of a line's `gymsdk` key with the reward before `gymsdk reverify`."""
+
+STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT = "step_rewards", "environment_calls", "environment_calls_left_out"
+"""The fields of a line's `gymsdk` key with the record of the episode; each is missing if it says nothing."""
+
+RECORD_FIELDS = frozenset({STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT})
 
 SCALAR_FIELDS = ("id", "rollout_id", "environment", "seed", "outcome", "ended", "turns")
 """The fields of a rollout that its line holds unchanged."""
@@ -227,6 +233,11 @@ class StoredRollout:
         return get_object(self.timing, "stages")
 
     @property
+    def record(self) -> EpisodeRecord:
+        """The rewards of the steps, and the calls of judges and user models."""
+        return _parse_record(self._host)
+
+    @property
     def params(self) -> Item:
         """The prompt, the tools and the sampling parameters."""
         return get_object(self.line, "responses_create_params")
@@ -392,15 +403,19 @@ class StoredRollout:
             turns=host["turns"],
             usage={role: Usage(**usage) for role, usage in host["usage"].items()},
             timing=Timing(**host["timing"]),
+            record=self.record,
         )
 
-    def regrade(self, reward: float, components: Row, fields: Row, *, changed: bool) -> Row:
+    def regrade(
+        self, reward: float, components: Row, fields: Row, record: EpisodeRecord | None = None, *, changed: bool
+    ) -> Row:
         """Return the line with another verdict.
 
         Args:
             reward: The reward.
             components: The parts of the reward.
             fields: The other fields of the verdict.
+            record: The record of the verification.
             changed: Whether the reward differs from the stored one, which is kept then.
         """
         names, sent = self.verdict_names or (), self.sent or {}
@@ -410,8 +425,17 @@ class StoredRollout:
         line = {**_strip(self.line, stale), **row, **fields, "reward": reward, **parts}
         if isinstance(line.get(HOST), dict):
             before = {STORED_REWARD: self.reward} if changed and self.reward is not None else {}
-            line[HOST] = {**self._host, **before, **_describe_writer(), "outcome": "scored", "verdict": list(fields)}
+            host = {key: value for key, value in self._host.items() if key not in RECORD_FIELDS}
+            host |= _build_record_fields(self._replace_verification(record or EpisodeRecord()))
+            line[HOST] = {**host, **before, **_describe_writer(), "outcome": "scored", "verdict": list(fields)}
         return line
+
+    def _replace_verification(self, record: EpisodeRecord) -> EpisodeRecord:
+        """Return *record* with the calls that made the conversation, which a verification does not repeat."""
+        own = self.record
+        kept = [call for call in own.calls if call.get("stage") != "verify"]
+        judged = [call for call in record.calls if call.get("stage") == "verify"]
+        return EpisodeRecord(record.step_rewards, kept + judged, own.left_out + record.left_out)
 
 
 def get_agent_name(row: Row) -> str | None:
@@ -487,6 +511,21 @@ def read(path: Path, *, is_failure: bool = False) -> Iterator[StoredRollout]:
         yield parse(data, number=number - 1, where=f"{shown}:{number}", is_failure=is_failure)
 
 
+def parse_error_record(body: Row) -> EpisodeRecord | None:
+    """Return the record in a server's answer for a failed episode, `None` if there is none."""
+    host = get_object(body, HOST)
+    return _parse_record(host) if host else None
+
+
+def _parse_record(host: Mapping[str, Any]) -> EpisodeRecord:
+    rewards, calls, left_out = map(host.get, (STEP_REWARDS, MODEL_CALLS, CALLS_LEFT_OUT))
+    return EpisodeRecord(
+        [float(reward) for reward in rewards if is_finite_number(reward)] if isinstance(rewards, list) else [],
+        [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else [],
+        left_out if isinstance(left_out, int) else 0,
+    )
+
+
 def _check_format(host: Mapping[str, Any], where: str) -> None:
     found = host["format"]
     if type(found) is not int or found <= FORMAT:
@@ -525,7 +564,7 @@ def build_line(rollout: Rollout, key: Key, *, attempts: int = 1, digest: str = "
     return {**_build_row(rollout), **results, TASK_INDEX: key[0], ROLLOUT_INDEX: key[1], HOST: host}
 
 
-def build_verified_fields(reward: float, components: Row, fields: Row, details: Row) -> Row:
+def build_verified_fields(reward: float, components: Row, fields: Row, details: Row, record: EpisodeRecord) -> Row:
     """Return the fields that a server adds to a verified row.
 
     Args:
@@ -533,10 +572,23 @@ def build_verified_fields(reward: float, components: Row, fields: Row, details: 
         components: The parts of the reward.
         fields: The other fields of the verdict.
         details: What gymsdk says about the episode.
+        record: The rewards of the steps, and the calls of judges and user models.
     """
     parts = {"reward_components": components} if components else {}
-    host = {**_describe_writer(), **details, "outcome": "scored", "verdict": list(fields)}
+    host = {
+        **_describe_writer(),
+        **details,
+        **_build_record_fields(record),
+        "outcome": "scored",
+        "verdict": list(fields),
+    }
     return {**fields, "reward": reward, **parts, HOST: host}
+
+
+def build_error_fields(error: EpisodeError) -> Row:
+    """Return the fields that a server adds to the answer for a failed episode: its record, if it has one."""
+    fields = {} if error.record is None else _build_record_fields(error.record)
+    return {HOST: fields} if fields else {}
 
 
 def build_failure_fields(kind: str, **details: Any) -> Row:
@@ -587,7 +639,17 @@ def _build_host_fields(rollout: Rollout, attempts: int, digest: str) -> Row:
     fields |= {"usage": {role: dict(vars(usage)) for role, usage in rollout.usage.items()}, "timing": timing}
     versions = responses.get_weight_versions(rollout.response)
     fields |= {"attempts": attempts} | ({TASK_DIGEST: digest} if digest else {})
+    fields |= _build_record_fields(rollout.record)
     return _describe_writer() | fields | ({"weight_versions": versions} if versions else {})
+
+
+def _build_record_fields(record: EpisodeRecord) -> Row:
+    fields: Row = {STEP_REWARDS: record.step_rewards} if any(record.step_rewards) else {}
+    if record.calls:
+        fields[MODEL_CALLS] = record.calls
+    if record.left_out:
+        fields[CALLS_LEFT_OUT] = record.left_out
+    return fields
 
 
 def _describe_writer() -> Row:

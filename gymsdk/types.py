@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import format_suggestion
 from gymsdk.settings import LIMITS, Flag
 
@@ -615,6 +616,7 @@ class Episode:
         done: Whether the episode is over.
         paid: The sum of the rewards of the steps so far.
         episode_id: The id that hooks get: that of the episode, or a generated one for an episode without one.
+        record: The rewards of the steps, and the calls of judges and user models.
     """
 
     id: str
@@ -630,6 +632,7 @@ class Episode:
     done: bool = False
     paid: float = 0.0
     episode_id: str = ""
+    record: EpisodeRecord = field(default_factory=EpisodeRecord)
 
 
 # Protocols
@@ -814,6 +817,7 @@ class Rollout(BaseModel):
         usage: Token usage by role.
         timing: How long the stages took.
         calls: The model calls, if the episode was played in this process.
+        record: The rewards of the steps, and the calls of judges and user models.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -838,3 +842,4 @@ class Rollout(BaseModel):
     usage: dict[str, Usage] = Field(default_factory=dict)
     timing: Timing = Timing()
     calls: list[ModelCall] = Field(default_factory=list, exclude=True, repr=False)
+    record: EpisodeRecord = Field(default_factory=EpisodeRecord, exclude=True, repr=False)

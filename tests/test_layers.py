@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
 LAYERS = (
-    {"console", "errors", "graders", "once", "settings", "types", "working_folder"},
+    {"console", "episode_record", "errors", "graders", "once", "settings", "types", "working_folder"},
     {"jsonl", "line", "request_options", "responses", "tracing"},
     {
         "concurrency",

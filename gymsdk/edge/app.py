@@ -43,6 +43,7 @@ from gymsdk.edge.request import (
 )
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.http.pages import PageCheck
+from gymsdk.line import build_error_fields
 from gymsdk.observability.loop_lag import sample_loop_lag
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.tracing import LogContext
@@ -415,6 +416,7 @@ async def _handle_failure(_: Request, error: Exception) -> Response:
         tracing.add_log_fields(stage=error.stage, kind=error.kind)
         detail = {"detail": str(error), "stage": error.stage, "kind": error.kind, "retryable": error.retryable}
         detail["outcome"] = "unscorable" if isinstance(error, Unscorable) else "failed"
+        detail |= build_error_fields(error)
         return _build_error_response(detail, 503 if error.retryable else 422, error.retry_after)
     tracing.add_log_fields(kind=_error_kind(error))
     return _build_error_response({"detail": str(error), "kind": _error_kind(error)}, 503, None)

@@ -110,7 +110,7 @@ class HostedModel:
         """Return the answer unparsed: the SDK's own models would drop and add fields."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, HttpxBinaryResponseContent
 
-        client, secrets = await _get_clients(self.options).get(), _list_secrets(self.options)
+        client, secrets = await _get_clients(self.options).get(), self.options.secrets
         with redact_failures(*secrets):
             try:
                 async with asyncio.timeout_at(retries.deadline):
@@ -135,7 +135,7 @@ class HostedModel:
 
     def _build_response(self, status: int, body: bytes, headers: Mapping[str, str]) -> http.HttpResponse:
         retry_after = http.parse_retry_after(headers.get("Retry-After"))
-        return http.HttpResponse(self._host, status, body, retry_after, _list_secrets(self.options))
+        return http.HttpResponse(self._host, status, body, retry_after, self.options.secrets)
 
 
 def build(name: str, options: ModelOptions) -> Model:
@@ -191,11 +191,6 @@ def _resolve_account(name: str, options: ModelOptions) -> Item:
 
 def _get_base_url(options: ModelOptions) -> str:
     return next(iter(options.base_url or ()), "")
-
-
-def _list_secrets(options: ModelOptions) -> tuple[SecretStr, ...]:
-    """Return the key and the values of the headers."""
-    return tuple(filter(None, (options.api_key, *options.headers.values())))
 
 
 @cache

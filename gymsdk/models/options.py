@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from gymsdk import errors
+from gymsdk.credentials import BEARER
 from gymsdk.errors import BadConfig, BadModelOption, format_name, format_suggestion
 from gymsdk.http import tls
 from gymsdk.http.backoff import ModelRetry
@@ -150,6 +151,13 @@ class ModelOptions(BaseModel):
     def retry(self) -> ModelRetry:
         """How a call is retried."""
         return ModelRetry(times=self.retries, first=self.wait, timeout=self.timeout)
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """The key and the values of the headers, also without the word before a bearer token."""
+        values = [value.get_secret_value() for value in filter(None, (self.api_key, *self.headers.values()))]
+        bare = [value.removeprefix(BEARER) for value in values if value.startswith(BEARER)]
+        return tuple(map(SecretStr, (*values, *bare)))
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:

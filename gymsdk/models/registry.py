@@ -1,19 +1,24 @@
-"""Build models from names such as `openai/gpt-5`, and bound the calls that environments make."""
+"""Build models from names such as `openai/gpt-5`, and bound and record the calls that environments make."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from pydantic import SecretStr
 
 from gymsdk import responses
 from gymsdk.concurrency import INTERRUPTS, CrossLoopSemaphore
+from gymsdk.config.show import redact_settings
+from gymsdk.credentials import redact_texts
+from gymsdk.episode_record import get_recorded_stage
 from gymsdk.errors import (
     BadModelOption,
     BrokenPlugin,
+    EpisodeError,
     Failed,
     GymsdkError,
     UnknownModel,
@@ -23,6 +28,7 @@ from gymsdk.errors import (
     format_suggestion,
 )
 from gymsdk.http.tls import split_addresses
+from gymsdk.jsonl import dump_json, dump_portable_json, parse_json
 from gymsdk.models.options import DEFAULT_TIMEOUT_SECONDS, ModelOptions, read_policy_variables, validate_options
 from gymsdk.plugins.calls import get_deadline, pause_deadline
 from gymsdk.responses import Api, record_usage
@@ -148,19 +154,27 @@ def _use_address(address: str, endpoint: dict[str, Any]) -> dict[str, Any]:
     return endpoint | {"base_url": addresses, "apart": not {*addresses} <= known}
 
 
+RECORDED_ANSWER_FIELDS = ("id", "model", "status", "incomplete_details", "output", "usage")
+"""The fields of a response that are recorded for a call of an environment; others repeat the request."""
+
+
 class MeteredModel:
-    """A model for an environment, with bounded time and concurrency, that records the usage of tokens by role.
+    """A model for an environment, with bounded time and concurrency, that records its calls and their tokens by role.
 
     Args:
         model: The model.
         role: The configuration field that names the model, such as `judge`.
         seconds: The time that one call may take.
         concurrency: The number of concurrent calls.
+
+    Attributes:
+        secrets: Texts that no record of a call may contain.
     """
 
     def __init__(self, model: Model, *, role: str, seconds: float = 120.0, concurrency: int = 64) -> None:
         self.model = model
         self.role = role
+        self.secrets: Collection[SecretStr] = ()
         self._seconds = seconds
         self._semaphore = CrossLoopSemaphore(concurrency)
 
@@ -173,6 +187,26 @@ class MeteredModel:
         Raises:
             Failed: There is no answer. The kind starts with `model_`.
         """
+        stage = get_recorded_stage()
+        if stage is None:
+            return await self._respond(request, episode)
+        started = time.perf_counter()
+        # Redacted before the call: the environment may change the request meanwhile.
+        call = {"role": self.role, **stage.describe(), "request": self._redact(request)}
+        try:
+            response = await self._respond(request, episode)
+            answer = {name: response[name] for name in RECORDED_ANSWER_FIELDS if name in response}
+            call["answer"] = self._redact(answer)
+        except BaseException as error:
+            kind = error.kind if isinstance(error, EpisodeError) else type(error).__name__
+            call["error"] = self._redact({"kind": kind, "message": str(error)})
+            raise
+        finally:
+            call["seconds"] = round(time.perf_counter() - started, 6)
+            stage.add_call(call, len(dump_portable_json(call)))
+        return response
+
+    async def _respond(self, request: Item, episode: Episode | None) -> Item:
         with pause_deadline():
             await self._semaphore.acquire()
             try:
@@ -185,6 +219,17 @@ class MeteredModel:
                 self._semaphore.release()
         record_usage(self.role, response)
         return response
+
+    def _redact(self, value: Item) -> Item:
+        """Return a copy of *value* without secrets: texts under secret keys, credentials in URLs, and known secrets."""
+        try:
+            plain = parse_json(dump_json(value, replace_surrogates=True, default=str))
+        except (TypeError, ValueError) as error:
+            return {"left_out": str(error)}
+        options = getattr(self.model, "options", None)
+        secrets = [*self.secrets, *(options.secrets if isinstance(options, ModelOptions) else ())]
+        copy: Item = redact_texts(redact_settings(plain), secrets)
+        return copy
 
     async def _query(self, request: Item, episode: Episode | None) -> Item:
         label = f"the {self.role} model"

@@ -245,7 +245,8 @@ def build_unscored_rollout(job: Job, seed: int, error: EpisodeError) -> Rollout:
         retry_after=error.retry_after,
     )
     outcome = "unscorable" if isinstance(error, Unscorable) else "failed"
-    return build_failed_rollout(job, seed, failure).model_copy(update={"outcome": outcome})
+    record = {} if error.record is None else {"record": error.record}
+    return build_failed_rollout(job, seed, failure).model_copy(update={"outcome": outcome, **record})
 
 
 UNAVAILABLE_KINDS = frozenset(

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from gymsdk import client, credentials, responses
 from gymsdk.client import MISSING_STATUSES, VERSION_KEY, ServerClient, UnknownServer
 from gymsdk.config.model import resolve_environment_name
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
 from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
@@ -342,7 +343,7 @@ def has_all(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) ->
 def _build_metrics_row(rollout: Rollout) -> Row:
     """Return the line of a rollout without its messages: metrics need only the usage of the response."""
     task, _, repeat = rollout.id.partition(":")
-    line = build_line(rollout, (int(task), int(repeat)))
+    line = build_line(rollout.model_copy(update={"record": EpisodeRecord()}), (int(task), int(repeat)))
     usage = (line.pop("response") or {}).get("usage")
     line.pop("responses_create_params")
     return {**line, "response": {"usage": usage}}

@@ -132,8 +132,10 @@ class Reverified:
         """Return the line with the new verdict, or `None` if there is no verdict."""
         if self.verdict is None:
             return None
-        reward, components, fields = self.verdict.reward, self.verdict.components, self.verdict.fields
-        return self.stored.regrade(reward, components, fields, changed=self.changed)
+        verdict = self.verdict
+        return self.stored.regrade(
+            verdict.reward, verdict.components, verdict.fields, verdict.record, changed=self.changed
+        )
 
 
 def _get_grader(fields: Mapping[str, Any]) -> str:
@@ -235,7 +237,9 @@ async def _judge_locally(environment: Environment, stored: StoredRollout) -> Rem
         opening=shown if stored.has_host_fields and isinstance(shown, list) else None,
         seconds=Budget().seconds,
     )
-    return RemoteVerdict(verdict_outcome.reward, verdict_outcome.components, verdict_outcome.fields)
+    return RemoteVerdict(
+        verdict_outcome.reward, verdict_outcome.components, verdict_outcome.fields, verdict_outcome.record
+    )
 
 
 def build_remote_judge(servers: HeadServers) -> Judge:

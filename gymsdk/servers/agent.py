@@ -102,13 +102,15 @@ class RolloutFailed(Exception):
     def to_error(self) -> EpisodeError:
         """Return the `EpisodeError` that describes the failure."""
         error_type = Unscorable if self.rollout.outcome == "unscorable" else Failed
-        return error_type(
+        error = error_type(
             self.failure.message,
             kind=self.failure.kind,
             retryable=self.failure.retryable,
             stage=self.failure.stage,
             retry_after=(self.failure.retry_after or 1.0) if self.failure.retryable else None,
         )
+        error.record = self.rollout.record
+        return error
 
 
 def unchanged_line(line: Row, _: Rollout) -> object:

@@ -341,6 +341,7 @@ def _copy_episode(episode: Episode, environment: Environment, request: RowReques
         task=task,
         state=copy_state(episode.state) if environment.needs_replay else episode.state,
         transcript=Transcript(opening=opening if has_prompt else [*task.input, *opening]),
+        record=episode.record.copy(),
         deadline=asyncio.get_running_loop().time() + MAX_BUDGET.seconds,
     )
 

@@ -30,6 +30,7 @@ from gymsdk.config.model import POLICY_SERVER
 from gymsdk.edge.addresses import is_local_host
 from gymsdk.edge.app import ID_PATTERN
 from gymsdk.edge.errors import RequestRejected
+from gymsdk.episode_record import EpisodeRecord
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.backoff import Retries
@@ -146,7 +147,8 @@ class RemoteEnvironment:
             answer = await connection.post("/verify", body, stage="verify")
         if not answer.ok:
             raise build_failure(answer, "verify")
-        return _parse_verdict(answer, episode.row)
+        verdict, episode.record = _parse_verdict(answer, episode.row)
+        return verdict
 
     async def close(self, episode: Episode) -> None:
         """Close the session, if the server is gymsdk's; NeMo Gym's servers have no endpoint for it."""
@@ -229,12 +231,11 @@ def _build_verify_body(episode: Episode) -> Row:
     return {**episode.row, "response": response, **options.to_field()}
 
 
-def _parse_verdict(answer: HttpResponse, row: Row) -> Verdict:
+def _parse_verdict(answer: HttpResponse, row: Row) -> tuple[Verdict, EpisodeRecord]:
     judgement = parse_verdict(parse_object(answer, "verify"), row)
+    fields = {**judgement.fields, "reward": judgement.reward, "components": judgement.components}
     try:
-        return StoredVerdict.model_validate(
-            {**judgement.fields, "reward": judgement.reward, "components": judgement.components}
-        )
+        return StoredVerdict.model_validate(fields), judgement.record
     except ValidationError as error:
         raise build_bad_answer_error(
             f"the verdict of {answer.host} is invalid: {errors.format_validation_error(error)}", "verify"

@@ -275,7 +275,7 @@ class ResourcesEndpoints:
         return {
             **(_echo_row(row_request, content) if is_echoed else {}),
             **UNMASKED_FIELDS,
-            **build_verified_fields(judged.reward, judged.components, judged.fields, details),
+            **build_verified_fields(judged.reward, judged.components, judged.fields, details, judged.record),
         }
 
 

@@ -87,6 +87,7 @@ async def test_gymsdks_own_fields_are_the_rollouts_fields_as_json(rollout, rollo
     assert rollout.timing.turns
     assert fields == rollout.model_dump(mode="json", include=included) | {
         "attempts": 1,
+        "step_rewards": [0.25],
         "verdict": ["grader_timeout", "extracted", "scores"],
     }
 

@@ -1,0 +1,90 @@
+"""The record of an episode: the rewards of its steps, and the calls of the models that its environment asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymsdk.errors import EpisodeError
+
+MAX_CALL_BYTES = 2**20
+"""The size of the recorded calls of one episode, as JSON."""
+
+
+@dataclass(slots=True)
+class EpisodeRecord:
+    """The rewards and the calls of one episode.
+
+    Attributes:
+        step_rewards: The reward of each step that the environment played, in order.
+        calls: The calls of judges and user models as JSON objects, in the order of their ends: `role` (the setting with
+            the model), `stage` (`reset`, `step`, `verify` or `close`), in a step also `step` (its index), `seconds`,
+            `request`, and `answer` or `error`.
+        left_out: The number of further calls, the oldest, for which `MAX_CALL_BYTES` left no room.
+    """
+
+    step_rewards: list[float] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    left_out: int = 0
+    _sizes: deque[int] = field(default_factory=deque, repr=False, compare=False)
+    _bytes: int = field(default=0, repr=False, compare=False)
+
+    def copy(self) -> EpisodeRecord:
+        """Return a record that continues this one."""
+        return EpisodeRecord([*self.step_rewards], [*self.calls], self.left_out, self._sizes.copy(), self._bytes)
+
+    def add_call(self, call: dict[str, Any], size: int) -> None:
+        """Add a call of *size* bytes.
+
+        The oldest calls give way: each request of a user model repeats the conversation, and a judge is asked last.
+        """
+        self.calls.append(call)
+        self._sizes.append(size)
+        self._bytes += size
+        while self._bytes > MAX_CALL_BYTES:
+            del self.calls[0]
+            self._bytes -= self._sizes.popleft()
+            self.left_out += 1
+
+
+class record_stage:  # noqa: N801 - a context manager, used like a function
+    """Record the calls of models inside the block in *record*, as calls of *stage*.
+
+    An `EpisodeError` that leaves the block gets the record: it is all that remains of an episode that did not open.
+    """
+
+    __slots__ = ("_record", "_stage", "_token")
+
+    def __init__(self, stage: str, record: EpisodeRecord) -> None:
+        self._stage = stage
+        self._record: EpisodeRecord | None = record
+
+    def __enter__(self) -> None:
+        self._token = _current_stage.set(self)
+
+    def __exit__(self, *error_info: object) -> None:
+        _current_stage.reset(self._token)
+        if isinstance(error := error_info[1], EpisodeError):
+            error.record = self._record
+        # A task that outlives the stage, such as one that batches the calls of all episodes, keeps this context.
+        self._record = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the stage, and the index of the running step."""
+        step = {"step": len(self._record.step_rewards)} if self._record is not None and self._stage == "step" else {}
+        return {"stage": self._stage, **step}
+
+    def add_call(self, call: dict[str, Any], size: int) -> None:
+        """Add a call of *size* bytes, unless the stage is over."""
+        if self._record is not None:
+            self._record.add_call(call, size)
+
+
+_current_stage: ContextVar[record_stage | None] = ContextVar("gymsdk_recorded_stage", default=None)
+
+
+def get_recorded_stage() -> record_stage | None:
+    """Return the stage in which this code runs, `None` outside an episode."""
+    return _current_stage.get()
