@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fastapi import FastAPI, Request, Response
@@ -23,7 +24,7 @@ from gymsdk.edge.openapi import AGGREGATE_SCHEMA, FLAT_ROW_SCHEMA, PROMPT_SCHEMA
 from gymsdk.edge.request import cancel_on_disconnect, get_state, json_response, read_json_object
 from gymsdk.environment import Environment
 from gymsdk.episode import play
-from gymsdk.errors import EpisodeError, Failed, Unscorable
+from gymsdk.errors import BadRow, EpisodeError, Failed, Unscorable
 from gymsdk.http import client
 from gymsdk.jsonl import dump_json
 from gymsdk.line import ROLLOUT_INDEX, TASK_INDEX, build_line, get_agent_name, get_environment_name
@@ -39,7 +40,7 @@ from gymsdk.servers.requests import (
     limit_budget,
     parse_body,
     parse_row_request,
-    play_without_nulls,
+    remove_nulls,
 )
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import SessionStore
@@ -176,9 +177,19 @@ class RunService:
         row = {key: value for key, value in request.row.items() if key not in UNMASKED_FIELDS}
         indices = {key: row.pop(key) for key in INDEX_FIELDS if key in row}
         async with self.slots:
-            rollout = await play_without_nulls(
-                row, lambda candidate: self._play_row(request, candidate, request.id or _rollout_id(indices))
+            play_row = partial(
+                play,
+                self.environment,
+                self.model,
+                seed=request.seed,
+                repeat=request.repeat,
+                id=request.id or _rollout_id(indices),
+                budget=limit_budget(request.budget, self.budget),
             )
+            try:
+                rollout = await play_row(row)
+            except BadRow as error:
+                rollout = await play_row(remove_nulls(row, error))
         if rollout.failure is not None:
             raise RolloutFailed(rollout, rollout.failure)
         started = time.perf_counter()
@@ -189,12 +200,6 @@ class RunService:
             raise RolloutFailed(rollout, failure) from error
         finally:
             self.serialise_seconds += time.perf_counter() - started
-
-    async def _play_row(self, request: RowRequest, row: Row, id: str) -> Rollout:
-        budget = limit_budget(request.budget, self.budget)
-        return await play(
-            self.environment, self.model, row, seed=request.seed, repeat=request.repeat, id=id, budget=budget
-        )
 
     async def play_once(
         self, request: Request, row_request: RowRequest, body: Row, format_line: LineFormatter = unchanged_line

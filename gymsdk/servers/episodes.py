@@ -27,16 +27,17 @@ from gymsdk.episode import (
     verify_episode,
     verify_transcript,
 )
+from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.memory import EpisodeCounter
 from gymsdk.models import recordings
 from gymsdk.plugins.results import copy_state
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
-from gymsdk.servers.requests import RowRequest, SeedRequest, limit_budget, parse_task, play_without_nulls, to_canonical
+from gymsdk.servers.requests import RowRequest, SeedRequest, limit_budget, parse_task, remove_nulls, to_canonical
 from gymsdk.servers.session_clients import SessionClient
 from gymsdk.servers.sessions import Session, SessionKind, SessionOrigin, SessionStore
 from gymsdk.tools import InvalidArguments
-from gymsdk.types import Budget, EndReason, Episode, Item, Row, ToolCall, Transcript
+from gymsdk.types import Budget, EndReason, Episode, Item, ToolCall, Transcript
 
 JUDGED_WITHOUT_MESSAGE = "The response was judged without the session."
 MISMATCH_ADVICE = (
@@ -120,11 +121,11 @@ class EpisodeService:
         await self.sessions.check_capacity(name, client)
         request.identity.compute()
         runner = EpisodeRunner(self.environment, self._limit_budget(request, kind))
-        await play_without_nulls(
-            request.row, lambda row: runner.open(row, seed=request.seed, id=request.id, repeat=request.repeat)
-        )
-        episode = runner.episode
-        assert episode is not None, "the runner has opened an episode"
+        open_row = partial(runner.open, seed=request.seed, id=request.id, repeat=request.repeat)
+        try:
+            episode = await open_row(request.row)
+        except BadRow as error:
+            episode = await open_row(remove_nulls(request.row, error))
         origin = SessionOrigin(
             request.identity,
             episode.task,
@@ -299,20 +300,19 @@ class EpisodeService:
     async def _judge_without_session(
         self, request: RowRequest, items: Sequence[Item], end_reason: EndReason
     ) -> JudgedEpisode:
-        seconds = limit_budget(request.budget, self._budget).seconds
-
-        async def judge(row: Row) -> JudgedEpisode:
-            return await verify_transcript(
-                self.environment,
-                row,
-                items,
-                seed=request.seed,
-                repeat=request.repeat,
-                ended=end_reason,
-                seconds=seconds,
-            )
-
-        return await play_without_nulls(request.row, judge)
+        judge_row = partial(
+            verify_transcript,
+            self.environment,
+            items=items,
+            seed=request.seed,
+            repeat=request.repeat,
+            ended=end_reason,
+            seconds=limit_budget(request.budget, self._budget).seconds,
+        )
+        try:
+            return await judge_row(request.row)
+        except BadRow as error:
+            return await judge_row(remove_nulls(request.row, error))
 
     def _limit_budget(self, request: RowRequest, kind: SessionKind) -> Budget:
         budget = limit_budget(request.budget, self._budget)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, TypeVar, cast
@@ -47,8 +47,6 @@ ROUTING_FIELDS = frozenset(
 """Fields of the host, beside those that begin with `_ng_`; all other fields belong to the environment."""
 
 SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
-
-T = TypeVar("T")
 
 ROLLOUT_ID_FIELD = "_ng_rollout_id"
 """Field with the id of the rollout that a row is played for; `capture_rollout_id` is an alias."""
@@ -326,9 +324,19 @@ def _find_missing_content(output: Sequence[Item]) -> tuple[str, str] | None:
     return None if missing is None else (f"response.output.{missing}.content", "text or a list of parts")
 
 
-def infer_end_reason(body: Row, response: Item) -> EndReason:
-    """Return how the episode of a response ended, as far as the body shows it."""
-    options = RequestOptions.parse(body)
+def strip_server_prefix(items: Sequence[Item], server: str) -> list[Item]:
+    """Return items without the `mcp__SERVER__` prefix that MCP clients put before tool names."""
+    prefix = f"mcp__{server}__"
+    return [
+        {**item, "name": name.removeprefix(prefix)}
+        if item.get("type") == "function_call" and isinstance(name := item.get("name"), str)
+        else item
+        for item in items
+    ]
+
+
+def infer_end_reason(options: RequestOptions | None, response: Item) -> EndReason:
+    """Return how the episode of a response ended, as far as the request shows it."""
     if options is not None and options.ended is not None:
         return options.ended
     return "tokens" if is_incomplete_response(response) else "done"
@@ -346,15 +354,12 @@ def limit_budget(requested: Budget | None, allowed: Budget) -> Budget:
     )
 
 
-async def play_without_nulls(row: Row, play: Callable[[Row], Awaitable[T]]) -> T:
-    """Call `play` with `row`; if the row does not fit, call it again with the row's nulls removed."""
-    try:
-        return await play(row)
-    except BadRow:
-        stripped = to_canonical(row)
-        if stripped == row:
-            raise
-        return await play(stripped)
+def remove_nulls(row: Row, error: BadRow) -> Row:
+    """Return a row that does not fit its environment without its nulls; raise *error* if the row has none."""
+    stripped: Row = to_canonical(row)
+    if stripped == row:
+        raise error
+    return stripped
 
 
 def _first_integer(*values: object) -> int | None:
@@ -392,8 +397,5 @@ def parse_task(row: Row, environment: Environment) -> Task:
     """
     try:
         return environment.read(row)
-    except BadRow:
-        stripped = to_canonical(row)
-        if stripped == row:
-            raise
-        return environment.read(stripped)
+    except BadRow as error:
+        return environment.read(remove_nulls(row, error))

@@ -45,6 +45,7 @@ from gymsdk.servers.requests import (
     parse_body,
     parse_response,
     parse_row_request,
+    strip_server_prefix,
 )
 from gymsdk.servers.session_clients import SessionClient, check_cookie_id, check_rollout_path
 from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
@@ -191,8 +192,8 @@ class ResourcesEndpoints:
         """Judge a response to a row, in the state of its session if there is one."""
         content = await read_json_object(request)
         row_request, response = self._parse_request(request, content), parse_response(content)
-        items = tool_calls.strip_server_prefix(response["output"], self._name)
-        end_reason = infer_end_reason(content, response)
+        items = strip_server_prefix(response["output"], self._name)
+        end_reason = infer_end_reason(row_request.options, response)
         session = self._find_session(request)
         if get_state(request.scope).is_lost and self._environment.needs_replay and _has_tool_call(items):
             raise RequestRejected(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -276,17 +276,6 @@ class RpcError(Exception):
 def build_access(server: str, key: str) -> Item:
     """Return how a client reaches the tools of the session with this key, as NeMo Gym's clients expect it."""
     return {"server_name": server, "url_path": "/mcp", "transport": "http", "headers": {TOKEN_HEADER: key}}
-
-
-def strip_server_prefix(items: Sequence[Item], server: str) -> list[Item]:
-    """Return items without the `mcp__SERVER__` prefix that MCP clients put before tool names."""
-    prefix = f"mcp__{server}__"
-    return [
-        {**item, "name": name.removeprefix(prefix)}
-        if item.get("type") == "function_call" and isinstance(name := item.get("name"), str)
-        else item
-        for item in items
-    ]
 
 
 def mcp_add_routes(app: FastAPI, episodes: EpisodeService, name: str) -> None:
