@@ -30,7 +30,7 @@ from gymsdk.edge.request import (
 )
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers.tool_calls import TOKEN_HEADER
+from gymsdk.servers.sessions import KEY_HEADER
 
 SESSIONLESS_PATHS = frozenset({"/aggregate_metrics", "/run"})
 """POST paths that belong to no session."""
@@ -202,7 +202,7 @@ class ForwardingMiddleware:
         if FORWARDED_HEADER.encode() in headers or path in SESSIONLESS_PATHS:
             return []
         if path == "/mcp":
-            tokens: Iterable[str] = [headers.get(TOKEN_HEADER.lower().encode(), b"").decode("latin-1")]
+            tokens: Iterable[str] = [headers.get(KEY_HEADER.lower().encode(), b"").decode("latin-1")]
         else:
             tokens = tokens_in_request(scope, self._cookie)
         instances = [instance for token in tokens if (instance := parse_instance_id(token)) is not None]

@@ -456,9 +456,7 @@ class AgentEndpoints:
         """Answer a Responses request, calling tools in the session of the request's cookies."""
         content = await read_json_object(request)
         cookies = client.parse_cookies(request.headers.get("cookie"))
-        session = self._sessions.find_by_token(cookies.get(self._cookie))
-        if session is not None and session.client is not None:
-            session.client.confirm(request.scope)
+        session = self._sessions.find(cookies.get(self._cookie), request.scope)
         connection = session.connection if session else await self._open_connection(content, cookies)
         with self._sessions.use(session) if session else nullcontext():
             result = await cancel_if_client_leaves(

@@ -1,23 +1,22 @@
-"""Opens, plays and judges the episodes behind the sessions of one environment.
-
-A response is judged in the session in which it was played. `find_session` finds that session by the row and by the
-tool calls that the session has received.
-"""
+"""Opens, plays and judges the episodes behind the sessions of one environment, and answers the requests for it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
+
+from fastapi import Request, Response
 
 from gymsdk import responses, tracing
-from gymsdk.concurrency import INTERRUPTS
+from gymsdk.cluster.workers import Ownership
 from gymsdk.edge.errors import RequestRejected
+from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.environment import Environment
 from gymsdk.episode import (
     EpisodeRunner,
@@ -27,24 +26,46 @@ from gymsdk.episode import (
     verify_episode,
     verify_transcript,
 )
-from gymsdk.errors import BadRow
-from gymsdk.jsonl import dump_json, parse_json
+from gymsdk.errors import BadRow, Unscorable
+from gymsdk.jsonl import dump_json
+from gymsdk.line import MASK, RESUMABLE_KINDS, WORKER_FAILURE_KINDS, build_failure_fields, build_verified_fields
 from gymsdk.memory import EpisodeCounter
-from gymsdk.models import recordings
 from gymsdk.plugins.results import copy_state
+from gymsdk.request_options import describe_opened
 from gymsdk.responses import NOT_RUN_OUTPUT, TOKEN_FIELDS
-from gymsdk.servers.requests import RowRequest, SeedRequest, limit_budget, parse_task, remove_nulls, to_canonical
-from gymsdk.servers.session_clients import SessionClient
-from gymsdk.servers.sessions import Session, SessionKind, SessionOrigin, SessionStore
-from gymsdk.tools import InvalidArguments
-from gymsdk.types import Budget, EndReason, Episode, Item, ToolCall, Transcript
+from gymsdk.servers.aggregates import aggregate_rows
+from gymsdk.servers.matching import find_session
+from gymsdk.servers.requests import (
+    ROLLOUT_ID_FIELD,
+    CloseRequest,
+    RowRequest,
+    SeedRequest,
+    infer_end_reason,
+    limit_budget,
+    parse_body,
+    parse_response,
+    parse_row_request,
+    parse_task,
+    remove_nulls,
+    strip_server_prefix,
+)
+from gymsdk.servers.session_clients import CLIENT_HEADER, SessionClient, check_cookie_id, check_rollout_path
+from gymsdk.servers.sessions import (
+    KEY_HEADER,
+    RETRY_AFTER_SECONDS,
+    Session,
+    SessionKind,
+    SessionOrigin,
+    SessionStore,
+)
+from gymsdk.types import UNMASKED_FIELDS, Budget, EndReason, Episode, Item, Row, Transcript
 
 JUDGED_WITHOUT_MESSAGE = "The response was judged without the session."
 MISMATCH_ADVICE = (
     "The verdict of this environment depends on the session, so nothing was judged. Open a session for this row and"
     " play the row there, or send the row without the cookie to have it judged without a session."
 )
-
+LOST_STATE_MESSAGE = "the session of this response is gone, and its state with it; play the row again"
 
 MAX_BUDGET = Budget(turns=10_000, tools=10_000)
 """Largest budget of an episode without a client's budget, and of each episode that is judged."""
@@ -62,35 +83,171 @@ SESSION_MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch
 
 OPENING_PATHS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
 
-RESERVED_PATHS = frozenset(
-    {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
-)
-"""Paths of a resources server that are endpoints, so no tool of that name can be called over HTTP."""
-
-OTHER_ROW_MESSAGE = "The cookie's session was not opened with this row: {difference}."
-NO_CALL_RECEIVED_MESSAGE = "None of the response's tool calls was sent to the cookie's session."
-CALLS_NOT_RECEIVED_MESSAGE = (
-    "Some of the response's tool calls were not sent to the cookie's session; the first is a call of {name!r}."
-)
-ABANDONED_MESSAGE = (
-    "The cookie's session was opened after the session that played this response. The earlier session was judged."
-)
-
 
 class EpisodeService:
-    """The episodes of one environment, each open in a session.
+    """The episodes of one environment, each open in a session, and the endpoints that open, judge and close them.
 
     Args:
         environment: The environment.
         sessions: The open sessions.
         budget: The largest budget of an episode.
+        name: The server's name; the environment's by default.
+        with_mcp: Whether `/seed_session` returns the access to `/mcp`.
+        owners: Finds the worker that has a session whose id the client chose.
     """
 
-    def __init__(self, environment: Environment, sessions: SessionStore[Session], budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        sessions: SessionStore[Session],
+        budget: Budget | None = None,
+        *,
+        name: str | None = None,
+        with_mcp: bool = False,
+        owners: Ownership | None = None,
+    ) -> None:
         self.environment = environment
         self.sessions = sessions
         self._budget = budget or MAX_BUDGET
+        self._name = name or environment.name
+        self._with_mcp = with_mcp
+        self._owners = owners
         self._counter = EpisodeCounter()
+        self._seeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def seed(self, request: Request) -> Response:
+        """Open a session and set its cookie. The row is the body, or `task_data` in NeMo Gym's typed body."""
+        content = await read_json_object(request)
+        if "resources_session_id" in content:
+            seed = parse_body(SeedRequest, content)
+            check_rollout_path(seed.episode_id, request.scope)
+            forwarded = await self._forward_to_owner(request, seed.resources_session_id, content)
+            return forwarded or await self._open_typed(request, seed)
+        row_request = self.parse_row(request, content)
+        session = await self.open_session(row_request, "tools", previous=self.find_session(request))
+        get_state(request.scope).token = session.token
+        return json_response(self._build_tool_access(session, "mcp") | _describe_episode(row_request, session))
+
+    async def close(self, request: Request) -> Response:
+        """Close the session that the body names, or else the session of the cookie; closing it twice is no error."""
+        content = await read_json_object(request)
+        session, trusted = self.find_session(request), CLIENT_HEADER in request.headers
+        if "resources_session_id" in content:
+            closing = parse_body(CloseRequest, content)
+            name, episode = closing.resources_session_id, closing.episode_id
+            if episode is not None:
+                check_rollout_path(episode, request.scope)
+            check_cookie_id(session.name if session else None, name)
+            if (forwarded := await self._forward_to_owner(request, name, content)) is not None:
+                return forwarded
+            session, trusted = self.sessions.find_to_close(name, episode), True
+        if session is not None:
+            await self.leave_session(session, trusted=trusted)
+        return json_response({key: content[key] for key in ("resources_session_id",) if key in content})
+
+    async def verify(self, request: Request) -> Response:
+        """Judge a response to a row, in the state of its session if there is one."""
+        state = get_state(request.scope)
+        content = await read_json_object(request)
+        row_request = parse_row_request(content, self.environment, rollout=state.rollout_id)
+        response = parse_response(content)
+        items = strip_server_prefix(response["output"], self._name)
+        end_reason = infer_end_reason(row_request.options, response)
+        session = self.sessions.find(state.token, request.scope)
+        if state.is_lost and self.environment.needs_replay and _has_tool_call(items):
+            raise RequestRejected(
+                503, LOST_STATE_MESSAGE, retry_after=RETRY_AFTER_SECONDS, **SESSION_LOST | {"stage": "verify"}
+            )
+        try:
+            judged, judged_session, reason = await self._judge(row_request, items, end_reason, session)
+        except Unscorable as error:
+            if session is None or session.kind != "typed":
+                error.retryable = error.retryable or error.kind in RESUMABLE_KINDS | WORKER_FAILURE_KINDS
+                raise
+            return json_response(_build_unscored_row(row_request, content, error))
+        return json_response(self._build_verified_row(row_request, content, judged, judged_session, reason))
+
+    async def aggregate(self, request: Request) -> Response:
+        """Return the metrics of verified rows."""
+        return json_response(await aggregate_rows(self.environment, await read_json_object(request)))
+
+    async def mode(self) -> Response:
+        """Report NeMo Gym's mode `stateless`: `/verify` needs no session."""
+        return json_response("stateless")
+
+    def parse_row(self, request: Request, row: Row) -> RowRequest:
+        """Parse a row of a request, whose path may name the rollout."""
+        return parse_row_request(row, self.environment, rollout=get_state(request.scope).rollout_id)
+
+    def find_session(self, request: Request) -> Session | None:
+        """Return the session of a request's cookie, or `None`.
+
+        Raises:
+            RequestRejected: The path of the request names another rollout than the session's.
+        """
+        return self.sessions.find(get_state(request.scope).token, request.scope)
+
+    async def _forward_to_owner(self, request: Request, session_id: str, content: Item) -> Response | None:
+        """Return the response of the worker that has a session, `None` if that is this process."""
+        if self._owners is None:
+            return None
+        return await self._owners.forward(request, session_id, content)
+
+    async def _open_typed(self, request: Request, seed: SeedRequest) -> Response:
+        # A client that loses the response sends the request again, even while the first one is still running.
+        async with self._seeding.setdefault(seed.resources_session_id, asyncio.Lock()):
+            session = await self._open_named(request, seed)
+        get_state(request.scope).token = session.token
+        return json_response(
+            {"resources_session_id": seed.resources_session_id} | self._build_tool_access(session, "resources_tools")
+        )
+
+    async def _open_named(self, request: Request, seed: SeedRequest) -> Session:
+        empty_prompt: Row = {"responses_create_params": {"input": []}}
+        row_request = self.parse_row(
+            request, {**empty_prompt, **seed.task_data, ROLLOUT_ID_FIELD: seed.episode_id.rollout_id}
+        )
+        token = get_state(request.scope).token
+        existing = await self.sessions.find_repeated(seed.resources_session_id, seed, request, token)
+        if existing is not None:
+            return existing
+        # NeMo Gym may send the prompt to the agent alone; then only the row in `/verify` contains it.
+        return await self.open_session(
+            row_request,
+            "typed",
+            name=seed.resources_session_id,
+            client=SessionClient(request, seed.episode_id),
+            opening=seed,
+            previous=self.find_session(request),
+            has_prompt="responses_create_params" in seed.task_data,
+        )
+
+    def _build_tool_access(self, session: Session, field: str) -> Item:
+        """Return the field that says how a client reaches the session's tools, as NeMo Gym's clients expect it."""
+        if not self._with_mcp:
+            return {}
+        headers = {KEY_HEADER: self.sessions.issue_key(session)}
+        return {field: {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
+
+    def _build_verified_row(
+        self,
+        row_request: RowRequest,
+        content: Row,
+        judged: JudgedEpisode,
+        judged_session: Session | None,
+        reason: str | None,
+    ) -> Item:
+        details = {
+            "environment": self.environment.name,
+            "seed": row_request.seed if judged_session is None else judged_session.origin.seed,
+            "ended": judged.ended,
+        } | ({} if reason is None else {"session_unused": reason})
+        is_echoed = row_request.options is None or row_request.options.echo
+        return {
+            **(_echo_row(row_request, content) if is_echoed else {}),
+            **UNMASKED_FIELDS,
+            **build_verified_fields(judged.reward, judged.components, judged.fields, details, judged.record),
+        }
 
     async def open_session(
         self,
@@ -203,11 +360,17 @@ class EpisodeService:
             yield locked
 
     async def leave_session(self, session: Session, *, trusted: bool) -> None:
-        """Close a session; unless `trusted`, a policy may have asked, so an unjudged session waits for its verdict."""
+        """Close a session; unless `trusted`, a policy may have asked, so an unjudged session waits for its verdict.
+
+        Raises:
+            EpisodeError: The `close` hook of the environment failed.
+        """
         if trusted or session.is_judged:
             await self.sessions.close(session)
         else:
             self.sessions.close_soon(session)
+        if session.close_error is not None:
+            raise session.close_error
 
     async def call_tool(self, session: Session, name: str, arguments: str) -> tuple[Item, TurnResult]:
         """Call a tool in the episode of a locked session.
@@ -226,7 +389,7 @@ class EpisodeService:
             raise RequestRejected(503, f"the tool {name!r} had no time left", retry_after=1)
         return result.items[0], result
 
-    async def judge(
+    async def _judge(
         self, request: RowRequest, items: Sequence[Item], end_reason: EndReason, session: Session | None
     ) -> tuple[JudgedEpisode, Session | None, str | None]:
         """Judge a response as the episode of a row.
@@ -247,16 +410,28 @@ class EpisodeService:
             RequestRejected: The session was judged with another response, or the response was not played in it and the
                 verdict depends on the state: a rebuilt state could differ.
         """
-        if session is None:
-            return await self._judge_without_session(request, items, end_reason), None, None
-        async with self.lock_session(session, "tools", "typed", "turns"):
-            played, reason = self._find_played_session(session, request, items)
-            if played is session:
-                return await self._judge_session(session, request, items, end_reason), session, reason
-        if played is None:
-            return await self._judge_without_session(request, items, end_reason), None, reason
-        async with self.lock_session(played, "tools", "typed", "turns"):
-            return await self._judge_session(played, request, items, end_reason), played, reason
+        reason: str | None = None
+        if session is not None:
+            async with self.lock_session(session, "tools", "typed", "turns"):
+                played, reason = self._find_played_session(session, request, items)
+                if played is session:
+                    return await self._judge_session(session, request, items, end_reason), session, reason
+            if played is not None:
+                async with self.lock_session(played, "tools", "typed", "turns"):
+                    return await self._judge_session(played, request, items, end_reason), played, reason
+        judge_row = partial(
+            verify_transcript,
+            self.environment,
+            items=items,
+            seed=request.seed,
+            repeat=request.repeat,
+            ended=end_reason,
+            seconds=limit_budget(request.budget, self._budget).seconds,
+        )
+        try:
+            return await judge_row(request.row), None, reason
+        except BadRow as error:
+            return await judge_row(remove_nulls(request.row, error)), None, reason
 
     def _find_played_session(
         self, session: Session, request: RowRequest, items: Sequence[Item]
@@ -278,7 +453,7 @@ class EpisodeService:
         return None, f"{match.reason} {JUDGED_WITHOUT_MESSAGE}"
 
     def _earlier_sessions(self, session: Session) -> list[Session]:
-        return [each for each in session.earlier if self.sessions.is_open(each) and not each.is_judged]
+        return [earlier for earlier in session.earlier if self.sessions.is_open(earlier) and not earlier.is_judged]
 
     async def _judge_session(
         self, session: Session, request: RowRequest, items: Sequence[Item], end_reason: EndReason
@@ -296,23 +471,6 @@ class EpisodeService:
             session.verdict = judged
             self.sessions.release(session)
         return judged
-
-    async def _judge_without_session(
-        self, request: RowRequest, items: Sequence[Item], end_reason: EndReason
-    ) -> JudgedEpisode:
-        judge_row = partial(
-            verify_transcript,
-            self.environment,
-            items=items,
-            seed=request.seed,
-            repeat=request.repeat,
-            ended=end_reason,
-            seconds=limit_budget(request.budget, self._budget).seconds,
-        )
-        try:
-            return await judge_row(request.row)
-        except BadRow as error:
-            return await judge_row(remove_nulls(request.row, error))
 
     def _limit_budget(self, request: RowRequest, kind: SessionKind) -> Budget:
         budget = limit_budget(request.budget, self._budget)
@@ -346,234 +504,23 @@ def _copy_episode(episode: Episode, environment: Environment, request: RowReques
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The session in which a response was played, and why it is not the newest.
-
-    Attributes:
-        session: The session, or `None` if no session matches.
-        reason: Why the newest session does not match.
-        row_has_session: Whether a session of the row exists.
-    """
-
-    session: Session | None
-    reason: str | None = None
-    row_has_session: bool = True
+def _echo_row(row_request: RowRequest, content: Row) -> Item:
+    """Return the row, the prompt and the response as the client sent them."""
+    prompt = {key: content[key] for key in ("responses_create_params",) if key in content}
+    return {**row_request.row, **prompt, "response": content["response"]}
 
 
-def find_session(
-    candidates: Sequence[Session], request: RowRequest, items: Sequence[Item], environment: Environment
-) -> Match:
-    """Find the session in which the policy played a response.
-
-    Args:
-        candidates: The sessions of one cookie in the order in which they were opened; the last is the newest.
-        request: The row.
-        items: The output of the response.
-        environment: The environment of the sessions.
-
-    Raises:
-        BadRow: The row is invalid for the environment.
-    """
-    newest = candidates[-1]
-    row_sessions, difference = _find_sessions_of_row(candidates, request, environment)
-    if not row_sessions:
-        return Match(None, OTHER_ROW_MESSAGE.format(difference=difference), row_has_session=False)
-    calls = ResponseCalls.from_items(items, row_sessions[-1], environment)
-    if newest in row_sessions and calls.is_complete_in(newest):
-        return Match(newest)
-    with_calls = [session for session in row_sessions if calls.has_received_any([session])]
-    # A call of an unknown tool may have opened a newer session, which received the later calls.
-    searched = candidates[candidates.index(with_calls[0]) :] if with_calls and calls.others else row_sessions
-    not_received = calls.find_not_received(searched)
-    if not_received or not with_calls:
-        name = not_received[0].name if not_received else ""
-        return Match(None, CALLS_NOT_RECEIVED_MESSAGE.format(name=name) if with_calls else NO_CALL_RECEIVED_MESSAGE)
-    complete = [session for session in with_calls if not calls.find_not_received([session])]
-    # The policy may have opened the newer session with a tool call, to be judged in another session.
-    chosen = complete[-1] if complete and not calls.others else with_calls[0]
-    return Match(chosen, None if chosen is newest else ABANDONED_MESSAGE)
+def _build_unscored_row(row_request: RowRequest, content: Row, error: Unscorable) -> Item:
+    failure = {MASK: True, "failure_kind": error.kind, "failure_reason": str(error)}
+    return {**_echo_row(row_request, content), "reward": 0.0, **failure, **build_failure_fields(error.kind)}
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCalls:
-    """The tool calls of a response that have an answer.
-
-    Agents send a call to the server if the episode offers the tool and the arguments are a JSON object that the tool
-    accepts. They answer other calls themselves, or post each to the path of its name, which may be an endpoint that
-    opens a session.
-
-    Attributes:
-        offered: The calls of offered tools with valid arguments.
-        others: The calls of other tools.
-        environment: The environment of the episode.
-    """
-
-    offered: list[ToolCall]
-    others: list[ToolCall]
-    environment: Environment
-
-    @classmethod
-    def from_items(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
-        """Return the calls among `items`, which were played in an episode like that of `session`."""
-        names = {tool.get("name") for tool in session.tools} - RESERVED_PATHS
-        answered = [
-            action
-            for span in responses.iter_turn_spans(items)
-            for action in responses.get_played_actions(items, span)
-            if isinstance(action, ToolCall)
-        ]
-        offered = [call for call in answered if call.name in names and call.parsed() is not None]
-        return cls(offered, [call for call in answered if call.name not in names], environment)
-
-    def is_complete_in(self, session: Session) -> bool:
-        """Return whether `session` received every call, including calls of unknown tools."""
-        missing, _ = _pair_calls(self.others, session.calls, lambda call: call.name)
-        return not missing and not self.find_not_received([session])
-
-    def has_received_any(self, sessions: Iterable[Session]) -> bool:
-        """Return whether one of `sessions` received an offered call, or agents would send none of the offered calls."""
-        missing = self._find_missing(sessions)
-        return len(missing) < len(self.offered) or not self._keep_sendable(missing)
-
-    def find_not_received(self, sessions: Iterable[Session]) -> list[ToolCall]:
-        """Return the offered calls that `sessions` did not receive, except those that agents do not send."""
-        return self._keep_sendable(self._find_missing(sessions))
-
-    def _find_missing(self, sessions: Iterable[Session]) -> list[ToolCall]:
-        recorded = [call for session in sessions for call in session.calls]
-        missing, rest = _pair_calls(self.offered, recorded, _written_key)
-        if missing and rest:
-            missing, _ = _pair_calls(missing, rest, partial(_received_key, environment=self.environment))
-        return missing
-
-    def _keep_sendable(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
-        """Return the *calls* that agents send: agents answer calls that the tool rejects."""
-        return [call for call in calls if _received_key(call, self.environment) is not None]
+def _has_tool_call(items: Sequence[Item]) -> bool:
+    return any(item.get("type") == "function_call" for item in items)
 
 
-def _pair_calls(
-    calls: Sequence[ToolCall], recorded: Sequence[ToolCall], key_of: Callable[[ToolCall], Hashable]
-) -> tuple[list[ToolCall], list[ToolCall]]:
-    """Match each call with one recorded call that has the same `key_of`.
-
-    Returns:
-        The calls without a match, and the recorded calls without a match.
-    """
-    available: defaultdict[Hashable, list[ToolCall]] = defaultdict(list)
-    for call in recorded:
-        available[key_of(call)].append(call)
-    missing = []
-    for call in calls:
-        if matches := available[key_of(call)]:
-            matches.pop()
-        else:
-            missing.append(call)
-    return missing, [call for matches in available.values() for call in matches]
-
-
-def _written_key(call: ToolCall) -> Hashable:
-    """Return the name and the arguments as the policy wrote them, without nulls, spacing and key order."""
-    text = call.arguments.encode("utf-8", "replace")
-    try:
-        return call.name, _freeze(to_canonical(parse_json(text or b"{}")))
-    except (ValueError, RecursionError):
-        return call.name, text
-
-
-def _received_key(call: ToolCall, environment: Environment) -> Hashable | None:
-    """Return the name and the arguments as the tool receives them, or `None` if the tool rejects them."""
-    tool = environment.tools.get(call.name)
-    if tool is None:
-        return _written_key(call)
-    try:
-        return call.name, tool.received(call.arguments)
-    except InvalidArguments:
-        return None
-    except INTERRUPTS:
-        raise
-    except BaseException:  # noqa: BLE001  # a validator of the environment may raise anything
-        # Agents send a call that the validator cannot check, and the server answers with a failure.
-        return _written_key(call)
-
-
-def _freeze(value: Any) -> Hashable:
-    """Return a JSON value as a hashable one; 1 and 1.0 are equal, 1 and true are not."""
-    if isinstance(value, dict):
-        return frozenset((key, _freeze(member)) for key, member in value.items())
-    if isinstance(value, list):
-        return tuple(map(_freeze, value))
-    return (bool, value) if isinstance(value, bool) else value
-
-
-def _find_sessions_of_row(
-    candidates: Sequence[Session], request: RowRequest, environment: Environment
-) -> tuple[list[Session], str | None]:
-    """Return the candidates that were opened with the row, and how the row of the last candidate differs, if it does.
-
-    A session whose row differs only in fields that clients add or leave out counts if no other session matches.
-    """
-    difference: str | None = None
-    for exact in (True, False):
-        differences = [_describe_difference(session, request, environment, exact=exact) for session in candidates]
-        same_row = [session for session, each in zip(candidates, differences, strict=True) if each is None]
-        difference = differences[-1]
-        if same_row:
-            return same_row, difference
-    return [], difference
-
-
-def _describe_difference(session: Session, request: RowRequest, environment: Environment, *, exact: bool) -> str | None:
-    """Describe how a session's row differs from the row of the request, or return `None` if they are the same.
-
-    Unless `exact`, the agent may have put a system prompt before the row's prompt, and one side may lack the task
-    index, which some clients send only with one of their requests.
-    """
-    origin = session.origin
-    opened, requested = origin.identity, request.identity
-    if session.client is not None and request.id and not session.client.episode.includes(request.id):
-        return "the rollout id differs"
-    for name, value in opened.fields.items():
-        if name not in requested.fields or requested.fields[name] != value:
-            return f"the field {name!r} differs"
-    if origin.prompted and not _is_same_prompt(opened.prompt, requested.prompt, exact=exact):
-        return "the prompt differs"
-    if not _has_seed(origin, request, exact=exact):
-        return "the seed or the task index differs"
-    return _find_added_field(session, request, environment)
-
-
-def _is_same_prompt(opened: list[Any] | None, requested: list[Any] | None, *, exact: bool) -> bool:
-    if opened is None or requested is None or opened == requested:
-        return True
-    return not exact and recordings.has_added_system_prompt(requested, opened)
-
-
-def _has_seed(origin: SessionOrigin, request: RowRequest, *, exact: bool) -> bool:
-    """Return whether the row of the request has the seed with which the session was opened."""
-    if request.seed == origin.seed:
-        return True
-    if request.seed_given or origin.seed_given:
-        return False
-    indexes = origin.identity.task_index, request.identity.task_index
-    if None not in indexes:
-        return False
-    # Without an index, the fields of the row determine the seed, and an agent may add fields.
-    lacks_both = indexes == (None, None)
-    # The typed body has no field for the index.
-    may_lack_index = origin.typed and indexes[0] is None
-    return lacks_both or may_lack_index or (not exact and request.identity.prompt is not None)
-
-
-def _find_added_field(session: Session, request: RowRequest, environment: Environment) -> str | None:
-    """Describe the first difference in a declared field that the request has and the session's row lacks, if any."""
-    origin = session.origin
-    added = request.identity.fields.keys() - origin.identity.fields.keys()
-    declared = sorted(added & environment.task_type.model_fields.keys())
-    if not declared:
-        return None
-    session_task, task = session.origin.task, parse_task(request.row, environment)
-    for name in declared:
-        if getattr(session_task, name, None) != getattr(task, name, None):
-            return f"the field {name!r} differs"
-    return None
+def _describe_episode(row_request: RowRequest, session: Session) -> Item:
+    """Return the seed, the opening messages and the tools of an episode if the client is gymsdk's own."""
+    if row_request.options is None:
+        return {}
+    return describe_opened(row_request.seed, session.episode.transcript.opening, session.tools)

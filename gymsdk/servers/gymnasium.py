@@ -13,9 +13,9 @@ from gymsdk.edge.request import get_state, json_response, read_json_object
 from gymsdk.episode import TurnResult
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
 from gymsdk.servers.episodes import EpisodeService
-from gymsdk.servers.requests import parse_response, parse_row_request
+from gymsdk.servers.requests import parse_response
+from gymsdk.servers.session_clients import CLIENT_HEADER
 from gymsdk.servers.sessions import Session, Turn
-from gymsdk.servers.tool_calls import CLIENT_HEADER
 from gymsdk.types import Item, Verdict, extract_text, iter_tool_calls
 
 REQUEST_ID_FIELD = "_ng_step_request_id"
@@ -42,12 +42,8 @@ class TurnEndpoints:
 
     async def reset(self, request: Request) -> Response:
         """Open an episode of a row; the response sets its cookie."""
-        row_request = parse_row_request(
-            await read_json_object(request),
-            self._episodes.environment,
-            rollout=get_state(request.scope).rollout_id,
-        )
-        session = await self._episodes.open_session(row_request, "turns", previous=self._find_session(request))
+        row_request = self._episodes.parse_row(request, await read_json_object(request))
+        session = await self._episodes.open_session(row_request, "turns", previous=self._episodes.find_session(request))
         get_state(request.scope).token = session.token
         episode = session.episode
         messages = episode.transcript.opening[len(episode.task.input) :]
@@ -61,22 +57,17 @@ class TurnEndpoints:
         response, step_id = parse_response(content), content.get(REQUEST_ID_FIELD)
         if step_id is not None and not isinstance(step_id, str):
             raise RequestRejected(422, f"`{REQUEST_ID_FIELD}` must be a string")
-        async with self._episodes.lock_playing_session(self._find_session(request), "turns") as session:
+        async with self._episodes.lock_playing_session(self._episodes.find_session(request), "turns") as session:
             return json_response(await _play_turn(session, response, step_id))
 
     async def close(self, request: Request) -> Response:
         """Close the episode; closing it twice is no error."""
         await read_json_object(request)
-        session = self._find_session(request)
+        session = self._episodes.find_session(request)
         if session is not None:
             trusted = session.kind == "turns" or CLIENT_HEADER in request.headers
             await self._episodes.leave_session(session, trusted=trusted)
-            if session.close_error is not None:
-                raise session.close_error
         return json_response({})
-
-    def _find_session(self, request: Request) -> Session | None:
-        return self._episodes.sessions.find_by_request(request.scope)
 
 
 async def _play_turn(session: Session, response: Item, step_id: str | None) -> Item:

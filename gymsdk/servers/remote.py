@@ -37,7 +37,8 @@ from gymsdk.http.backoff import Retries
 from gymsdk.http.client import HttpResponse
 from gymsdk.line import StoredVerdict
 from gymsdk.request_options import OpenedEpisode, RequestOptions
-from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_tool
+from gymsdk.servers.session_clients import CLIENT_HEADER
+from gymsdk.servers.tool_calls import SessionConnection, call_tool
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 
 INVALID_ROW_STATUSES = frozenset({413, 422})

@@ -18,6 +18,9 @@ from gymsdk.edge.errors import RequestRejected
 from gymsdk.edge.request import FORWARDED_HEADER, ClientConnection, Scope, get_state
 from gymsdk.servers.requests import EpisodeId
 
+CLIENT_HEADER = "x-gymsdk-client"
+"""Request header that identifies gymsdk's own clients: a policy controls a request's arguments, but not its headers."""
+
 RETRY_GRACE_SECONDS = 0.5
 """Seconds that a repeated request waits for the end of the connection on which the first answer was sent."""
 

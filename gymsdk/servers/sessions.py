@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from gymsdk.config.model import DEFAULT_MAX_SESSIONS, DEFAULT_TTL_SECONDS
 from gymsdk.edge.errors import RequestRejected, ServerOverloaded
 from gymsdk.edge.limits import Claims
-from gymsdk.edge.request import Scope, get_state
+from gymsdk.edge.request import Scope
 from gymsdk.episode import EpisodeRunner, JudgedEpisode, TurnResult
 from gymsdk.errors import EpisodeError
 from gymsdk.memory import EpisodeCounter
@@ -30,6 +30,9 @@ from gymsdk.types import Episode, Item, Task, ToolCall
 
 RETRY_AFTER_SECONDS = 5.0
 """`Retry-After` in seconds when no further session can be opened."""
+
+KEY_HEADER = "X-NeMo-Gym-Session-Token"
+"""Request header with a session's key."""
 
 LEFT_SESSION_SECONDS = 600.0
 """Seconds from the last use to the close of a session that its client left without a request for a verdict."""
@@ -364,15 +367,12 @@ class SessionStore(Generic[S]):
         self._open.move_to_end(session.token)
         return session
 
-    def find_by_request(self, scope: Scope) -> S | None:
-        """Return the session of a request's cookie and mark it as used, or `None`.
+    def find(self, token: str | None, scope: Scope) -> S | None:
+        """Return the session with this token, which a request of *scope* uses, and mark it as used, or `None`.
 
         Raises:
             RequestRejected: The path of the request names another rollout than the session's.
         """
-        return self._confirm(get_state(scope).token, scope)
-
-    def _confirm(self, token: str | None, scope: Scope) -> S | None:
         session = self.find_by_token(token)
         if session is not None and session.client is not None:
             session.client.confirm(scope)
@@ -400,7 +400,7 @@ class SessionStore(Generic[S]):
             RequestRejected: The path of the request of *scope* names another rollout than the session's.
         """
         session = self._keyed.get(key or "")
-        return None if session is None else self._confirm(session.token, scope)
+        return None if session is None else self.find(session.token, scope)
 
     def find_to_close(self, name: str, episode: EpisodeId | None) -> S | None:
         """Return the session to close by the client's id, and keep that id from being opened again.

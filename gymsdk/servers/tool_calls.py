@@ -25,16 +25,14 @@ from gymsdk.errors import EpisodeError, Failed, convert_error
 from gymsdk.http import client
 from gymsdk.http.client import Cookies, HttpResponse
 from gymsdk.jsonl import dump_json, parse_json
-from gymsdk.servers.episodes import RESERVED_PATHS, EpisodeService
-from gymsdk.servers.sessions import Session
+from gymsdk.servers.episodes import EpisodeService
+from gymsdk.servers.matching import RESERVED_PATHS
+from gymsdk.servers.sessions import KEY_HEADER, Session
 from gymsdk.tools import CONTENT_PART_TYPES
 from gymsdk.types import Content, Item, Step, ToolCall
 
 STEP_HEADER = "x-gymsdk-step"
 """Response header with a call's reward and whether the episode is over."""
-
-CLIENT_HEADER = "x-gymsdk-client"
-"""Request header that identifies gymsdk's own clients: a policy controls a request's arguments, but not its headers."""
 
 OTHER_METHODS = ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 
@@ -87,7 +85,7 @@ def _callable_names(names: Iterable[str]) -> list[str]:
 
 
 async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> Response:
-    session = episodes.sessions.find_by_request(request.scope)
+    session = episodes.find_session(request)
     if name in RESERVED_PATHS or not _is_offered_tool(name, episodes, session):
         if session is not None:
             session.calls.append(ToolCall(name=name, arguments=""))
@@ -237,7 +235,7 @@ def _parse_output(answer: HttpResponse, *, is_gymsdk: bool) -> Content:
     """Return the body as the policy reads it: text, or content parts from a gymsdk server."""
     if is_gymsdk and answer.body.startswith(b"["):
         value = parse_value(answer)
-        if isinstance(value, list) and value and all(_is_content_part(each) for each in value):
+        if isinstance(value, list) and value and all(map(_is_content_part, value)):
             return value
     return answer.text
 
@@ -246,7 +244,6 @@ def _is_content_part(value: object) -> bool:
     return isinstance(value, dict) and str(value.get("type")) in CONTENT_PART_TYPES
 
 
-TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105  # the name of a header
 PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Supported versions of the protocol, newest first."""
 
@@ -271,11 +268,6 @@ class RpcError(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-def build_access(server: str, key: str) -> Item:
-    """Return how a client reaches the tools of the session with this key, as NeMo Gym's clients expect it."""
-    return {"server_name": server, "url_path": "/mcp", "transport": "http", "headers": {TOKEN_HEADER: key}}
 
 
 def mcp_add_routes(app: FastAPI, episodes: EpisodeService, name: str) -> None:
@@ -318,7 +310,7 @@ class McpEndpoint:
         message = await read_json_object(request)
         if "id" not in message:
             return Response(status_code=202)
-        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER), request.scope)
+        session = self._episodes.sessions.find_by_key(request.headers.get(KEY_HEADER), request.scope)
         envelope = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return json_response(envelope | {"result": await self._handle_message(message, session)})
@@ -353,7 +345,7 @@ class McpEndpoint:
         if not isinstance(name, str):
             raise RpcError(INVALID_PARAMS, "`name` must be the name of a tool")
         if session is None:
-            return _to_mcp_result(f"Missing {TOKEN_HEADER} for Gym MCP tool call.", failed=True)
+            return _to_mcp_result(f"Missing {KEY_HEADER} for Gym MCP tool call.", failed=True)
         text = dump_json({} if arguments is None else arguments).decode()
         session.calls.append(ToolCall(name=name, arguments=text))
         if not any(tool["name"] == name for tool in self._offered_tools(session)):

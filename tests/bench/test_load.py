@@ -23,7 +23,7 @@ from gymsdk.config.model import Deployment
 from gymsdk.deploy import process
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import client
-from gymsdk.servers.tool_calls import CLIENT_HEADER
+from gymsdk.servers.session_clients import CLIENT_HEADER
 from gymsdk.types import Episode, Item
 
 

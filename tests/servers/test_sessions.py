@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gymsdk.edge.errors import RequestRejected
-from gymsdk.servers import tool_calls
+from gymsdk.servers import session_clients
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.requests import parse_row_request
 from gymsdk.servers.sessions import SessionStore
@@ -154,7 +154,7 @@ async def test_a_close_without_an_id_closes_the_cookies_session(resources_client
     environment = counter()
     async with resources_client(environment) as client:
         await client.post("/seed_session", json=ROW)
-        headers = {tool_calls.CLIENT_HEADER: "1"}
+        headers = {session_clients.CLIENT_HEADER: "1"}
         assert [(await client.post("/close_session", json={}, headers=headers)).json() for _ in range(2)] == [{}, {}]
         assert (await client.post("/spell", json={})).status_code == 409
         assert environment.plugin.CLOSED == [3]
