@@ -112,10 +112,10 @@ def list_task_values(connection: sqlite3.Connection, by: str) -> Mapping[tuple[s
 def _list_first_values(connection: sqlite3.Connection, name: str) -> list[str]:
     """Return at most one value more than are counted."""
     rows = connection.execute(
-        "WITH RECURSIVE texts(text) AS (SELECT min(text) FROM field WHERE name = ?1 UNION ALL SELECT (SELECT min(text)"
-        " FROM field WHERE name = ?1 AND text > texts.text) FROM texts WHERE text IS NOT NULL)"
-        " SELECT text FROM texts WHERE text IS NOT NULL LIMIT ?2",
-        (name, MAX_FACET_VALUES + 1),
+        "WITH RECURSIVE texts(text) AS (SELECT min(text) FROM field WHERE name = :name UNION ALL SELECT (SELECT min(text)"
+        " FROM field WHERE name = :name AND text > texts.text) FROM texts WHERE text IS NOT NULL)"
+        " SELECT text FROM texts WHERE text IS NOT NULL LIMIT :limit",
+        {"name": name, "limit": MAX_FACET_VALUES + 1},
     )
     return [text for (text,) in rows]
 
