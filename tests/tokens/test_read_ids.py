@@ -77,6 +77,16 @@ def test_a_turn_without_its_reasoning_is_as_long_as_other_messages_up_to_a_copy_
     assert last.start == len([*say(10), 20, END])
 
 
+def test_a_part_is_behind_a_message_that_is_too_short_to_be_searched_for() -> None:
+    """The end of the first turn, which is written in other ids, and the short message are a copy of what follows the
+    second turn, which was cut off and which the template leaves out."""
+    cut, short = [90, 91], [USER, 80, START]
+    rendering = [*say(10), 20, END, *short, END, *short, 21, END, *say(11)]
+    last = find_read([say(10), [92, END], short, cut, [END, *short]], rendering, PROMPTS)
+    assert last is not None
+    assert last.start == len([*say(10), 20, END, *short])
+
+
 def test_the_first_part_begins_the_rendering() -> None:
     assert find_read([say(10)], [*say(11), *say(10), 20, END], PROMPTS) is None
 
