@@ -79,6 +79,7 @@ THIRD_PARTIES = {
     "orjson": {"*"},
     "pluggy": {"plugins"},
     "prometheus_client": {"observability.metrics"},
+    "psutil": {"bench.processes"},
     "pydantic": {"*"},
     "pydantic_core": {"*"},
     "pytest": {"checks.pytest_plugin"},

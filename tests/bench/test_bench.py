@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gymsdk.bench import processes
@@ -110,9 +109,9 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
 
     def kill() -> None:
         while not over.wait(7.0):
-            for worker in filter(_is_worker, processes.find_leaf_processes(os.getpid())):
-                os.kill(worker, signal.SIGKILL)
-                killed.append(worker)
+            for worker in filter(_is_worker, psutil.Process().children(recursive=True)):
+                worker.kill()
+                killed.append(worker.pid)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -131,9 +130,9 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
     assert not [each for each in killed if processes.is_running(each)]
 
 
-def _is_worker(pid: int) -> bool:
+def _is_worker(process: psutil.Process) -> bool:
     """Return whether the process is a forked worker, according to its command line."""
     try:
-        return b"gymsdk.workers.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+        return "gymsdk.workers.processes" in " ".join(process.cmdline()) and not process.children()
+    except psutil.NoSuchProcess:
         return False

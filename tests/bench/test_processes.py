@@ -93,14 +93,6 @@ def test_the_pss_is_used_only_if_the_system_reports_it_for_all_processes() -> No
     assert processes.choose_memory_measure([os.getpid(), ended.pid]) == "RSS"
 
 
-def test_leaf_processes_have_no_children(start_process: Callable[[str], subprocess.Popen[str]]) -> None:
-    parent = start_process(PARENT)
-    [leaf] = processes.find_leaf_processes(parent.pid)
-    assert leaf != parent.pid
-    assert leaf in processes.find_leaf_processes(os.getpid())
-    assert parent.pid not in processes.find_leaf_processes(os.getpid())
-
-
 def test_a_missing_process_raises() -> None:
     process = subprocess.Popen(["true"])
     process.wait()

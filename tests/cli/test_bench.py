@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gymsdk.bench import processes
@@ -144,7 +145,7 @@ def test_a_signal_stops_all_started_processes(start: Callable[..., subprocess.Po
     process = start("bench", "sums", "--minutes", 5, "--concurrency", 2)
     while "at once" not in process.stderr.readline():
         assert process.poll() is None
-    children = processes.find_leaf_processes(process.pid)
+    children = [child.pid for child in psutil.Process(process.pid).children(recursive=True) if not child.children()]
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
