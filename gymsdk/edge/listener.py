@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gymsdk.concurrency import CANCEL_GRACE_SECONDS, SharedTimer, call_at
+from gymsdk.concurrency import CANCEL_GRACE_SECONDS
 from gymsdk.config.model import Limits
 from gymsdk.convert.api import ApiError
 from gymsdk.edge.app import HostCheck, PrefixMiddleware
@@ -233,7 +233,6 @@ class Connection(HttpToolsProtocol):
         self._max_header_bytes = server.limits.header
         self._idle_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
-        self._keep_alive_timer: SharedTimer | asyncio.TimerHandle | None = None
         self._queued: bytearray | None = None
         self._is_body_complete = True
         self._partial_header_bytes = 0
@@ -287,11 +286,6 @@ class Connection(HttpToolsProtocol):
         self.transport.write(_build_retry_later_response(STOPPING_MESSAGE, STOPPING_RETRY_AFTER_SECONDS))
         self.transport.close()
 
-    def _unset_keepalive_if_required(self) -> None:
-        if self._keep_alive_timer is not None:
-            self._keep_alive_timer.cancel()
-            self._keep_alive_timer = None
-
     def on_message_begin(self) -> None:
         """Put the state of the request into its scope."""
         super().on_message_begin()
@@ -326,21 +320,10 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; close the connection if the rest of an unread body does not arrive in time.
-
-        This method repeats uvicorn's, which starts a timer of the event loop for each response and has no hook to share
-        one timer among the connections.
-        """
-        self.server_state.total_requests += 1
+        """Wait for the next request; close the connection if the rest of an unread body does not arrive in time."""
+        super().on_response_complete()
         if self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
-            idle_until = self.loop.time() + self.timeout_keep_alive
-            self._keep_alive_timer = call_at(self.loop, idle_until, self.timeout_keep_alive_handler)
         if not self._is_body_complete and self._body_timer is None:
             self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
 
