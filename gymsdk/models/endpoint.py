@@ -54,98 +54,6 @@ CHECK_SECONDS = 5.0
 """The timeout of a check whether a server is up."""
 
 
-def build(name: str, options: ModelOptions) -> Model:
-    """Return the model *name*, or that of the policy settings if it is empty, at the base URL of *options*."""
-    resolved = resolve_model_name("endpoint", name)
-    return Endpoint(resolved, resolve_endpoint(f"endpoint/{resolved}", options))
-
-
-class Endpoint:
-    """A model that one server, or several replicas, offer through an OpenAI-compatible API.
-
-    Args:
-        name: The name of the model on the server.
-        options: The base URLs and how to query them.
-        provider: The provider in the model's name.
-        defaults: Fields of the request body that neither the request nor the options set.
-    """
-
-    def __init__(
-        self, name: str, options: ModelOptions, *, provider: str = "endpoint", defaults: Item | None = None
-    ) -> None:
-        self.name = name
-        self.options = options
-        self._provider = provider
-        # vLLM and SGLang ignore the keys that they do not know; other servers may refuse a request because of them.
-        passes_unknown = provider == "vllm" or options.token_interface == "sglang"  # noqa: S105 - an interface
-        outbound_api = get_outbound_api(
-            options.api or "chat", thoughts=options.thoughts or "field", passes_unknown=passes_unknown
-        )
-        self._upstream = Upstream(name, options, outbound_api, defaults=defaults)
-
-    def __repr__(self) -> str:
-        return f"{self._provider}/{self._upstream!r}"
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Return the Response to *request*; if the prompt exceeds the context, an incomplete one."""
-        return await self._upstream.respond(request, episode=episode)
-
-    async def complete(self, body: Item) -> Item:
-        """Return the server's answer to the *body* of a Completions request, or a Response if it is too long."""
-        return await self._upstream.complete(body)
-
-    async def count(self, request: Item) -> int | None:
-        """Return the number of tokens in the prompt of *request*, `None` if the server cannot count them."""
-        return await self._upstream.count(request)
-
-    async def count_input(self, request: Item) -> int | None:
-        """Return what `count` returns, also with the server's own count of a Responses request."""
-        return await self._upstream.count_input(request)
-
-    async def count_running(self) -> int | None:
-        """Return the number of calls at the engine, `None` if the engine does not tell."""
-        return await self._upstream.count_running()
-
-    async def trouble(self) -> str | None:
-        """Return a sentence about a server that is down or misconfigured, `None` if there is no problem."""
-        return await self._upstream.trouble()
-
-    async def check_tokens(self) -> TokenInterface | None:
-        """Return how the server takes and returns token ids, `None` if they are not wanted.
-
-        Raises:
-            Failed: The server returns no token ids (`model_no_token_ids`), or it does not answer.
-        """
-        return await self._upstream.check_tokens()
-
-    async def tokenize(self, request: Item) -> list[int]:
-        """Return the token ids of the prompt of *request*, all of which the server's chat template renders.
-
-        Raises:
-            Failed: The server has no `/tokenize`.
-        """
-        return await self._upstream.tokenize(request)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token *ids*.
-
-        Raises:
-            Failed: The server has no `/detokenize`.
-        """
-        return await self._upstream.detokenize(ids)
-
-    def get_sampling(self, requested: Item) -> Item:
-        """Return the sampling parameters that the server gets for a request with the parameters *requested*."""
-        return self._upstream.get_sampling(requested)
-
-    def build_probe_call(self) -> TokenCall:
-        """Return a call with which checks send their own requests to the server."""
-        return self._upstream.build_probe_call()
-
-    async def aclose(self) -> None:
-        """Do nothing: connections are shared and close with the event loop."""
-
-
 class Transport(Protocol):
     """Sends a body to a path and returns the answer; raises `Failed` if there is none."""
 
@@ -524,6 +432,40 @@ class Upstream:
         if answer.status in UNAVAILABLE_STATUSES:
             return f"{server} does not answer yet: it answered {answer.status}"
         return None
+
+
+class Endpoint(Upstream):
+    """A model that one server, or several replicas, offer through an OpenAI-compatible API.
+
+    Args:
+        name: The name of the model on the server.
+        options: The base URLs and how to query them.
+        provider: The provider in the model's name.
+        defaults: Fields of the request body that neither the request nor the options set.
+    """
+
+    def __init__(
+        self, name: str, options: ModelOptions, *, provider: str = "endpoint", defaults: Item | None = None
+    ) -> None:
+        self._provider = provider
+        # vLLM and SGLang ignore the keys that they do not know; other servers may refuse a request because of them.
+        passes_unknown = provider == "vllm" or options.token_interface == "sglang"  # noqa: S105 - an interface
+        outbound_api = get_outbound_api(
+            options.api or "chat", thoughts=options.thoughts or "field", passes_unknown=passes_unknown
+        )
+        super().__init__(name, options, outbound_api, defaults=defaults)
+
+    def __repr__(self) -> str:
+        return f"{self._provider}/{super().__repr__()}"
+
+    async def aclose(self) -> None:
+        """Do nothing: connections are shared and close with the event loop."""
+
+
+def build(name: str, options: ModelOptions) -> Model:
+    """Return the model *name*, or that of the policy settings if it is empty, at the base URL of *options*."""
+    resolved = resolve_model_name("endpoint", name)
+    return Endpoint(resolved, resolve_endpoint(f"endpoint/{resolved}", options))
 
 
 def _ends_in_v1(url: str) -> bool:

@@ -82,9 +82,9 @@ def test_building_a_scripted_model_imports_no_client() -> None:
 
 def read_upstream(name: str, **options: object) -> tuple[str, str | None, str | None]:
     """Return the name, base URL and key of a built model."""
-    built = vars(gymsdk.model(name, **options))
-    upstream = built["_upstream"].options
-    return built["name"], ",".join(upstream.base_url), upstream.api_key and upstream.api_key.get_secret_value()
+    built = gymsdk.model(name, **options)
+    used = built.options
+    return built.name, ",".join(used.base_url), used.api_key and used.api_key.get_secret_value()
 
 
 @pytest.mark.parametrize("provider", ["vllm", "endpoint"])
