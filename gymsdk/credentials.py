@@ -186,7 +186,7 @@ def redact(text: str, secrets: Iterable[SecretStr]) -> str:
     A secret of fewer than `MIN_DISTINCTIVE_CHARS` characters is redacted only as a whole word: otherwise the key `any`
     would turn `many` into `m***`.
     """
-    for secret in filter(None, (each.get_secret_value().strip() for each in secrets)):
+    for secret in filter(None, (wrapped.get_secret_value().strip() for wrapped in secrets)):
         for form in {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("/", r"\/"), secret}:
             is_distinctive = len(secret) >= MIN_DISTINCTIVE_CHARS
             text = text.replace(form, "***") if is_distinctive else _redact_whole_word(text, form)

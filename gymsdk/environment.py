@@ -134,7 +134,7 @@ class Environment:
     @property
     def needs_replay(self) -> bool:
         """Whether a verdict depends on more than the transcript: on the state, or on rewards of the author's steps."""
-        reads_state = any("state" in each.parameter_names for each in self._stack.implementations["verify"])
+        reads_state = any("state" in hook.parameter_names for hook in self._stack.implementations["verify"])
         return reads_state or not self._stack.implementations["step"][0].is_default
 
     @property
@@ -366,8 +366,8 @@ class Environment:
         """Return the environment's own metrics over scored *rollouts*."""
         metrics: dict[str, float] = {}
         with run_stage("metrics", Deadline(get_loop_time_after(VERIFY_SECONDS))):
-            for each in self._stack.implementations["metrics"]:
-                metrics |= check_metrics(await self._hooks.call_implementation(each, {"rollouts": rollouts}))
+            for implementation in self._stack.implementations["metrics"]:
+                metrics |= check_metrics(await self._hooks.call_implementation(implementation, {"rollouts": rollouts}))
         return metrics
 
     async def _verify_once(self, episode: Episode) -> Verdict:
@@ -378,7 +378,10 @@ class Environment:
             return verdict
 
     def _iter_tasks(self, split: str, seed: int) -> Iterator[Task]:
-        results = (self._call_sync(each, split=split, seed=seed) for each in self._stack.implementations["tasks"])
+        results = (
+            self._call_sync(implementation, split=split, seed=seed)
+            for implementation in self._stack.implementations["tasks"]
+        )
         try:
             for row in next((rows for rows in results if rows is not None), ()):
                 yield self.read(row)

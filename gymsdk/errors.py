@@ -249,7 +249,7 @@ def describe_value(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     kinds = ((str, "text"), (Mapping, "an object"), (Sequence, "a list"))
-    return next((kind for each, kind in kinds if isinstance(value, each)), type(value).__name__)
+    return next((kind for python_type, kind in kinds if isinstance(value, python_type)), type(value).__name__)
 
 
 def redact_values(text: str, value: object) -> str:
@@ -258,14 +258,14 @@ def redact_values(text: str, value: object) -> str:
     A word stays, so that the author of an environment can name the wrong choice.
     """
     if isinstance(value, Mapping):
-        for each in (*(key for key in map(str, value) if format_name(key) != key), *value.values()):
-            text = redact_values(text, each)
+        for part in (*(key for key in map(str, value) if format_name(key) != key), *value.values()):
+            text = redact_values(text, part)
     elif isinstance(value, str) and format_name(value) != value:
         for form in {repr(value)[1:-1], value}:
             text = text.replace(form, "***") if len(form) >= MIN_REDACTED_CHARS else text
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for each in value:
-            text = redact_values(text, each)
+        for member in value:
+            text = redact_values(text, member)
     return text
 
 
@@ -337,7 +337,7 @@ def find_author_line(frames: Sequence[traceback.FrameSummary], function: Callabl
     if not foreign:
         return ""
     first = next(
-        (each for each in foreign if _find_package(Path(each.filename)).name not in CALLING_LIBRARIES), foreign[0]
+        (frame for frame in foreign if _find_package(Path(frame.filename)).name not in CALLING_LIBRARIES), foreign[0]
     )
     package = _find_package(Path(_get_source_file(function) or first.filename))
     authored = [frame for frame in foreign if _find_package(Path(frame.filename)) == package]

@@ -64,9 +64,9 @@ class NestingError(GymsdkError, ValueError, RecursionError):
 def copy_json(value: Any) -> Any:
     """Return a deep copy of a JSON *value*: new objects and arrays, the same texts and numbers."""
     if type(value) is dict:
-        return {key: copy_json(each) if type(each) in _CONTAINERS else each for key, each in value.items()}
+        return {key: copy_json(member) if type(member) in _CONTAINERS else member for key, member in value.items()}
     if type(value) is list:
-        return [copy_json(each) if type(each) in _CONTAINERS else each for each in value]
+        return [copy_json(member) if type(member) in _CONTAINERS else member for member in value]
     return deepcopy(value)
 
 
@@ -139,9 +139,9 @@ def measure_depth(value: object) -> int:
         value: The value; it must not contain itself.
     """
     depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, list | dict) and each]:
+    while level := [node for node in level if isinstance(node, list | dict) and node]:
         depth += 1
-        level = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
     return depth
 
 
@@ -282,11 +282,11 @@ def _reject_constant(name: str) -> None:
 def _convert_to_plain(value: Any, default: Callable[[Any], Any] | None) -> Any:
     """Convert *value* to plain types in the same way as orjson, so that the standard library can write it."""
     if isinstance(value, dict):
-        return {_format_key(key): _convert_to_plain(each, default) for key, each in value.items()}
+        return {_format_key(key): _convert_to_plain(member, default) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_convert_to_plain(each, default) for each in value]
+        return [_convert_to_plain(member, default) for member in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _convert_to_plain(each, default) for name, each in _iter_members(value)}
+        return {name: _convert_to_plain(member, default) for name, member in _iter_members(value)}
     return _convert_scalar(value, default)
 
 
@@ -306,7 +306,7 @@ def _convert_scalar(value: Any, default: Callable[[Any], Any] | None) -> Any:
 
 def _iter_members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the public attributes of a dataclass, which orjson writes."""
-    names = vars(value) if hasattr(value, "__dict__") else [each.name for each in dataclasses.fields(value)]
+    names = vars(value) if hasattr(value, "__dict__") else [field.name for field in dataclasses.fields(value)]
     return ((name, getattr(value, name)) for name in names if not name.startswith("_"))
 
 

@@ -100,7 +100,7 @@ class Tool:
             raise InvalidArguments(f"Invalid tool call arguments: {error}") from None
         if not isinstance(value, dict):
             raise InvalidArguments(f"Invalid tool call arguments: {self.name} takes a JSON object")
-        present = {key: each for key, each in value.items() if each is not None or key not in self.optional}
+        present = {key: argument for key, argument in value.items() if argument is not None or key not in self.optional}
         try:
             validated = self.arguments.validate_python(present)
         except ValidationError as error:
@@ -322,7 +322,7 @@ def remove_titles(node: Any, *, has_names: bool = False) -> Any:
         has_names: Whether the keys of *node* are names of properties or definitions instead of keywords.
     """
     if isinstance(node, list):
-        return [remove_titles(each) for each in node]
+        return [remove_titles(member) for member in node]
     if not isinstance(node, dict):
         return node
     return {
@@ -361,7 +361,7 @@ def _close_schema(node: Item) -> Item:
         # In a strict schema, $ref cannot have sibling keywords.
         siblings = {key: value for key, value in node.items() if key != "$ref"}
         return {**siblings, "anyOf": [{"$ref": node["$ref"]}]} if siblings else node
-    branches = {"anyOf": [_close_schema(each) for each in node["anyOf"]]} if "anyOf" in node else {}
+    branches = {"anyOf": [_close_schema(branch) for branch in node["anyOf"]]} if "anyOf" in node else {}
     return {**node, **branches, **({"items": _close_schema(node["items"])} if "items" in node else {})}
 
 
@@ -370,7 +370,7 @@ def _close_object(node: Item) -> Item:
     is_open = properties is None or node.get("additionalProperties", False) is not False
     if properties is None or is_open or set(properties) != set(node.get("required", [])):
         raise _NotStrictError
-    closed = {key: _close_schema(each) for key, each in properties.items()}
+    closed = {key: _close_schema(schema) for key, schema in properties.items()}
     return {**node, "properties": closed, "additionalProperties": False}
 
 

@@ -158,7 +158,7 @@ def is_object_list(value: object) -> TypeGuard[list[Item]]:
     if not isinstance(value, list):
         return False
     # The first test runs in C; parsed JSON has no subclasses of dict.
-    return _OBJECT.issuperset(map(type, value)) or all(isinstance(each, dict) for each in value)
+    return _OBJECT.issuperset(map(type, value)) or all(isinstance(item, dict) for item in value)
 
 
 def is_content(value: object) -> TypeGuard[Content | None]:

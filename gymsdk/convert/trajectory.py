@@ -64,10 +64,10 @@ def build_observations(rollout: Rollout, *, rollout_id: str) -> Item | None:
 def name_calls(calls: Sequence[ModelCall], rollout_id: str) -> list[str]:
     """Return a name for each model call: the id of its response where no other call of the rollout has it."""
     ids = [call.response.get("id") for call in calls]
-    counts = Counter(each for each in ids if isinstance(each, str))
+    counts = Counter(given for given in ids if isinstance(given, str))
     return [
-        each if isinstance(each, str) and each and counts[each] == 1 else f"{rollout_id}-{number}"
-        for number, each in enumerate(ids)
+        given if isinstance(given, str) and given and counts[given] == 1 else f"{rollout_id}-{number}"
+        for number, given in enumerate(ids)
     ]
 
 

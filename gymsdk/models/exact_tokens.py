@@ -388,9 +388,9 @@ def _parse_message(text: str, call: TokenCall, thinking: bool) -> Item:
             {
                 "id": responses.generate_id("call"),
                 "type": "function",
-                "function": {"name": each.name, "arguments": each.arguments},
+                "function": {"name": parsed_call.name, "arguments": parsed_call.arguments},
             }
-            for each in calls
+            for parsed_call in calls
         ]
     return message
 

@@ -211,7 +211,7 @@ class RecordingStore:
         """Whether *recording* differs from all others, and fewer than `MAX_SIMILAR_RECORDINGS` open like it."""
         similar = self.find_by_opening(recording.digests[0])
         return len(similar) < MAX_SIMILAR_RECORDINGS and all(
-            (each.digests, each.turns) != (recording.digests, recording.turns) for each in similar
+            (known.digests, known.turns) != (recording.digests, recording.turns) for known in similar
         )
 
     def find_by_opening(self, digest: bytes) -> Sequence[Recording]:
@@ -236,7 +236,7 @@ class RecordingStore:
         for index in reversed(range(len(digests))):
             if similar := self._by_first_digest.get(digests[index]):
                 later = set(digests[index:])
-                best = max(similar, key=lambda each: len(later.intersection(each.digests)))
+                best = max(similar, key=lambda known: len(later.intersection(known.digests)))
                 turn = best.find_turn(digests[-1])
                 return best, len(digests) - 1 - index if turn is None else turn
         return None

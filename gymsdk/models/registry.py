@@ -93,7 +93,8 @@ def model(
     build = _load_provider(provider, name)
     if provider == "scripted" and (base_url or api):
         raise BadModelOption(f"{name} runs in this process and has no address; name a model to query, as in vllm/NAME")
-    if provider == "scripted" and (unused := next((each for each in REQUEST_OPTION_HINTS if options.get(each)), None)):
+    unused = next((option for option in REQUEST_OPTION_HINTS if options.get(option)), None)
+    if provider == "scripted" and unused is not None:
         raise BadModelOption(f"{name} runs in this process and sends no requests: {REQUEST_OPTION_HINTS[unused]}")
     endpoint = {"base_url": base_url, "api_key": api_key}
     if address is not None:
@@ -115,8 +116,8 @@ def _load_provider(provider: str, name: str) -> Provider:
     if entry is None:
         if registry.is_hidden(provider):
             raise UnknownModel(f"provider {provider!r} is hidden by GYMSDK_DISABLE; remove it from that variable")
-        providers = [each.name for each in registry.list_entries(registry.MODELS)]
-        known = ", ".join(f"{each}/NAME" for each in providers)
+        providers = [entry.name for entry in registry.list_entries(registry.MODELS)]
+        known = ", ".join(f"{provider_name}/NAME" for provider_name in providers)
         raise UnknownModel(
             f"no model named {format_name(name)!r}{format_suggestion(provider, providers)} (known: {known})"
         )

@@ -81,9 +81,9 @@ async def _find_unusual_ids(call: TokenCall, messages: list[Item]) -> list[int] 
         await ask(call, "/tokenize", model | {"prompt": letter, "add_special_tokens": False}) for letter in "then"
     ]
     answers = [rendered, *letters]
-    if not all(isinstance(each, dict) and isinstance(each.get("tokens"), list) for each in answers):
+    if not all(isinstance(answer, dict) and isinstance(answer.get("tokens"), list) for answer in answers):
         return None
-    return [token for each in answers for token in each["tokens"]]
+    return [token for answer in answers for token in answer["tokens"]]
 
 
 async def _probe_generate(call: TokenCall, base: Item, messages: list[Item], ids: list[int]) -> bool:

@@ -303,9 +303,9 @@ async def _await_answer(answer: Awaitable[Any]) -> Any:
 
 def _close_unstarted(*coroutines: object) -> None:
     """Close coroutines that never started, for example because the deadline had passed; Python would warn of them."""
-    for each in coroutines:
-        if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
-            each.close()
+    for coroutine in coroutines:
+        if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            coroutine.close()
 
 
 def _get_first_error(error: BaseException) -> BaseException:
@@ -374,7 +374,7 @@ def _warn_if_blocked(seconds: float, name: str) -> None:
 @lru_cache(maxsize=1024)
 def _is_without_await(code: types.CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_COROUTINE) and all(
-        each.opname != "YIELD_VALUE" for each in dis.get_instructions(code)
+        instruction.opname != "YIELD_VALUE" for instruction in dis.get_instructions(code)
     )
 
 

@@ -176,7 +176,7 @@ def _read_own_entries() -> tuple[Entry, ...]:
     except Exception:  # noqa: BLE001 - missing and damaged metadata raise any exception
         points, version = [], "from source"
     points = points or list(_read_project_points(Path(__file__).parents[2] / "pyproject.toml"))
-    return tuple(Entry(each.name, each.value, OWN_DISTRIBUTION, version, group=each.group) for each in points)
+    return tuple(Entry(point.name, point.value, OWN_DISTRIBUTION, version, group=point.group) for point in points)
 
 
 def _read_project_points(path: Path) -> Iterator[EntryPoint]:
@@ -213,14 +213,14 @@ def _find_entry_points_individually() -> tuple[list[EntryPoint], list[Entry]]:
     points: list[EntryPoint] = []
     broken: list[Entry] = []
     names: set[str] = set()
-    for each in distributions():
-        metadata = _read_metadata(each)
+    for installed in distributions():
+        metadata = _read_metadata(installed)
         name = _normalize_name(metadata.get("Name", ""))
         if name and name in names:
             continue  # shadowed by a distribution earlier on the path
         names.add(name)
         try:
-            points += _select_plugins(each.entry_points)
+            points += _select_plugins(installed.entry_points)
         except Exception as error:  # noqa: BLE001 - a damaged file may raise any exception
             broken += _build_broken_entries(metadata, error)
     return points, broken

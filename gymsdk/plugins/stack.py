@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args, get_origin
 
 import pluggy
@@ -157,8 +158,8 @@ def _register_plugins(name: str, plugin: object, default_plugin: object) -> dict
     for hook in HOOKS:
         implementations[hook] = _order_implementations(
             [
-                HookImplementation(hook, each.function, tuple(each.argnames), each.plugin is default_plugin)
-                for each in reversed(getattr(manager.hook, hook).get_hookimpls())
+                HookImplementation(hook, found.function, tuple(found.argnames), found.plugin is default_plugin)
+                for found in reversed(getattr(manager.hook, hook).get_hookimpls())
             ]
         )
     return implementations
@@ -166,8 +167,8 @@ def _register_plugins(name: str, plugin: object, default_plugin: object) -> dict
 
 def _order_implementations(implementations: list[HookImplementation]) -> tuple[HookImplementation, ...]:
     """Put the author's implementations first; the default `verify` runs only if the author has none."""
-    authored = tuple(each for each in implementations if not each.is_default)
-    default = tuple(each for each in implementations if each.is_default)
+    authored = tuple(implementation for implementation in implementations if not implementation.is_default)
+    default = tuple(implementation for implementation in implementations if implementation.is_default)
     return authored if authored and authored[0].hook == "verify" else authored + default
 
 
@@ -176,18 +177,18 @@ def _collect_annotations(
 ) -> dict[str, Any]:
     """Return the author's annotations of *parameter* by hook."""
     annotations = {}
-    for each in (each for group in implementations.values() for each in group):
-        if each.is_default or parameter not in each.parameter_names:
+    for implementation in chain.from_iterable(implementations.values()):
+        if implementation.is_default or parameter not in implementation.parameter_names:
             continue
         try:
-            annotation = resolve_annotation(each.function, parameter)
+            annotation = resolve_annotation(implementation.function, parameter)
         except NameError as error:
             raise BrokenEnvironment(
-                f"environment {name!r}: the annotation of {parameter!r} in hook {each.hook!r} cannot be resolved at run"
-                f" time ({error}); import it outside `if TYPE_CHECKING`"
+                f"environment {name!r}: the annotation of {parameter!r} in hook {implementation.hook!r} cannot be"
+                f" resolved at run time ({error}); import it outside `if TYPE_CHECKING`"
             ) from None
         if annotation is not None:
-            annotations[each.hook] = annotation
+            annotations[implementation.hook] = annotation
     return annotations
 
 
@@ -213,7 +214,7 @@ def _resolve_declared_type(
 
 
 def _read_splits(name: str, implementations: dict[str, tuple[HookImplementation, ...]]) -> tuple[str, ...] | None:
-    if all(each.is_default for each in implementations["tasks"]):
+    if all(implementation.is_default for implementation in implementations["tasks"]):
         return None
     annotation = _collect_annotations(name, {"tasks": implementations["tasks"]}, "split").get("tasks")
     if get_origin(annotation) is not Literal:

@@ -50,10 +50,10 @@ log = logging.getLogger("gymsdk")
 def read_all_splits(environments: Environments, split: str | None = None, *, seed: int = 0) -> list[NamedRows]:
     """Return the rows of all splits of *environments*, or of one; raises `UnknownSplit` if none has it."""
     chosen = [
-        read_splits({name: environment}, each, seed=seed, limit=None)
+        read_splits({name: environment}, named_split, seed=seed, limit=None)
         for name, environment in environments.items()
-        for each in environment.splits
-        if split in {None, each}
+        for named_split in environment.splits
+        if split in {None, named_split}
     ]
     if split is not None and not chosen:
         raise UnknownSplit(f"no split {split!r} in {', '.join(environments)}; `gymsdk info NAME` lists the splits")
@@ -106,7 +106,7 @@ class Recorder:
         self.found = RecordingStore()
         self._environments = environments
         self._model = model
-        self._sources: list[Iterator[_SeededRow]] = [_add_seeds(each, seed) for each in sources]
+        self._sources: list[Iterator[_SeededRow]] = [_add_seeds(source, seed) for source in sources]
         self._turn = 0
         self._left = limit
         self._size = 0
@@ -140,8 +140,8 @@ class Recorder:
         if self._batch is None or self._batch.done():
             self._batch = asyncio.ensure_future(self._record_all())
         done, _ = await asyncio.wait({self._batch}, timeout=seconds)
-        for each in done:
-            each.result()
+        for batch in done:
+            batch.result()
 
     async def aclose(self) -> None:
         """Cancel the batch in progress."""
@@ -153,11 +153,11 @@ class Recorder:
         dealt = await self._read_batch()
         self._left -= len(dealt)
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(self._record(each)) for each in dealt]
-        for each in (task.result() for task in playing):
-            if each is not None and self.found.is_new(each):
-                self._size += each.size
-                self.found.add(each)
+            playing = [group.create_task(self._record(seeded_row)) for seeded_row in dealt]
+        for recording in (task.result() for task in playing):
+            if recording is not None and self.found.is_new(recording):
+                self._size += recording.size
+                self.found.add(recording)
 
     async def _read_batch(self) -> list[_SeededRow]:
         # Reading runs the environment's code, which may block: the event loop must stay free.
@@ -364,7 +364,7 @@ def prepare_model(model: Model, environments: Sequence[Environment]) -> Model:
     """Return *model*, or an `Oracle` over the rows of all splits if the model needs an episode."""
     if isinstance(model, Oracle) or not (isinstance(model, ScriptedModel) and model.name.startswith(NAMED)):
         return model
-    named = {each.name: each for each in environments}
+    named = {environment.name: environment for environment in environments}
     return Oracle(model, named, read_all_splits(named), advice=MODEL_SERVER_ADVICE)
 
 

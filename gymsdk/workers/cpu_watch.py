@@ -205,7 +205,7 @@ def _read_process_cpu(process: int) -> float:
 def _list_children(threads: Iterable[Path]) -> list[int]:
     """Return the processes that these threads have started and that run."""
     try:
-        return [int(each) for folder in threads for each in (folder / "children").read_text().split()]
+        return [int(process) for folder in threads for process in (folder / "children").read_text().split()]
     except OSError:  # a thread has ended
         return []
 
