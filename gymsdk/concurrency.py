@@ -108,7 +108,7 @@ async def yield_regularly(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class timeout_at:  # noqa: N801 - a context manager, used like a function
-    """Cancel the block at a time of the event loop's clock, like `asyncio.timeout_at`, at less than half its CPU time.
+    """Cancel the block at a time of the event loop's clock, like `asyncio.timeout_at`, at less CPU time.
 
     Args:
         when: The time; `None` for no limit, so that only `expire` ends the block.
@@ -120,6 +120,8 @@ class timeout_at:  # noqa: N801 - a context manager, used like a function
         TimeoutError: The time came inside the block.
     """
 
+    # 2.7 µs of CPU for a block, against 3.9 with asyncio's, and a rollout enters about ten blocks:
+    # python benchmarks/libraries.py
     __slots__ = ("_cancelling", "_task", "_timer", "_when", "is_expired")
 
     def __init__(self, when: float | None) -> None:

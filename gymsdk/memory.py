@@ -45,6 +45,8 @@ deallocations, and while episodes begin as fast as others end, nearly all object
 FEW_EPISODES = 64
 """The number of episodes in flight from which the automatic collector runs again; fewer, so that it rarely changes."""
 
+# 0.27 ms of CPU for one of 4,096 small episodes in flight, against 0.45 with the automatic collector:
+# python benchmarks/libraries.py
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 50_000, 5
 """New objects after which the collector traverses them, and such passes after which it traverses survivors again."""
 

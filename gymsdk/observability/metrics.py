@@ -131,6 +131,8 @@ class ServerMetrics(Collector):
             received: The size of the request's body, in bytes.
             sent: The size of the response's body, in bytes.
         """
+        # 0.8 µs of CPU, against 6.8 with the counters and the histogram of prometheus_client:
+        # python benchmarks/libraries.py
         self._received[route] += received
         self._sent[route] += sent
         self._responses[route, status] += 1
