@@ -3,6 +3,9 @@
 The ids 0 to 255 are bytes, and the special tokens of the template follow. A tokenizer with *pairs* also has tokens for
 pairs of letters, so that most texts have several encodings: the policy then writes encodings that the tokenizer itself
 would not choose, as real policies do. Only templates write special tokens; text that spells one is encoded as bytes.
+
+The templates are no Jinja: the engine also parses prompts back into messages, by the same `TurnFormat`, and the string
+that Jinja renders does not tell a special token from text that spells one.
 """
 
 from __future__ import annotations
