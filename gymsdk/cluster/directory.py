@@ -263,8 +263,8 @@ class InstanceDirectory:
 
         The head reports them at times; *replica* counts what this process has begun and ended there since.
         """
-        change = replica.change_since(self.updated_at - instance.age)
-        return instance.status not in {None, "success"}, instance.load.total + change
+        load = replica.estimate_load(instance.load.total, self.updated_at - instance.age)
+        return instance.status not in {None, "success"}, load
 
     async def is_known(self, id: str) -> bool:
         """Return whether the head knows the instance."""

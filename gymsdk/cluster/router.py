@@ -64,7 +64,8 @@ class Replica:
         is_probing: Whether the probe is in progress.
         rest_until: Until when the server asked for no requests with `Retry-After`.
         last_request: The ordinal of the last request to the server among all requests of the router.
-        changes: The times when units of work, such as episodes, began (1) and ended (-1).
+        units: How many units of work, such as episodes, this process has at the server.
+        changes: The times when units of work began (1) and ended (-1).
         total_change: The sum of the changes.
     """
 
@@ -74,6 +75,7 @@ class Replica:
     is_probing: bool = False
     rest_until: float = 0.0
     last_request: int = 0
+    units: int = 0
     changes: deque[tuple[float, int]] = field(default_factory=deque)
     total_change: int = 0
 
@@ -110,17 +112,20 @@ class Replica:
     def record_change(self, change: int) -> None:
         """Record that a unit of work began (1) or ended (-1)."""
         self.changes.append((time.monotonic(), change))
+        self.units += change
         self.total_change += change
         if len(self.changes) > MAX_CHANGES:
             _, oldest = self.changes.popleft()
             at, next_one = self.changes.popleft()
             self.changes.appendleft((at, oldest + next_one))
 
-    def change_since(self, moment: float) -> int:
-        """Return by how much the work has grown since *moment*, from which the server's load is known."""
+    def estimate_load(self, reported: int, moment: float) -> int:
+        """Return the load now: the work of this process, and that of others in the load *reported* at *moment*."""
         while self.changes and self.changes[0][0] < moment:
             self.total_change -= self.changes.popleft()[1]
-        return self.total_change
+        # A unit that had begun may be missing in the report: its request had not arrived when the server counted.
+        others = max(0, reported - (self.units - self.total_change))
+        return self.units + others
 
 
 class Probe:
